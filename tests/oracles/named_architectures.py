@@ -160,6 +160,81 @@ def densenet() -> nn.Sequential:
     return nn.Sequential(normalized(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1), DenseBlock(8, 2), *between, DenseBlock(8, 2), *head)
 
 
+class EncoderLayer(nn.Module):
+    """Attention and a perceptron, each after a layer normalization and added to what it read (torchvision's)."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.0), nn.Linear(2 * width, width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        normed = self.ln_1(tokens)
+        tokens = tokens + self.self_attention(normed, normed, normed, need_weights=False)[0]
+        return tokens + self.mlp(self.ln_2(tokens))
+
+
+class VisionTransformer(nn.Module):
+    """Patches of an image and a token for its class through attention (Dosovitskiy et al. 2020)."""
+
+    def __init__(self, width: int = 12, patch: int = 8, layers: int = 2, heads: int = 2):
+        super().__init__()
+        self.conv_proj = nn.Conv2d(3, width, patch, patch)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.pos_embedding = nn.Parameter(0.02 * torch.randn(1, (PIXELS // patch) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(EncoderLayer(width, heads) for _ in range(layers)))
+        self.ln = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.conv_proj(x).flatten(2).permute(0, 2, 1)
+        tokens = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.pos_embedding
+        return self.head(self.ln(self.layers(tokens))[:, 0])
+
+
+def double_convolution(channels_in: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(normalized(channels_in, channels, 3), normalized(channels, channels, 3))
+
+
+class UNet(nn.Module):
+    """Two levels down and up again; transposed convolutions, and what each level had joined in (Ronneberger et al. 2015)."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.down = nn.ModuleList([double_convolution(3, width), double_convolution(width, 2 * width)])
+        self.pool = nn.MaxPool2d(2)
+        self.bottom = double_convolution(2 * width, 4 * width)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)])
+        self.joined = nn.ModuleList([double_convolution(4 * width, 2 * width), double_convolution(2 * width, width)])
+        self.head = nn.Conv2d(width, CLASSES, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for level in self.down:
+            x = level(x)
+            skips.append(x)
+            x = self.pool(x)
+        x = self.bottom(x)
+        for up, joined in zip(self.up, self.joined, strict=True):
+            x = joined(torch.cat([skips.pop(), up(x)], dim=1))
+        return self.head(x)
+
+
+class SequenceClassifier(nn.Module):
+    """Embedded tokens, padding among them, through an LSTM of two layers in both directions; the last states are read."""
+
+    def __init__(self, width: int = 6, hidden: int = 8):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width, padding_idx=0)
+        self.lstm = nn.LSTM(width, hidden, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(2 * hidden, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        _, (hidden, _) = self.lstm(self.embedding(tokens))
+        return self.head(torch.cat([hidden[-2], hidden[-1]], dim=1))
+
+
 def bert() -> nn.Module:
     import transformers
 
@@ -186,6 +261,10 @@ def _images(batch: int, generator: torch.Generator, pixels: int = PIXELS) -> dic
     return {"input": torch.randn(batch, 3, pixels, pixels, generator=generator)}
 
 
+def _tokens(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {"tokens": torch.randint(0, VOCABULARY, (batch, TOKENS), generator=generator)}
+
+
 def _sentences(batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     tokens = torch.randint(3, VOCABULARY, (batch, TOKENS), generator=generator)
     mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, TOKENS - 2] * batch)[:batch, None]).long()
@@ -206,11 +285,13 @@ class Named:
         inputs: makes a batch of a size, by name; with ``labels`` the module returns its loss.
         relative: the error of gradients in float64; transformers computes the loss of language models in float32, and the
             gradient of PyTorch's ``Hardsigmoid`` has a sixth of float32, which errs by 3e-8.
+        labelled: what has a label beside a sample: the axes of an image where each pixel does.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], dict[str, torch.Tensor]]
     relative: float = 1e-10
+    labelled: tuple[int, ...] = ()
 
     def module(self, dtype: torch.dtype) -> nn.Module:
         torch.manual_seed(0)
@@ -230,6 +311,9 @@ NAMED: Mapping[str, Named] = {
     "mobilenetv3": Named(lambda: inverted_network(nn.Hardswish, nn.Hardsigmoid), _images, relative=1e-7),
     "efficientnet": Named(lambda: inverted_network(nn.SiLU, nn.Sigmoid), _images),
     "densenet": Named(densenet, _images),
+    "vit": Named(VisionTransformer, _images),
+    "unet": Named(UNet, lambda batch, generator: _images(batch, generator, 16), labelled=(16, 16)),
+    "lstm": Named(SequenceClassifier, _tokens),
     "bert": Named(bert, _sentences),
     "gpt2": Named(gpt2, _continued, relative=1e-6),
 }

@@ -73,9 +73,9 @@ def test_a_compiled_module_is_the_module_and_burnish_computes_it(name):
     for seed, batch in enumerate((3, 2, 5)):
         inputs = case.inputs(batch, torch.Generator().manual_seed(seed))
         calls.append(((), inputs) if case.by_name else (tuple(inputs.values()), {}))
-    with reported() as graphs:
+    with torch._dynamo.config.patch(allow_rnn=True), reported() as graphs:
         compared(model, compiled, calls)
-        assert len(graphs) <= 2  # the second batch opens it, and the third is taken as it is
+        assert 0 < len(graphs) <= 2  # the second batch opens it, and the third is taken as it is
         compared(model.eval(), compiled.eval(), calls[:1])
     left = [part for parts in graphs for part in parts if part.runs_in == "PyTorch" and set(part.operators) != {"add_"}]
     assert left == []
@@ -102,6 +102,52 @@ def test_what_burnish_does_not_compute_stays_in_pytorch_and_the_report_names_it(
     assert "test_backend.py" in branch.line
     assert "a custom torch.autograd.Function" in str(explanation)
     assert branch.line in str(explanation)
+
+
+class Halting(nn.Module):
+    """Stops in a loop over its layers where their output says so, as models that exit early do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if x.abs().sum() > 100:
+                break
+        return x
+
+
+def test_a_function_that_nothing_is_captured_of_is_reported_with_the_line_that_is_why():
+    torch._dynamo.reset()
+    explanation = burnish.torch.explain(Halting(), torch.randn(3, 4))
+    (halt,) = explanation.breaks
+    assert halt.function == "forward"
+    assert halt.reason.startswith("a branch that depends on data (Data-dependent branching: Detected")
+    assert "Hint" not in halt.reason
+    assert "test_backend.py" in halt.line
+    assert f"Python: all of forward, but for the functions that it calls: {halt.reason}\n    {halt.line}" in str(explanation)
+
+
+def test_recurrence_is_captured_where_a_module_is_wrapped_in_part():
+    torch._dynamo.reset()
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.gru(x)[0][:, -1])
+
+    model = Last().double()
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    with reported() as graphs:
+        compared(model, burnish.torch.wrap(copy.deepcopy(model), x, partial=True), [((x,), {}), ((x[:2],), {})])
+    assert [part.runs_in for parts in graphs for part in parts] == ["burnish", "burnish"]
+    assert [part.runs_in for part in burnish.torch.explain(model, x).parts] == ["burnish"]
+    assert not torch._dynamo.config.allow_rnn
 
 
 def test_the_backend_is_known_by_its_name():

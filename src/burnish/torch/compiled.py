@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.torch.backend import compile_graph
+
+
+def captures_recurrence(module: torch.nn.Module) -> AbstractContextManager[object]:
+    """The context in which Dynamo captures a module with its recurrent layers, which it leaves to PyTorch elsewhere.
+
+    Dynamo makes no graph at all of a function that calls one of ``torch.nn.RNN``, ``LSTM`` and ``GRU``, unless it is told to.
+    """
+    is_recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+    return torch._dynamo.config.patch(allow_rnn=True) if is_recurrent else nullcontext()
 
 
 class PartialCalls:
@@ -39,4 +49,5 @@ class PartialCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what ``forward`` returns."""
-        return self._compiled(*args, **kwargs)
+        with captures_recurrence(self.module):
+            return self._compiled(*args, **kwargs)
