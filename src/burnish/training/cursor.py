@@ -84,17 +84,6 @@ class Position:
         """The share of the time of the steps that went by until their batches were there, 0 to 1."""
         return self.waited / self.stepping if self.stepping > 0 else 0.0
 
-    def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield batches, and count how long each is waited for."""
-        source = iter(batches)
-        while True:
-            begin = time.monotonic()
-            batch = next(source, None)
-            if batch is None:
-                return
-            self.waited += time.monotonic() - begin
-            yield batch
-
     def end_epoch(self) -> None:
         """Move on to the first batch of the next epoch."""
         self.epoch += 1
@@ -108,6 +97,26 @@ class Position:
             return False
         self.best = {"epoch": self.epoch, "metric": watched, "value": value}
         return True
+
+
+class StepClock:
+    """Measures how long a run waits for its batches. The first step of a process counts nothing: it also loads the graph."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def timed(self, batches: Iterable[Batch], position: Position) -> Iterator[Batch]:
+        """Yield batches; count in ``position`` how long each is waited for, and that with the step that is taken on it."""
+        begin = time.monotonic()
+        for batch in batches:
+            waited = time.monotonic() - begin
+            yield batch
+            end = time.monotonic()
+            if not self._is_first:
+                position.waited += waited
+                position.stepping += end - begin
+            self._is_first = False
+            begin = end
 
 
 def _is_figure(value: object) -> bool:

@@ -25,7 +25,7 @@ from burnish.program import Program, Role
 from burnish.training import workers
 from burnish.training.callbacks.base import Callback, EpochReport, StepReport
 from burnish.training.callbacks.dispatch import Callbacks, StoppedByCallback
-from burnish.training.cursor import Position
+from burnish.training.cursor import Position, StepClock
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.progress import Progress, Reached, progress_of
 from burnish.training.rates import Rates
@@ -166,7 +166,7 @@ class Trainer:
         self.eval_loader, self._notes = data.evaluation_loader(batch_size), data.notes(program, batch_size)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = watched_figure(program, best_metric), evaluated_parameters(program, parameters)
-        self._rates = Rates.of(program, lr, schedule, monitor, self._names)
+        self._clock, self._rates = StepClock(), Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         self._callbacks = Callbacks(callbacks, self._group.rank == 0)
         self._progress = progress_of(progress, self._group.rank == 0)
@@ -314,7 +314,7 @@ class Trainer:
         position = self._position
         self._callbacks.call("on_epoch_begin", self, position.epoch + 1)
         begin = time.monotonic()
-        for batch in position.awaited(self.loader.epoch(position.epoch, position.batch)):
+        for batch in self._clock.timed(self.loader.epoch(position.epoch, position.batch), position):
             latest = position.metrics if position.unheeded else {}
             hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
             if self.session.meets:
@@ -328,7 +328,6 @@ class Trainer:
             position.add_step(metrics, samples)
             now = time.monotonic()
             position.seconds += now - begin
-            position.stepping += now - begin
             begin = now
             self._progress.step(self._reached())
             if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
