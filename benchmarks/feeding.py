@@ -4,8 +4,8 @@
     python benchmarks/feeding.py --pictures 600 --seconds 60 --data-workers 0 1 2
 
 The pictures are drawn from a seed: 500 x 375 pixels, five classes. Training cuts random boxes out of them and flips them, so that
-each is decoded anew in every epoch. The share is that which the trainer reports: time spent waiting for a batch, of the time of all
-steps but the first.
+each is decoded anew in every epoch. The share is that which the trainer reports: time spent waiting for a batch, of the time of
+all steps but the first.
 """
 
 from __future__ import annotations

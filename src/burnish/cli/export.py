@@ -30,6 +30,13 @@ def export(
     training: Annotated[
         bool, typer.Option("--training", help="Write the training and its state too, as training_info in the same file.")
     ] = False,
+    with_preprocessing: Annotated[
+        bool,
+        typer.Option(
+            "--with-preprocessing",
+            help="Let the model read decoded images of any size: resizing, cropping and normalising become operators.",
+        ),
+    ] = False,
 ) -> None:
     """Write the trained model as plain ONNX, for any runtime."""
     from burnish.errors import CheckpointError
@@ -40,6 +47,8 @@ def export(
 
     if best and source.is_file():
         raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
+    if training and with_preprocessing:
+        raise typer.BadParameter("--training writes the program as it is; leave out --with-preprocessing")
     checkpoint = checkpoint_of(source, best)
     program = program_beside(checkpoint)
     if program is None:
@@ -56,5 +65,21 @@ def export(
         return
     parameters = exported_parameters(program.parent) if average is None else AVERAGE if average else None
     session.export(path, fold_norm=fold, parameters=parameters)
+    if with_preprocessing:
+        _read_images(path)
     what = "the model" if parameters is None else "the average of the model's weights"
     output().print(export_line(path, what, session.step_count, session.program, fold, parameters))
+
+
+def _read_images(path: Path) -> None:
+    """Let an exported model read images as they were decoded, and say so."""
+    from burnish.data import DataDescription
+    from burnish.formats.model_file import save_model
+    from burnish.importer import load
+    from burnish.surgery import prepend_preprocessing
+
+    model = load(path)
+    described = DataDescription.read(model.metadata_props, str(path)).preprocessing
+    save_model(prepend_preprocessing(model), path)
+    if described is not None:
+        output().print(f"{path}: reads RGB images as uint8 [batch, height, width, 3]; in the model: {described.text()}")

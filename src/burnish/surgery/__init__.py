@@ -9,6 +9,7 @@ from burnish.surgery.adapters import load_peft, lora, merge_adapters, save_peft
 from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
+from burnish.surgery.prepend_preprocessing import prepend_preprocessing
 from burnish.surgery.quantization import quantize
 from burnish.surgery.recalibrate import recalibrate
 from burnish.surgery.replace_head import Head, find_head, replace_head
@@ -24,6 +25,7 @@ __all__ = [
     "load_peft",
     "lora",
     "merge_adapters",
+    "prepend_preprocessing",
     "quantize",
     "recalibrate",
     "rename",
