@@ -1,4 +1,4 @@
-"""``burnish export --with-preprocessing``: the file reads images as they were decoded, and says what ``predict`` says of the run."""
+"""``burnish export --with-preprocessing``: the file reads decoded images, and says what ``predict`` says of the run."""
 
 from __future__ import annotations
 

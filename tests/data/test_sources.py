@@ -159,8 +159,11 @@ def test_the_label_column(tmp_path, header, label, values):
         ("a,b,y\n", "no rows"),
         ("a,b,y\n1,2\n", "line 2: 2 values, and the header names 3 columns"),
         ("a,b,y\n1,2,0\n1, ,0\n", "line 3: column 'b' has no value"),
-        ("a,b,y\n1,red,0\n", r"column 'b' holds text, not numbers; .*\(--label\)"),
-        ("a,b,y\n1,nan,0\n", "sample 0 holds a NaN or infinite value for input 'x'"),
+        (
+            "a,y\nred,0\nblue,1\npink,2\n",
+            r"takes 2 numbers, and 1 columns give 1 with an index .*, or 3 with a place .*\('a' 3 cat",
+        ),
+        ("a,b,y\n1,2,1\n1,nan,0\n", r"line 3: column 'b' holds 'nan', which stands for no value; .*--missing drop"),
         ("a,a,y\n1,2,0\n", "two columns are called 'a'"),
         ("y\n1\n", "1 columns; a table needs feature columns and a label column"),
         ("a,y\n1,0\n", r"'x' wants samples of shape \[2\]"),
@@ -274,9 +277,10 @@ def test_parquet_with_class_names_numbered_by_the_training_data(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"a": [1.0, None], "b": [1, 2], "y": [0, 1]}, "column 'a' has 1 missing values"),
+        ({"a": [1.0, None], "b": [1, 2], "y": [0, 1]}, r"row 1: column 'a' has no value; .*--missing drop"),
         ({"a": [[1.0], [2.0]], "b": [1, 2], "y": [0, 1]}, "column 'a' is of type list"),
-        ({"a": ["u", "v"], "b": [1, 2], "y": [0, 1]}, "column 'a' holds text, not numbers"),
+        ({"a": [1.0, np.nan], "b": [1, 2], "y": [0, 1]}, "row 1: column 'a' holds 'nan', which stands for no value"),
+        ({"a": ["u", "v"], "b": ["u", "v"], "c": [1, 2], "y": [0, 1]}, "3 columns give 3 .*, or 5 with a place for each"),
         ({"a": np.zeros(2, "M8[s]"), "b": [1, 2], "y": [0, 1]}, r"column 'a' holds values of type datetime64\[.*\], not numbers"),
     ],
 )

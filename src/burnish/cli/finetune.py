@@ -181,6 +181,7 @@ def _choose(
         image_size=data.image_size,
         pixels=pixels.settings(),
         text=texts.settings(),
+        missing=data.missing,
     )
     for note in prepared.notes:
         console.print(note)

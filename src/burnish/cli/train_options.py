@@ -40,6 +40,9 @@ class Data(OptionGroup):
     image_size: Annotated[
         tuple[int, int] | None, typer.Option("--image-size", help="Height and width of images, where the model leaves them open.")
     ] = None
+    missing: Annotated[
+        str, typer.Option("--missing", help="Rows of a table in which a value is missing: error, or drop to leave them out.")
+    ] = "error"
     augment: Annotated[
         str | None,
         typer.Option(

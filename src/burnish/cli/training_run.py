@@ -167,7 +167,13 @@ class TrainingRun:
         spec = DataSpec.by(program, earlier)
         text = self.texts.settings()
         train_set = open_dataset(
-            data.data, spec, label=data.label, image_size=data.image_size, pixels=self.pixels.settings(), text=text
+            data.data,
+            spec,
+            label=data.label,
+            image_size=data.image_size,
+            pixels=self.pixels.settings(),
+            text=text,
+            missing=data.missing,
         )
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"
@@ -182,6 +188,7 @@ class TrainingRun:
                 classes=described.classes,
                 image_size=data.image_size,
                 text=text,
+                missing=data.missing,
             )
             line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
         self._say(line)

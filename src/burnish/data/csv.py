@@ -7,20 +7,30 @@ from pathlib import Path
 
 import numpy as np
 
+from burnish.data.missing import Missing, check_missing, column_of_text, without_missing
 from burnish.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
 
 
-def read_csv(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a file by name: int64 or float64 where every value is a number, else text.
+def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the columns of a file by name, int64 or float64 where every value is a number, else text; and notes on its rows.
 
     The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values.
 
+    Args:
+        path: the file.
+        missing: ``error``, or ``drop``: leave out and count the lines in which a value is missing.
+
     Raises:
-        DataError: as ``read_columns``.
+        DataError: as ``read_columns``; or a value is missing, by line and column.
     """
-    return {name: _column(values) for name, values in read_columns(path).items()}
+    check_missing(missing)
+    header, rows, lines = _read(path)
+    cells = {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+    read = {name: column_of_text(values) for name, values in cells.items()}
+    columns, gaps = ({name: pair[part] for name, pair in read.items()} for part in (0, 1))
+    return without_missing(columns, gaps, missing, str(path), [f"line {line}" for line in lines], cells)
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
@@ -29,6 +39,14 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     Raises:
         DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value, or two columns of a name.
     """
+    header, rows, lines = _read(path)
+    for row, line in zip(rows, lines, strict=True):
+        _check_values(row, header, path, line)
+    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return the names of the columns, the rows, and the line of each."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             delimiter = _delimiter(file.readline())
@@ -36,11 +54,16 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             reader = csv.reader(file, delimiter=delimiter)
             header = [name.strip() for name in next(reader, [])]
             rows: list[list[str]] = []
+            lines: list[int] = []
             for row in reader:
                 if not row:
                     continue
-                _check_row(row, header, path, reader.line_num)
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(row)} values, and the header names {len(header)} columns"
+                    )
                 rows.append(row)
+                lines.append(reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
     if not header:
@@ -50,7 +73,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     if len(set(header)) != len(header):
         repeated = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path}: two columns are called '{repeated}'; give every column its own name")
-    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+    return header, rows, lines
 
 
 def _delimiter(first_line: str) -> str:
@@ -58,9 +81,7 @@ def _delimiter(first_line: str) -> str:
     return max(DELIMITERS, key=lambda delimiter: len(next(csv.reader([first_line], delimiter=delimiter), [])))
 
 
-def _check_row(row: list[str], header: list[str], path: Path, line: int) -> None:
-    if len(row) != len(header):
-        raise DataError(f"{path}, line {line}: {len(row)} values, and the header names {len(header)} columns")
+def _check_values(row: list[str], header: list[str], path: Path, line: int) -> None:
     for name, value in zip(header, row, strict=True):
         if not value.strip():
             raise DataError(f"{path}, line {line}: column '{name}' has no value; fill it in or remove the line")
@@ -72,12 +93,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _column(values: list[str]) -> np.ndarray:
-    for dtype in (np.int64, np.float64):
-        try:
-            return np.asarray(values, dtype=str).astype(dtype)
-        except (ValueError, OverflowError):
-            continue
-    return np.asarray(values, dtype=str)

@@ -14,6 +14,7 @@ from burnish.data.dataset import ArrayDataset
 from burnish.data.model_metadata import DataDescription
 from burnish.data.pixel_presets import PixelsLike, default_for
 from burnish.data.preprocessing import Preprocessing, of_bytes, shape_text, takes_bytes
+from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry, Program, Role
 
@@ -75,7 +76,9 @@ class DataSpec:
         """Return the same for data that are to be read as others were."""
         preprocessing = described.preprocessing or self.described.preprocessing
         classes, text = described.classes or self.described.classes, described.text or self.described.text
-        return replace(self, described=replace(self.described, preprocessing=preprocessing, classes=classes, text=text))
+        table = described.table or self.described.table
+        known = replace(self.described, preprocessing=preprocessing, classes=classes, text=text, table=table)
+        return replace(self, described=known)
 
     def class_order(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the classes of data in the order of their indices: the model's own, where it has all of them."""
@@ -126,13 +129,14 @@ class DataSpec:
         classes: Sequence[str] | None = None,
         note: str | None = None,
         pixels: PixelsLike | None = None,
+        table: TableDescription | None = None,
     ) -> ArrayDataset:
         """Fit features, of the only data input or by input name, and labels to the inputs of the program."""
         arrays = features if isinstance(features, Mapping) else {self.only_data(source).name: features}
         label = self.only_label(source)
         samples, described = self.samples(arrays, source, pixels)
         fitted, names = fit_label(labels, label, source, classes, self)
-        return ArrayDataset({**samples, label.name: fitted}, names, note, described)
+        return ArrayDataset({**samples, label.name: fitted}, names, note, described, table)
 
     def samples(
         self, arrays: Mapping[str, np.ndarray], source: str, pixels: PixelsLike | None = None

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from burnish.data.preprocessing import Preprocessing
+from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 
 
@@ -60,6 +61,7 @@ class ArrayDataset:
         classes: names of the classes, where the labels came from names; class index ``i`` is ``classes[i]``.
         note: what a person should know about how the data were read.
         preprocessing: what was done to the arrays that are pixels; None where none are.
+        table: the columns that the arrays were made of, where some hold categories.
 
     Raises:
         DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
@@ -71,11 +73,13 @@ class ArrayDataset:
         classes: tuple[str, ...] | None = None,
         note: str | None = None,
         preprocessing: Preprocessing | None = None,
+        table: TableDescription | None = None,
     ):
         self.arrays = {name: _of_text(np.asarray(array)) for name, array in arrays.items()}
         self.classes = classes
         self.note = note
         self.preprocessing = preprocessing
+        self.table = table
         if not self.arrays:
             raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
         for name, array in self.arrays.items():

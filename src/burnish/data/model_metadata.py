@@ -9,10 +9,11 @@ from typing import Any
 
 from burnish.data import pixel_presets as pixels
 from burnish.data.preprocessing import Preprocessing
+from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
-from burnish.importer.metadata_keys import PIXELS, TEXT
+from burnish.importer.metadata_keys import COLUMNS, PIXELS, TEXT
 from burnish.settings import is_whole
 
 
@@ -25,23 +26,26 @@ class DataDescription:
         classes: the names of its classes, in the order of their indices; None where they have none.
         numbers: what it calls its classes, in that order, where it gives them numbers that are not their indices.
         text: how its texts became tokens; None where that is not known, or there are none.
+        table: the columns of its table, where some hold categories; None where that is not known, or none do.
     """
 
     preprocessing: Preprocessing | None = None
     classes: tuple[str, ...] | None = None
     numbers: tuple[int, ...] | None = None
     text: TextDescription | None = None
+    table: TableDescription | None = None
 
     @classmethod
     def of(cls, dataset: object) -> DataDescription:
-        """Return what a data set says of itself by its attributes ``preprocessing``, ``classes`` and ``described``."""
+        """Return what a data set says of itself by its attributes ``preprocessing``, ``classes``, ``described`` and ``table``."""
         described, classes = getattr(dataset, "preprocessing", None), getattr(dataset, "classes", None)
-        text = getattr(dataset, "described", None)
+        text, table = getattr(dataset, "described", None), getattr(dataset, "table", None)
         is_named = isinstance(classes, Sequence) and not isinstance(classes, str)
         return cls(
             described if isinstance(described, Preprocessing) else None,
             tuple(map(str, classes)) if is_named and classes else None,
             text=text if isinstance(text, TextDescription) else None,
+            table=table if isinstance(table, TableDescription) else None,
         )
 
     @classmethod
@@ -66,7 +70,12 @@ class DataDescription:
             text = None if texts is None else TextDescription.read(texts)
         except (BurnishError, TypeError) as error:
             raise _damaged(source, TEXT, str(error)) from error
-        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text)
+        columns = _entry(metadata, COLUMNS, dict, source)
+        try:
+            table = None if columns is None else TableDescription.read(columns)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(source, COLUMNS, str(error)) from error
+        return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text, table)
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
@@ -75,6 +84,8 @@ class DataDescription:
             entries[PIXELS] = self.preprocessing.options()
         if self.text is not None:
             entries[TEXT] = self.text.options()
+        if self.table is not None:
+            entries[COLUMNS] = self.table.options()
         if self.classes is not None:
             entries[CLASSES] = list(self.classes)
         if self.numbers is not None:

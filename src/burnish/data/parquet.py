@@ -7,16 +7,33 @@ from typing import Any
 
 import numpy as np
 
+from burnish.data.missing import Missing, check_missing, without_missing
 from burnish.errors import DataError
 
 
-def read_parquet(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a file by name: numbers or text.
+def read_parquet(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the columns of a file by name, numbers or text; and notes on its rows.
+
+    Args:
+        path: the file.
+        missing: ``error``, or ``drop``: leave out and count the rows in which a value is missing.
 
     Raises:
-        DataError: as ``read_columns``, or a nested column.
+        DataError: pyarrow is missing, no Parquet file, a nested column, or a missing value, by row and column.
     """
-    return {name: _column(column, name, path) for name, column in read_columns(path).items()}
+    check_missing(missing)
+    read = _table(path)
+    gaps = {name: np.asarray(column.is_null(nan_is_null=True)) for name, column in read.items()}
+    for name, column in read.items():
+        if str(column.type) in ("float", "double", "halffloat"):
+            gaps[name] |= ~np.isfinite(column.fill_null(0).to_numpy())
+    cells = {name: column.to_pylist() for name, column in read.items() if gaps[name].any()}
+    together = np.logical_or.reduce(list(gaps.values())) if gaps else np.zeros(0, bool)
+    rows = [f"row {row}" for row in range(len(together))]
+    _, notes = without_missing({}, gaps, missing, str(path), rows, cells)
+    # pyarrow leaves the rows out: it makes floating point of a column of integers with gaps.
+    whole = {name: column.filter(~together) if notes else column for name, column in read.items()}
+    return {name: _array(column, name, path) for name, column in whole.items()}, notes
 
 
 def read_columns(path: Path) -> dict[str, Any]:
@@ -25,6 +42,14 @@ def read_columns(path: Path) -> dict[str, Any]:
     Raises:
         DataError: pyarrow is missing, no Parquet file, or a missing value.
     """
+    columns = _table(path)
+    for name, column in columns.items():
+        if column.null_count:
+            raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
+    return columns
+
+
+def _table(path: Path) -> dict[str, Any]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -35,13 +60,10 @@ def read_columns(path: Path) -> dict[str, Any]:
         names = table.column_names
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
         raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
-    for name, column in zip(names, table.columns, strict=True):
-        if column.null_count:
-            raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
     return dict(zip(names, table.columns, strict=True))
 
 
-def _column(column: Any, name: str, path: Path) -> np.ndarray:
+def _array(column: Any, name: str, path: Path) -> np.ndarray:
     array = np.asarray(column.to_numpy())
     if array.dtype != object:
         return array

@@ -13,6 +13,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
+from burnish.data.missing import Missing
 from burnish.data.npz import open_npz
 from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
@@ -52,6 +53,7 @@ def open_dataset(
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
     text: Text | None = None,
+    missing: Missing = "error",
 ) -> Dataset:
     """Open data for a program.
 
@@ -65,6 +67,7 @@ def open_dataset(
         pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
             default what the model's metadata says, else 0 to 255 become 0 to 1.
         text: how texts become tokens; None for data that are no texts.
+        missing: what becomes of a row of a table in which a value is missing: ``error``, or ``drop`` leaves it out and counts it.
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
@@ -83,16 +86,17 @@ def open_dataset(
     refuse_pixels(source, kind, pixels)
     if kind == "digits":
         return open_digits(spec, "test" if str(source) == "digits:test" else "train")
-    return table_dataset(read_table(path), spec, label, str(path), classes)
+    columns, notes = read_table(path, missing)
+    return table_dataset(columns, spec, label, str(path), classes, notes)
 
 
-def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a ``.csv`` or ``.parquet`` file by name.
+def read_table(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the columns of a ``.csv`` or ``.parquet`` file by name, and notes on its rows.
 
     Raises:
         DataError: as ``read_csv`` and ``read_parquet``.
     """
-    return read_csv(path) if data_kind(path) == "csv" else read_parquet(path)
+    return read_csv(path, missing) if data_kind(path) == "csv" else read_parquet(path, missing)
 
 
 def check_text(source: str | Path, kind: Kind, text: Text | None) -> None:

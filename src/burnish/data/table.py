@@ -8,6 +8,7 @@ import numpy as np
 
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
+from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 
 LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
@@ -29,31 +30,65 @@ def label_column(columns: Sequence[str], asked_for: str | None, source: str) -> 
 
 
 def table_dataset(
-    columns: Mapping[str, np.ndarray], spec: DataSpec, label: str | None, source: str, classes: Sequence[str] | None
+    columns: Mapping[str, np.ndarray],
+    spec: DataSpec,
+    label: str | None,
+    source: str,
+    classes: Sequence[str] | None,
+    notes: Sequence[str] = (),
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
 
-    They fill a model's one input in their order. Of several inputs, each takes the column of its name, of text too, and columns
-    that are left over are named in the data set's note; so is a label column that was only guessed, as the last.
+    They fill a model's one input in their order; text becomes indices or places, as ``TableDescription`` says. Of several inputs,
+    each takes the column of its name, of text too, and columns that are left over are named in the data set's note; so is a label
+    column that was only guessed, as the last.
 
     Raises:
-        DataError: a feature that is not a number, no rows, or what does not fit the model.
+        DataError: a feature that is neither a number nor text, no rows, or what does not fit the model.
     """
     chosen = label_column(list(columns), label, source)
-    note = None
+    said, named = list(notes), source
     if label is None and chosen.lower() not in LABEL_COLUMNS:
-        note = (
-            f"{source}: no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)"
-        )
+        said.append(f"no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)")
         source = f"{source} (with the last column, '{chosen}', as label)"
     features = {name: column for name, column in columns.items() if name != chosen}
+    table = spec.described.table or TableDescription.of(features, spec.data, source)
+    filled, unseen = filled_inputs(features, spec, source, table)
+    said += unseen
+    if table is not None:
+        said.append(table.text())
+    if len(spec.data) > 1 and (rest := [name for name in features if name not in filled]):
+        said.append(f"no input reads the columns {', '.join(map(repr, rest))}")
+    note = f"{named}: {'; '.join(said)}" if said else None
+    return spec.dataset(filled, columns[chosen], source, classes, note, table=table)
+
+
+def filled_inputs(
+    features: Mapping[str, np.ndarray], spec: DataSpec, source: str, table: TableDescription | None
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return an array for each input of a model, and what is to be said of categories that training did not have.
+
+    Args:
+        features: the columns, each [rows].
+        spec: what the model takes.
+        source: what to call the data in an error.
+        table: how columns of text are coded; None where there are none.
+
+    Raises:
+        DataError: columns that do not fit the model.
+    """
     if len(spec.data) < 2:
-        return spec.dataset(feature_matrix(features, source), columns[chosen], source, classes, note)
-    filled = columns_by_input(features, spec, source)
-    if rest := [name for name in features if name not in filled]:
-        unread = f"no input reads the columns {', '.join(map(repr, rest))}"
-        note = f"{source}: {unread}" if note is None else f"{note}; {unread}"
-    return spec.dataset(filled, columns[chosen], source, classes, note)
+        name = spec.only_data(source).name
+        if table is None:
+            return {name: feature_matrix(features, source)}, []
+        matrix, notes = table.matrix(features, source)
+        return {name: matrix}, notes
+    columns, notes = columns_by_input(features, spec, source), []
+    if table is not None:
+        for entry in spec.data:
+            columns[entry.name], unseen = table.column(columns[entry.name], entry, source)
+            notes += unseen
+    return columns, notes
 
 
 def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:

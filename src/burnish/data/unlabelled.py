@@ -18,7 +18,7 @@ from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import check_text, data_kind, read_table, refuse_pixels
-from burnish.data.table import LABEL_COLUMNS, columns_by_input, feature_matrix
+from burnish.data.table import LABEL_COLUMNS, filled_inputs
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
 from burnish.errors import DataError
@@ -86,8 +86,9 @@ def open_samples(
         arrays, described, note = npz_inputs(path, spec, pixels)
     else:
         refuse_pixels(source, kind, pixels)
-        arrays = _features(source, kind, spec, label)
+        arrays, notes = _features(source, kind, spec, label)
         arrays, _ = spec.samples(arrays, str(source))
+        note = f"{source}: {'; '.join(notes)}" if notes else None
     try:
         dataset = ArrayDataset(arrays)
     except DataError as error:
@@ -95,17 +96,19 @@ def open_samples(
     return Samples(dataset, "row", _rows(len(dataset)), described, note)
 
 
-def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> dict[str, np.ndarray]:
+def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return an array for each input, and what a person should know of them."""
     if kind == "digits":
-        return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}
-    columns = read_table(Path(source))
+        return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
+    columns, _ = read_table(Path(source))  # a row that is left out would have no prediction
     if label is not None and label not in columns:
         raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
-    if len(spec.data) > 1:
-        return columns_by_input(columns, spec, str(source))
+    table = spec.described.table
+    if len(spec.data) > 1 or table is not None:
+        return filled_inputs(columns, spec, str(source), table)
     left_out = label or _guessed_label(list(columns), spec, str(source))
     features = {name: column for name, column in columns.items() if name != left_out}
-    return {spec.only_data(str(source)).name: feature_matrix(features, str(source))}
+    return filled_inputs(features, spec, str(source), None)
 
 
 def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:

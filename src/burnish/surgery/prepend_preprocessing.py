@@ -7,12 +7,13 @@ import json
 import numpy as np
 import onnx_ir as ir
 
-from burnish.data.model_metadata import PIXELS, DataDescription
+from burnish.data.model_metadata import DataDescription
 from burnish.data.pixel_presets import PixelsLike, get
 from burnish.data.preprocessing import CROP, LARGEST, Preprocessing
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.importer import Source, load
+from burnish.importer.metadata_keys import PIXELS
 from burnish.program import Entry, Role
 from burnish.settings import suggestion
 
