@@ -19,8 +19,6 @@ from burnish.errors import ConfigurationError
 
 Made = TypeVar("Made")
 
-# A comma inside brackets belongs to a value.
-_COMMA = re.compile(r",(?![^\[]*\])")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -40,7 +38,7 @@ def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, 
     if colon and not rest:
         raise ConfigurationError(f"{kind} '{text}': no settings stand after the colon: give some, or leave the colon out")
     settings: dict[str, Any] = {}
-    for index, part in enumerate(filter(None, _COMMA.split(rest))):
+    for index, part in enumerate(filter(None, _parts(rest))):
         setting, separator, value = (word.strip() for word in part.partition("="))
         if not separator and index == 0 and first is not None:
             setting, value = first or setting, setting
@@ -50,6 +48,18 @@ def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, 
             raise ConfigurationError(f"{kind} '{text}' gives {setting} twice: give it once")
         settings[setting] = _value(value)
     return name, settings
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between commas; one inside brackets belongs to a value."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _value(text: str) -> Any:

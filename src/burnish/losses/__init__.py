@@ -9,6 +9,7 @@ from __future__ import annotations
 from burnish.losses.base import (
     Activation,
     Compared,
+    Detections,
     LabelSpec,
     Loss,
     LossBase,
@@ -23,6 +24,9 @@ from burnish.losses.binary import BinaryCrossEntropy, BinaryCrossEntropyWithLogi
 from burnish.losses.composite import Summand, WeightedSum, weighted_sum
 from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
 from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
+from burnish.losses.detection.detr import Detr, detr
+from burnish.losses.detection.ssd import Ssd, ssd
+from burnish.losses.detection.task_aligned import TaskAligned, task_aligned
 from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
 from burnish.losses.distillation import Distillation, distill
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
@@ -59,6 +63,7 @@ LOSSES |= {
     "giou": giou,
     "diou": diou,
     "ciou": ciou,
+    "detr": detr,
     "distill": distill,
     "cosine_embedding": cosine_embedding,
     "triplet": triplet,
@@ -80,7 +85,14 @@ LOSSES |= {
     "mean_absolute_error": l1,
     "mae": l1,
 }
-LOSSES.unlisted = {"output": output, "resized": resized, "weighted_sum": weighted_sum, OnnxLoss.name: from_options}
+LOSSES.unlisted = {
+    "output": output,
+    "resized": resized,
+    "ssd": ssd,
+    "task_aligned": task_aligned,
+    "weighted_sum": weighted_sum,
+    OnnxLoss.name: from_options,
+}
 
 __all__ = [
     "CLASS_AXIS",
@@ -95,6 +107,8 @@ __all__ = [
     "ConnectionistTemporalClassification",
     "CosineEmbedding",
     "CrossEntropy",
+    "Detections",
+    "Detr",
     "Dice",
     "DistanceIoU",
     "Distillation",
@@ -121,7 +135,9 @@ __all__ = [
     "Resized",
     "Scale",
     "SmoothL1",
+    "Ssd",
     "Summand",
+    "TaskAligned",
     "Term",
     "TripletMargin",
     "Tversky",
@@ -137,6 +153,7 @@ __all__ = [
     "cosine_embedding",
     "cross_entropy",
     "ctc",
+    "detr",
     "dice",
     "diou",
     "distill",
@@ -158,6 +175,8 @@ __all__ = [
     "output",
     "resized",
     "smooth_l1",
+    "ssd",
+    "task_aligned",
     "triplet",
     "tversky",
     "weighted_sum",

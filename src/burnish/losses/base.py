@@ -92,6 +92,30 @@ class Term(NamedTuple):
     name: str = ""
 
 
+class Detections(NamedTuple):
+    """What metrics of detection read of N pictures with A boxes and C classes, and at most M objects in each.
+
+    Attributes:
+        boxes: two corners, as fractions of a picture, ``[N, A, 4]``.
+        scores: probabilities, ``[N, A, C]``.
+        labels: classes of the objects, int64 ``[N, M]``, -1 where there is none.
+        objects: their boxes, ``[N, M, 4]``.
+        crowd: 1 where an object does not count, int64 ``[N, M]``; None where all do.
+        areas: of the objects, in pixels, ``[N, M]``; None where they are not known.
+        sizes: height and width of the pictures, ``[N, 2]``; None where they are not known.
+        suppression: the overlap above which of two boxes of a class the less likely is left out; None: all stay.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    objects: Tensor
+    crowd: Tensor | None
+    areas: Tensor | None
+    sizes: Tensor | None
+    suppression: float | None
+
+
 class Compared(NamedTuple):
     """What a metric reads: a prediction, what it is compared with, and the loss that compares them.
 
@@ -101,6 +125,7 @@ class Compared(NamedTuple):
         loss: the loss.
         spec: the valid values of the label.
         scale: what the prediction says where it answers which class, or yes or no; None where it answers neither.
+        detections: what the model found in pictures, of a loss of detectors alone.
     """
 
     prediction: Tensor
@@ -108,6 +133,7 @@ class Compared(NamedTuple):
     loss: Loss
     spec: LabelSpec
     scale: Scale | None = None
+    detections: Detections | None = None
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ An operator knows no engine. What walks the graph and calls the rules is ``burni
 from burnish.ops import (  # noqa: F401  # registers the rules
     activation,
     alignment,
+    assignment,
     attention,
     collectives,
     control,

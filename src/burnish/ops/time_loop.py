@@ -62,3 +62,46 @@ def reversed_frames(tensor: Tensor) -> Tensor:
     builder = tensor.builder
     back = builder.integers([-1])
     return builder.op("Slice", tensor, back, builder.integers([-(2**62)]), builder.integers([0]), back, like=tensor)
+
+
+def repeat_while(
+    builder: Builder,
+    step: Callable[[Builder, Tensors], tuple[Tensors, Tensor]],
+    states: Tensors,
+    condition: Tensor,
+    limit: Tensor,
+    *,
+    name: str,
+) -> tuple[Tensor, ...]:
+    """Emit ``states, condition = step(inner, states)`` while the condition is true, as a standard ``Loop``.
+
+    Args:
+        builder: where the Loop goes.
+        step: emits one iteration with the builder that it is given; it may read tensors of the graph around it.
+        states: the states that the first iteration reads; each keeps its dtype and shape.
+        condition: whether there is a first iteration, a scalar of bool.
+        limit: the most iterations, an int64 scalar.
+        name: what the names inside the body begin with: they must differ from those of the graph around it.
+
+    Returns:
+        The states after the last iteration.
+    """
+    body = ir.Graph([], [], nodes=[], name=f"{name}/step", opset_imports=dict(builder.graph.opset_imports))
+    inner = Builder(body)
+    number = ir.Value(name=f"{name}/number", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    going = ir.Value(name=f"{name}/going", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    body.inputs.extend([number, going])
+    for index, state in enumerate(states):
+        shape = None if state.shape is None else ir.Shape(state.shape.dims)
+        body.inputs.append(ir.Value(name=f"{name}/in{index}", type=ir.TensorType(state.dtype), shape=shape))
+    following, goes_on = step(inner, [inner.tensor(value) for value in body.inputs[2:]])
+    for tensor in (goes_on, *following):
+        taken = tensor.value.producer() not in body or any(tensor.value is output for output in body.outputs)
+        body.outputs.append(inner.op("Identity", tensor).value if taken else tensor.value)
+    for index, value in enumerate(output for node in body for output in node.outputs):
+        value.name = f"{name}/step{index}"
+    results = builder.op("Loop", limit, condition, *states, outputs=len(states), body=body)
+    results = results if isinstance(results, tuple) else (results,)
+    for last, state in zip(results, states, strict=True):
+        last.value.type, last.value.shape = state.value.type, None if state.shape is None else ir.Shape(state.shape.dims)
+    return results

@@ -1,0 +1,206 @@
+"""The set loss of DETR: each object is found by one prediction, chosen by the cheapest assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import SIGMOID, Activation, Compared, LabelSpec, Reading, Term, check_number, sum_of
+from burnish.losses.binary import softplus
+from burnish.losses.boxes import BoxFormat, Corners, check_box_format, corners, overlap
+from burnish.losses.detection.targets import DetectionLoss, Objects, check_predictions, of_object, places_along
+from burnish.ops.assignment import LINEAR_ASSIGNMENT
+from burnish.ops.stop_gradient import STOP_GRADIENT
+
+ClassLoss = Literal["cross_entropy", "focal"]
+CLASS_AXIS = 2
+LEAST = 1e-8
+"""What is added to a probability in a logarithm of the focal cost, as Deformable DETR adds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detr(DetectionLoss):
+    """The set loss of DETR (Carion et al. 2020), and with ``focal`` of Deformable DETR (Zhu et al. 2021).
+
+    It reads boxes ``[N, Q, 4]``, centre and size as fractions, and logits ``[N, Q, C + 1]``, of which the last is of no object, or
+    ``[N, Q, C]`` with ``focal``. Each object gets the prediction of its own for which the sum of the costs is smallest (the Hungarian
+    method, in the graph; no gradient goes through it)::
+
+        cost    = class_cost * -p[label]  +  l1_weight * |box - object|_1  -  giou_weight * GIoU
+        classes = sum of w[label] * -log p[label] / sum of w, with w = no_object_weight where there is no object, else 1
+        l1      = l1_weight * sum over objects of |box - object|_1 / objects
+        giou    = giou_weight * sum over objects of (1 - GIoU) / objects
+
+    With ``focal`` the classes are yes-or-no questions under the focal loss, divided by the number of objects, and the cost is the
+    difference of its two sides. Where a picture has more objects than predictions, the most expensive find none.
+
+    Attributes:
+        class_loss: ``cross_entropy`` or ``focal``.
+        class_weight, l1_weight, giou_weight: of the terms, 0 or more.
+        class_cost: of the class in the assignment, 0 or more.
+        no_object_weight: of predictions that answer for nothing, above 0.
+        alpha, gamma: of the focal loss.
+        box_format: how the model gives boxes.
+    """
+
+    name: ClassVar[str] = "detr"
+
+    class_loss: ClassLoss = "cross_entropy"
+    class_weight: float = 1.0
+    l1_weight: float = 5.0
+    giou_weight: float = 2.0
+    class_cost: float = 1.0
+    no_object_weight: float = 0.1
+    alpha: float = 0.25
+    gamma: float = 2.0
+    box_format: BoxFormat = "cxcywh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_box_format(self.name, self.box_format)
+        if self.class_loss not in get_args(ClassLoss):
+            raise ConfigurationError(f"{self.name}: class_loss must be 'cross_entropy' or 'focal', not {self.class_loss!r}")
+        for option in ("class_weight", "l1_weight", "giou_weight", "class_cost", "gamma"):
+            check_number(self.name, option, getattr(self, option), minimum=0)
+        check_number(self.name, "no_object_weight", self.no_object_weight, above=0)
+        if not 0 <= check_number(self.name, "alpha", self.alpha) <= 1:
+            raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
+
+    @property
+    def is_focal(self) -> bool:
+        """Whether the classes are yes-or-no questions."""
+        return self.class_loss == "focal"
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        softmax = Activation(("Softmax", "LogSoftmax"), CLASS_AXIS)
+        return Reading(self.output(0)), Reading(self.output(1), SIGMOID if self.is_focal else softmax, position=1)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the specs of the objects.
+
+        Raises:
+            ConfigurationError: predictions of another shape.
+        """
+        scores = check_predictions(
+            self, predictions, [one.name for one in predictions], None, 4, ("classes" if self.is_focal else "classes + 1", "")
+        )
+        classes = scores if self.is_focal else scores - 1
+        if classes < 1:
+            raise ConfigurationError(
+                f"{self.name}: the scores '{predictions[1].name}' are of {scores} class, and the last is of no object: nothing would "
+                "be found; with class_loss='focal' every score is one of a class"
+            )
+        return self.object_specs(predictions[0], classes)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms ``classes``, ``l1`` and ``giou``."""
+        self.label_specs(predictions)
+        boxes, scores = predictions
+        builder = boxes.builder
+        objects = self.objects(labels)
+        row = LINEAR_ASSIGNMENT(self._cost(STOP_GRADIENT(boxes), STOP_GRADIENT(scores), objects), objects.counts)
+        found = builder.op("GreaterOrEqual", row, 0)
+        index = builder.op("Max", row, builder.scalar(0, row), like=row)
+        mask = builder.cast(found, boxes.dtype)
+        count = sum_of(builder.cast(objects.counts, boxes.dtype))
+        column = builder.op("Unsqueeze", found, builder.integers([2]))
+        sides = corners(boxes, self.box_format)
+        goal = of_object(objects.boxes.joined(), index)
+        goal = builder.op("Where", column, goal, STOP_GRADIENT(sides.joined()), like=goal)
+        distance = builder.op("Abs", _centred(sides) - _centred(corners(goal)))
+        distance = builder.op("ReduceSum", distance, builder.integers([2]), keepdims=0)
+        error = 1.0 - builder.op("Squeeze", overlap(sides, corners(goal), "giou"), builder.integers([2]))
+        return (
+            self._classes(scores, of_object(objects.labels, index), found, count),
+            Term(sum_of(distance * mask), count, self.l1_weight, "l1"),
+            Term(sum_of(error * mask), count, self.giou_weight, "giou"),
+        )
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared:
+        boxes, scores = predictions
+        builder = boxes.builder
+        sides = corners(boxes, self.box_format).joined()
+        if self.is_focal:
+            return self.detected(sides, builder.op("Sigmoid", scores), labels, None)
+        ends = (builder.integers([number]) for number in (0, -1, CLASS_AXIS))
+        return self.detected(sides, builder.op("Slice", builder.op("Softmax", scores, axis=CLASS_AXIS), *ends), labels, None)
+
+    def _cost(self, boxes: Tensor, scores: Tensor, objects: Objects) -> Tensor:
+        """Emit what it costs that a prediction answers for an object, ``[N, M, Q]``."""
+        builder = boxes.builder
+        by_class = builder.op("Transpose", self._class_cost(scores), perm=[0, 2, 1])
+        sides = corners(boxes, self.box_format)
+        distance = builder.op("Unsqueeze", _centred(objects.boxes), builder.integers([2])) - builder.op(
+            "Unsqueeze", _centred(sides), builder.integers([1])
+        )
+        distance = builder.op("ReduceSum", builder.op("Abs", distance), builder.integers([3]), keepdims=0)
+        shared = overlap(objects.boxes.unsqueezed(2), sides.unsqueezed(1), "giou")
+        shared = builder.op("Squeeze", shared, builder.integers([3]))
+        return of_object(by_class, objects.labels) * self.class_cost + distance * self.l1_weight - shared * self.giou_weight
+
+    def _class_cost(self, scores: Tensor) -> Tensor:
+        builder = scores.builder
+        if not self.is_focal:
+            return -builder.op("Softmax", scores, axis=CLASS_AXIS)
+        p = builder.op("Sigmoid", scores)
+        yes = (1.0 - p) ** self.gamma * -builder.op("Log", p + LEAST) * self.alpha
+        return yes - p**self.gamma * -builder.op("Log", 1.0 - p + LEAST) * (1 - self.alpha)
+
+    def _classes(self, scores: Tensor, label: Tensor, found: Tensor, count: Tensor) -> Term:
+        builder = scores.builder
+        column = builder.integers([CLASS_AXIS])
+        if self.is_focal:
+            is_label = builder.op("Equal", builder.op("Unsqueeze", label, column), places_along(scores, CLASS_AXIS))
+            is_yes = builder.op("And", is_label, builder.op("Unsqueeze", found, column))
+            yes = builder.cast(is_yes, scores.dtype)
+            no = 1.0 - yes
+            wrong = builder.op("Sigmoid", scores) * no + builder.op("Sigmoid", -scores) * yes
+            element = (no * scores + softplus(-scores)) * wrong**self.gamma * (yes * self.alpha + no * (1 - self.alpha))
+            return Term(sum_of(element), count, self.class_weight, "classes")
+        last = builder.op("Squeeze", builder.op("Shape", scores, start=CLASS_AXIS) - builder.integers([1]), shape=())
+        label = builder.op("Where", found, label, last, like=label)
+        log_p = builder.op("LogSoftmax", scores, axis=CLASS_AXIS)
+        picked = builder.op("GatherElements", log_p, builder.op("Unsqueeze", label, column), axis=CLASS_AXIS)
+        picked = builder.op("Squeeze", picked, column, shape=label.shape)
+        rest, one = builder.scalar(self.no_object_weight, picked), builder.scalar(1.0, picked)
+        weight = builder.op("Where", found, one, rest, like=picked)
+        return Term(sum_of(-picked * weight), sum_of(weight), self.class_weight, "classes")
+
+
+def _centred(boxes: Corners) -> Tensor:
+    """Emit centre and size along the last axis."""
+    return boxes.left.builder.op("Concat", *boxes.center, boxes.width, boxes.height, axis=-1)
+
+
+def detr(
+    *,
+    class_loss: ClassLoss = "cross_entropy",
+    class_weight: float = 1.0,
+    l1_weight: float = 5.0,
+    giou_weight: float = 2.0,
+    class_cost: float = 1.0,
+    no_object_weight: float = 0.1,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    box_format: BoxFormat = "cxcywh",
+    crowd: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> Detr:
+    """Return the set loss of DETR; see ``Detr``."""
+    return Detr(
+        class_loss=class_loss,
+        class_weight=class_weight,
+        l1_weight=l1_weight,
+        giou_weight=giou_weight,
+        class_cost=class_cost,
+        no_object_weight=no_object_weight,
+        alpha=alpha,
+        gamma=gamma,
+        box_format=box_format,
+        crowd=crowd,
+        outputs=None if outputs is None else tuple(outputs),  # type: ignore[arg-type]
+    )

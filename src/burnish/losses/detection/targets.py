@@ -1,0 +1,191 @@
+"""What losses of detectors compare with: the objects of each picture, padded to one number, and regions that do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import Compared, Detections, LabelSpec, LossBase, floating_shape
+from burnish.losses.boxes import Corners, box_area, corners, intersection_area
+
+PADDING = -1
+"""The label of a place that holds no object."""
+LABELS, BOXES, CROWD, AREAS, SIZES = "labels", "boxes", "crowd", "areas", "sizes"
+MOSTLY = 0.5
+"""The share of an anchor in a crowd from which it is no background."""
+
+
+class Objects(NamedTuple):
+    """The objects of a batch.
+
+    Attributes:
+        labels: class indices ``[N, M]``, int64; 0 where there is no object to find.
+        boxes: corners, each ``[N, M, 1]``.
+        counts: whether there is an object to find, bool ``[N, M]``.
+        crowd: whether there is a region of many objects, bool ``[N, M]``; None where no loss input says so.
+    """
+
+    labels: Tensor
+    boxes: Corners
+    counts: Tensor
+    crowd: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionLoss(LossBase):
+    """A loss that reads boxes and scores, and compares them with the objects of each picture.
+
+    The inputs are ``labels [N, M]``, int64, -1 where a place holds no object, and ``boxes [N, M, 4]``, two corners as fractions of
+    the picture, left, top, right, bottom. M may differ from batch to batch, and is 1 at least.
+
+    Attributes:
+        crowd: whether there are three more inputs: ``crowd [N, M]``, 1 where a box is a region of many objects, or one that does not
+            count; ``areas [N, M]``, of objects in pixels; and ``sizes [N, 2]``, height and width of the pictures. A region is
+            nothing to find, and what lies in it is no background.
+        outputs: names of the model's outputs, the boxes and then the scores; None leaves that to ``compile``.
+    """
+
+    box_channels: ClassVar[str] = "4"
+
+    crowd: bool = False
+    outputs: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.outputs is None:
+            return
+        names = () if isinstance(self.outputs, str) else tuple(self.outputs)
+        if len(names) != 2 or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(
+                f"{self.name}: outputs must be two names of outputs, of the boxes and of the scores, not {self.outputs!r}"
+            )
+        object.__setattr__(self, "outputs", names)
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return ("coco_map",)
+
+    def output(self, position: int) -> str | None:
+        """Return the name of an output, where it was given."""
+        return None if self.outputs is None else self.outputs[position]
+
+    def object_specs(self, prediction: Tensor, classes: int) -> tuple[LabelSpec, ...]:
+        """Return the specs of the inputs, for predictions whose first axis is the batch."""
+        batch = floating_shape(self.name, prediction)[0]
+        labels = LabelSpec(LABELS, ir.DataType.INT64, (batch, "objects"), 0, classes - 1, PADDING)
+        specs = (labels, LabelSpec(BOXES, prediction.dtype, (batch, "objects", 4)))
+        if not self.crowd:
+            return specs
+        return (
+            *specs,
+            LabelSpec(CROWD, ir.DataType.INT64, (batch, "objects"), 0, 1),
+            LabelSpec(AREAS, prediction.dtype, (batch, "objects")),
+            LabelSpec(SIZES, prediction.dtype, (batch, 2)),
+        )
+
+    def objects(self, inputs: Sequence[Tensor]) -> Objects:
+        """Emit what the inputs of a loss say."""
+        labels, boxes = inputs[:2]
+        builder = labels.builder
+        there = builder.op("GreaterOrEqual", labels, 0)
+        crowd = None
+        if self.crowd:
+            is_crowd = builder.op("Equal", inputs[2], 1)
+            crowd = builder.op("And", there, is_crowd)
+            there = builder.op("And", there, builder.op("Not", is_crowd))
+        index = builder.op("Max", labels, builder.scalar(0, labels), like=labels)
+        return Objects(index, corners(boxes), there, crowd)
+
+    def detected(self, boxes: Tensor, scores: Tensor, inputs: Sequence[Tensor], threshold: float | None) -> Compared:
+        """Return what metrics of detection read.
+
+        Args:
+            boxes: corners ``[N, A, 4]``, as fractions.
+            scores: probabilities ``[N, A, C]``.
+            inputs: of the loss.
+            threshold: the overlap above which of two boxes of a class the one with the lower score is left out; None: all stay.
+        """
+        detections = Detections(boxes, scores, *inputs, *[None] * (5 - len(inputs)), threshold)
+        spec = LabelSpec(BOXES, boxes.dtype, (None, None, 4))
+        return Compared(boxes, inputs[1], self, spec, None, detections)
+
+
+def check_predictions(
+    loss: DetectionLoss,
+    predictions: Sequence[Tensor],
+    names: Sequence[str],
+    places: int | None,
+    per_box: int,
+    layout: tuple[str, str],
+) -> int:
+    """Return the number of scores of each box, of predictions ``[N, A, per_box]`` and ``[N, A, scores]``.
+
+    Args:
+        loss: the loss, for messages.
+        predictions: boxes and scores.
+        names: what the two are called.
+        places: how many boxes there are to be, where that is known.
+        per_box: numbers of a box.
+        layout: what the scores are of, and what else to do, for messages.
+
+    Raises:
+        ConfigurationError: predictions of another shape.
+    """
+    boxes, scores = (floating_shape(loss.name, prediction) for prediction in predictions)
+    wanted = [(boxes[1:], (places, per_box)), (scores[1:], (places, None))]
+    fits = all(
+        len(extents) == 2
+        and all(not isinstance(extent, int) or one in (extent, None) for extent, one in zip(extents, asked, strict=True))
+        for extents, asked in wanted
+    )
+    if not fits or not isinstance(scores[2], int):
+        count = "boxes" if places is None else str(places)
+        raise ConfigurationError(
+            f"{loss.name}: '{names[0]}' has shape {list(boxes)} and '{names[1]}' {list(scores)}: the first must be "
+            f"[batch, {count}, {per_box}] and the second [batch, {count}, {layout[0]}]; name them in that order "
+            f"(outputs=...){layout[1]}"
+        )
+    return scores[2]
+
+
+def places_along(tensor: Tensor, axis: int) -> Tensor:
+    """Emit 0, 1, ... for the places along an axis, int64."""
+    builder = tensor.builder
+    extent = builder.op("Shape", tensor, start=axis, end=axis + 1)
+    count = builder.op("Squeeze", extent, builder.integers([0]), shape=())
+    zero, one = (builder.scalar(number, ir.DataType.INT64) for number in (0, 1))
+    dimension = None if tensor.shape is None else tensor.shape.dims[axis]
+    return builder.op("Range", zero, count, one, shape=[dimension])
+
+
+def of_object(tensor: Tensor, index: Tensor) -> Tensor:
+    """Emit, of a tensor ``[N, M]`` or ``[N, M, K]``, what belongs to the objects ``index [N, A]``: ``[N, A]`` or ``[N, A, K]``."""
+    builder = tensor.builder
+    if tensor.rank == 2:
+        return builder.op("GatherElements", tensor, index, axis=1)
+    column = builder.op("Unsqueeze", index, builder.integers([2]))
+    return builder.op("GatherND", tensor, column, batch_dims=1)
+
+
+def in_crowd(anchors: Corners, objects: Objects) -> Tensor | None:
+    """Emit whether half of an anchor or more lies in one region of many objects: bool ``[N, A]`` of corners ``[..., A, 1]``."""
+    if objects.crowd is None:
+        return None
+    builder = anchors.left.builder
+    regions = objects.boxes.unsqueezed(2)
+    share = intersection_area(anchors, regions) / (box_area(anchors) + 1e-9)
+    share = builder.op("Squeeze", share, builder.integers([3]))
+    region = builder.op("Unsqueeze", objects.crowd, builder.integers([2]))
+    covered = builder.op("And", builder.op("GreaterOrEqual", share, MOSTLY), region)
+    return any_along(covered, 1)
+
+
+def any_along(condition: Tensor, axis: int) -> Tensor:
+    """Emit whether any is true along an axis, which goes."""
+    builder = condition.builder
+    number = builder.cast(condition, ir.DataType.INT32)
+    return builder.op("Greater", builder.op("ReduceMax", number, builder.integers([axis]), keepdims=0), 0)

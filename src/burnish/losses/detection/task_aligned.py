@@ -1,0 +1,290 @@
+"""The loss of anchor-free YOLO detectors, with the task-aligned assigner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.losses.base import SIGMOID, Compared, LabelSpec, Reading, Term, check_number, sum_of
+from burnish.losses.binary import softplus
+from burnish.losses.boxes import Corners, corners, overlap
+from burnish.losses.detection.anchors import cell_centres, check_grids
+from burnish.losses.detection.targets import DetectionLoss, Objects, any_along, check_predictions, of_object, places_along
+from burnish.ops.stop_gradient import STOP_GRADIENT
+from burnish.settings import is_whole
+
+LEAST = 1e-9
+MOST_BIN = 0.01
+"""How far below the last bin a distance is cut off, so that it has two neighbours."""
+
+
+class _Assignment(NamedTuple):
+    """What each cell is to say.
+
+    Attributes:
+        index: of the object that it answers for, ``[N, A]``.
+        found: whether there is one, bool ``[N, A]``.
+        quality: the score that its class is to have, ``[N, A]``; 0 where there is none.
+    """
+
+    index: Tensor
+    found: Tensor
+    quality: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskAligned(DetectionLoss):
+    """The loss of YOLOv8, with the task-aligned assignment of TOOD (Feng et al. 2021) and distribution focal loss (Li et al. 2020).
+
+    It reads the distances from the centres of A cells to the sides of a box, left, top, right, bottom, in cells: ``[N, A, 4 bins]``,
+    the logits of each distance over 0 ... bins - 1, or ``[N, A, 4]``, the distances themselves, with ``bins=1``; and the logits of C
+    classes, ``[N, A, C]``. Of the cells whose centre is in an object, those ``candidates`` answer for it whose
+    ``score^alpha * CIoU^beta`` is largest; a cell that two objects want answers for the one that its box overlaps more. Its class is
+    to have the score ``t = measure / largest measure * largest CIoU`` of its object, and every other class of every cell 0::
+
+        boxes     = box_weight      * sum t (1 - CIoU)              / max(sum t, 1)
+        distances = distance_weight * sum t DFL, of the four sides' mean / max(sum t, 1)
+        classes   = class_weight    * sum binary cross-entropy      / max(sum t, 1)
+
+    Attributes:
+        grids: height and width of each feature map, in the order of the predictions, cells row after row.
+        bins: how many bins a distance has.
+        candidates: cells of an object, at most.
+        alpha, beta: exponents of the measure, 0 or more.
+        box_weight, class_weight, distance_weight: 0 or more.
+        channels_first: the predictions are ``[N, 4 bins, A]`` and ``[N, C, A]``.
+        suppression: the overlap above which metrics leave out the less likely of two boxes of a class.
+    """
+
+    name: ClassVar[str] = "task_aligned"
+
+    grids: tuple[tuple[int, int], ...] = ()
+    bins: int = 16
+    candidates: int = 10
+    alpha: float = 0.5
+    beta: float = 6.0
+    box_weight: float = 7.5
+    class_weight: float = 0.5
+    distance_weight: float = 1.5
+    channels_first: bool = False
+    suppression: float = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "grids", check_grids(self.name, self.grids))
+        for option in ("bins", "candidates"):
+            number = getattr(self, option)
+            if not is_whole(number) or number < 1:
+                raise ConfigurationError(f"{self.name}: {option} must be a whole number above 0, not {number!r}")
+        for option in ("alpha", "beta", "box_weight", "class_weight", "distance_weight", "suppression"):
+            check_number(self.name, option, getattr(self, option), minimum=0)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return Reading(self.output(0)), Reading(self.output(1), SIGMOID, position=1)
+
+    @property
+    def cells(self) -> int:
+        """How many cells the grids have."""
+        return sum(height * width for height, width in self.grids)
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the specs of the objects.
+
+        Raises:
+            ConfigurationError: predictions of another shape, such as another number of cells.
+        """
+        layout = "classes", ", or give the grids and the bins of the model, or channels_first=True"
+        names = [prediction.name for prediction in predictions]
+        predictions = self._cells_first(predictions)
+        classes = check_predictions(self, predictions, names, self.cells, 4 * self.bins, layout)
+        return self.object_specs(predictions[0], classes)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms ``boxes``, ``distances`` where they have bins, and ``classes``."""
+        self.label_specs(predictions)
+        read, scores = self._cells_first(predictions)
+        builder = read.builder
+        objects = self._in_cells(self.objects(labels))
+        distances = self._distances(read)
+        boxes = self._boxes(distances)
+        assigned = self._assign(boxes, scores, objects)
+        goal = self._goals(objects, assigned)
+        weight = builder.op("Max", sum_of(assigned.quality), builder.scalar(1.0, read))
+        error = 1.0 - builder.op("Squeeze", overlap(boxes, goal, "ciou"), builder.integers([2]))
+        terms = [Term(sum_of(error * assigned.quality), weight, self.box_weight, "boxes")]
+        if self.bins > 1:
+            spread = self._distribution_loss(read, goal)
+            terms.append(Term(sum_of(spread * assigned.quality), weight, self.distance_weight, "distances"))
+        label = builder.op("Unsqueeze", of_object(objects.labels, assigned.index), builder.integers([2]))
+        is_class = builder.cast(builder.op("Equal", label, places_along(scores, 2)), scores.dtype)
+        aim = is_class * builder.op("Unsqueeze", assigned.quality, builder.integers([2]))
+        entropy = (1.0 - aim) * scores + softplus(-scores)
+        if (counted := self._outside_of_crowds(objects, assigned)) is not None:
+            entropy = entropy * counted
+        terms.append(Term(sum_of(entropy), weight, self.class_weight, "classes"))
+        return tuple(terms)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared:
+        read, scores = self._cells_first(predictions)
+        builder = read.builder
+        boxes = self._boxes(self._distances(read)).joined()
+        height, width = self.grids[0]
+        fractions = builder.constant(np.asarray([1 / width, 1 / height] * 2, read.dtype.numpy()))
+        return self.detected(boxes * fractions, builder.op("Sigmoid", scores), labels, self.suppression)
+
+    def _cells_first(self, predictions: Sequence[Tensor]) -> list[Tensor]:
+        if not self.channels_first or any(prediction.rank != 3 for prediction in predictions):
+            return list(predictions)
+        return [prediction.builder.op("Transpose", prediction, perm=[0, 2, 1]) for prediction in predictions]
+
+    def _geometry(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Emit the centres of the cells and their sizes, in cells of the first map: ``[1, A, 2]``."""
+        dtype = like.dtype.numpy()
+        centres, sizes = (like.builder.constant(array[None].astype(dtype)) for array in cell_centres(self.grids))
+        return centres, sizes
+
+    def _in_cells(self, objects: Objects) -> Objects:
+        """Emit objects in cells of the first map, in which a picture's width and height have one measure."""
+        height, width = self.grids[0]
+        left, top, right, bottom = objects.boxes
+        return objects._replace(boxes=Corners(left * width, top * height, right * width, bottom * height))
+
+    def _distances(self, read: Tensor) -> Tensor:
+        """Emit the distances, ``[N, A, 4]``: the means of their distributions."""
+        if self.bins == 1:
+            return read
+        builder = read.builder
+        numbers = builder.constant(np.arange(self.bins, dtype=read.dtype.numpy()))
+        p = builder.op("Softmax", self._by_bin(read), axis=3)
+        return builder.op("ReduceSum", p * numbers, builder.integers([3]), keepdims=0)
+
+    def _by_bin(self, read: Tensor) -> Tensor:
+        return read.builder.op("Reshape", read, read.builder.integers([0, 0, 4, self.bins]))
+
+    def _boxes(self, distances: Tensor) -> Corners:
+        builder = distances.builder
+        centres, sizes = self._geometry(distances)
+        before, after = builder.op("Split", distances, builder.integers([2, 2]), axis=2, outputs=2)
+        return corners(builder.op("Concat", centres - before * sizes, centres + after * sizes, axis=2))
+
+    def _assign(self, boxes: Corners, scores: Tensor, objects: Objects) -> _Assignment:
+        """Emit which cell answers for which object; constants of the gradient."""
+        builder = scores.builder
+        boxes, scores = Corners(*map(STOP_GRADIENT, boxes)), STOP_GRADIENT(scores)
+        own, last = objects.boxes.unsqueezed(2), builder.integers([3])
+        points, _ = self._geometry(scores)
+        x, y = builder.op(
+            "Split", builder.op("Unsqueeze", points, builder.integers([1])), builder.integers([1, 1]), axis=3, outputs=2
+        )
+        room = builder.op("Min", x - own.left, y - own.top, own.right - x, own.bottom - y)
+        counts = builder.op("Unsqueeze", objects.counts, builder.integers([2]))
+        inside = builder.op("And", builder.op("Greater", builder.op("Squeeze", room, last), LEAST), counts)
+        zero = builder.scalar(0.0, scores)
+        pairs = builder.op("Squeeze", overlap(own, boxes.unsqueezed(1), "ciou"), last)
+        pairs = builder.op("Where", inside, builder.op("Relu", pairs), zero, like=pairs)
+        of_class = builder.op("Transpose", builder.op("Sigmoid", scores), perm=[0, 2, 1])
+        likelihood = of_object(of_class, objects.labels)
+        measure = builder.op("Where", inside, likelihood**self.alpha * pairs**self.beta, zero, like=pairs)
+        wanted = builder.op("And", self._largest(measure), inside)
+        several = builder.cast(wanted, ir.DataType.INT32)
+        several = builder.op("Greater", builder.op("ReduceSum", several, builder.integers([1]), keepdims=1), 1)
+        best = builder.op("ArgMax", pairs, axis=1, keepdims=1)
+        is_best = builder.op("Equal", best, builder.op("Unsqueeze", places_along(pairs, 1), builder.integers([1])))
+        taken = builder.op("And", builder.op("Or", wanted, several), builder.op("Or", is_best, builder.op("Not", several)))
+        mask = builder.cast(taken, pairs.dtype)
+        measure, pairs = measure * mask, pairs * mask
+        row = builder.integers([2])
+        share = measure * builder.op("ReduceMax", pairs, row, keepdims=1)
+        share = share / (builder.op("ReduceMax", measure, row, keepdims=1) + LEAST)
+        index = builder.op("ArgMax", builder.cast(taken, ir.DataType.INT32), axis=1, keepdims=0)
+        quality = builder.op("ReduceMax", share, builder.integers([1]), keepdims=0)
+        return _Assignment(index, any_along(taken, 1), quality)
+
+    def _largest(self, measure: Tensor) -> Tensor:
+        """Emit which cells of each object have the largest measures: bool ``[N, M, A]``."""
+        builder = measure.builder
+        count = builder.integers([min(self.candidates, self.cells)])
+        values, places = builder.op("TopK", measure, count, axis=2, outputs=2)
+        zeros = measure * 0.0
+        chosen = builder.op("ScatterElements", zeros, places, values * 0.0 + 1.0, axis=2)
+        return builder.op("Greater", chosen, 0.0)
+
+    def _goals(self, objects: Objects, assigned: _Assignment) -> Corners:
+        """Emit the box of each cell's object, and one around its centre where it answers for none."""
+        builder = assigned.quality.builder
+        box = of_object(objects.boxes.joined(), assigned.index)
+        centres, sizes = self._geometry(assigned.quality)
+        any_box = builder.op("Concat", centres - sizes, centres + sizes, axis=2)
+        found = builder.op("Unsqueeze", assigned.found, builder.integers([2]))
+        return corners(builder.op("Where", found, box, any_box, like=box))
+
+    def _distribution_loss(self, read: Tensor, goal: Corners) -> Tensor:
+        """Emit the cross-entropy of the two bins beside each distance, by how near they are, averaged over the sides."""
+        builder = read.builder
+        centres, sizes = self._geometry(read)
+        first, second = builder.op("Split", goal.joined(), builder.integers([2, 2]), axis=2, outputs=2)
+        aim = builder.op("Concat", (centres - first) / sizes, (second - centres) / sizes, axis=2)
+        aim = builder.op("Clip", aim, builder.scalar(0.0, aim), builder.scalar(self.bins - 1 - MOST_BIN, aim))
+        distance = builder.op("Abs", builder.op("Unsqueeze", aim, builder.integers([3])) - self._numbers(read))
+        share = builder.op("Relu", 1.0 - distance)
+        log_p = builder.op("LogSoftmax", self._by_bin(read), axis=3)
+        entropy = -builder.op("ReduceSum", share * log_p, builder.integers([3]), keepdims=0)
+        return builder.op("ReduceMean", entropy, builder.integers([2]), keepdims=0)
+
+    def _numbers(self, like: Tensor) -> Tensor:
+        return like.builder.constant(np.arange(self.bins, dtype=like.dtype.numpy()))
+
+    def _outside_of_crowds(self, objects: Objects, assigned: _Assignment) -> Tensor | None:
+        """Emit 0 for cells whose centre is in a region of many objects and that answer for none, else 1: ``[N, A, 1]``."""
+        if objects.crowd is None:
+            return None
+        builder = assigned.quality.builder
+        points, _ = self._geometry(assigned.quality)
+        x, y = builder.op(
+            "Split", builder.op("Unsqueeze", points, builder.integers([1])), builder.integers([1, 1]), axis=3, outputs=2
+        )
+        region = objects.boxes.unsqueezed(2)
+        room = builder.op("Min", x - region.left, y - region.top, region.right - x, region.bottom - y)
+        inside = builder.op("Greater", builder.op("Squeeze", room, builder.integers([3])), LEAST)
+        inside = any_along(builder.op("And", inside, builder.op("Unsqueeze", objects.crowd, builder.integers([2]))), 1)
+        counted = builder.op("Or", assigned.found, builder.op("Not", inside))
+        return builder.op("Unsqueeze", builder.cast(counted, assigned.quality.dtype), builder.integers([2]))
+
+
+def task_aligned(
+    *,
+    grids: Sequence[Any],
+    bins: int = 16,
+    candidates: int = 10,
+    alpha: float = 0.5,
+    beta: float = 6.0,
+    box_weight: float = 7.5,
+    class_weight: float = 0.5,
+    distance_weight: float = 1.5,
+    channels_first: bool = False,
+    suppression: float = 0.7,
+    crowd: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> TaskAligned:
+    """Return the loss of anchor-free YOLO detectors; see ``TaskAligned``."""
+    return TaskAligned(
+        grids=tuple(grids),
+        bins=bins,
+        candidates=candidates,
+        alpha=alpha,
+        beta=beta,
+        box_weight=box_weight,
+        class_weight=class_weight,
+        distance_weight=distance_weight,
+        channels_first=channels_first,
+        suppression=suppression,
+        crowd=crowd,
+        outputs=None if outputs is None else tuple(outputs),  # type: ignore[arg-type]
+    )
