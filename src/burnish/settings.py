@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import operator
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase

@@ -145,7 +145,7 @@ def task_aligned(
         spread = torch.zeros((), dtype=torch.float64)
         for *_, quality, logits, sides in picked:
             for side in range(4):
-                below = int(math.floor(sides[side]))
+                below = math.floor(sides[side])
                 log_p = F.log_softmax(logits.reshape(4, bins)[side], 0)
                 near = sides[side] - below
                 spread = spread - quality * ((1 - near) * log_p[below] + near * log_p[below + 1]) / 4

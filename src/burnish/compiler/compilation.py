@@ -255,7 +255,7 @@ class Compilation:
         terms, read = self._add_loss(draft, bind, self.predictions)
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
-        loss, _ = self._add_figures(draft, terms, read, over_all)
+        loss, _ = self._add_figures(draft, terms, read, over_all, is_step=True)
         self._add_weight(draft, terms)
         gradients, indices, finite = self._gradients(draft, loss, stopped)
         if finite is not None:
@@ -361,12 +361,14 @@ class Compilation:
         terms: Sequence[losses.Term],
         read: losses.Compared | None,
         reported: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        is_step: bool = False,
     ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Add the loss, each of its terms where it has several, and the metrics as outputs.
 
         Args:
             draft, terms, read: where to, of what.
             reported: emits what is reported of a sum that was taken here.
+            is_step: whether this is a step of training, which reports no figures of whole data sets.
 
         Returns:
             The loss, as it was summed here; and by the name of each figure the totals that it is a function of.
@@ -383,10 +385,16 @@ class Compilation:
                     average = losses.average(term.total, term.weight)
                     draft.add_output(reported(draft.builder.cast(average, loss.dtype)), name, Role.METRIC)
             for metric in self.metrics:
+                if metrics.is_of_rows(metric) and is_step:
+                    continue
                 if read is None:
                     raise ConfigurationError(
                         f"metrics: the loss {self.loss.name} compares nothing that '{metric.name}' could read: leave metrics out"
                     )
+                if metrics.is_of_rows(metric):
+                    for part, rows in metric.totals(read).items():
+                        draft.add_output(rows, metrics.rows_name(metric.name, part), Role.METRIC)
+                    continue
                 totals[metric.name] = {part: reported(total) for part, total in metric.totals(read).items()}
                 draft.add_output(metric.figure(read, totals[metric.name], loss.dtype), metric.name, Role.METRIC)
         return loss, totals

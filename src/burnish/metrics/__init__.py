@@ -9,10 +9,11 @@ from __future__ import annotations
 from burnish.errors import ConfigurationError
 from burnish.metrics.accuracy import Accuracy, TopK, accuracy, top_k
 from burnish.metrics.auc import AreaUnderCurve, auc
-from burnish.metrics.base import COUNT, SUM, Metric, MetricBase, Quotient, output_name, total_of
+from burnish.metrics.average_precision import CocoAveragePrecision, VocAveragePrecision, coco_map, voc_map
+from burnish.metrics.base import COUNT, SUM, Metric, MetricBase, Quotient, is_of_rows, output_name, rows_name, total_of
 from burnish.metrics.normalized_entropy import NormalizedEntropy, normalized_entropy
 from burnish.metrics.perplexity import Perplexity, perplexity
-from burnish.metrics.retrieval import F1, Precision, Recall, f1, precision, recall
+from burnish.metrics.retrieval import F1, MeanIntersectionOverUnion, Precision, Recall, f1, mean_iou, precision, recall
 from burnish.metrics.values import (
     MeanAbsoluteError,
     MeanSquaredError,
@@ -30,7 +31,9 @@ __all__ = [
     "SUM",
     "Accuracy",
     "AreaUnderCurve",
+    "CocoAveragePrecision",
     "MeanAbsoluteError",
+    "MeanIntersectionOverUnion",
     "MeanSquaredError",
     "Metric",
     "MetricBase",
@@ -41,14 +44,18 @@ __all__ = [
     "Recall",
     "RootMeanSquaredError",
     "TopK",
+    "VocAveragePrecision",
     "accuracy",
     "auc",
+    "coco_map",
     "f1",
     "get",
     "higher_is_better",
     "is_known",
+    "is_of_rows",
     "mae",
     "mean_absolute_error",
+    "mean_iou",
     "mean_squared_error",
     "mse",
     "normalized_entropy",
@@ -58,8 +65,10 @@ __all__ = [
     "recall",
     "rmse",
     "root_mean_squared_error",
+    "rows_name",
     "top_k",
     "total_of",
+    "voc_map",
 ]
 
 mae = mean_absolute_error
@@ -70,7 +79,11 @@ METRICS: Registry[Metric] = Registry(
     "metric",
     {
         "accuracy": accuracy,
+        "pixel_accuracy": accuracy,
         "auc": auc,
+        "coco_map": coco_map,
+        "mean_iou": mean_iou,
+        "voc_map": voc_map,
         "f1": f1,
         "mean_absolute_error": mean_absolute_error,
         "mae": mean_absolute_error,

@@ -15,7 +15,7 @@ from burnish.graph import Tensor
 from burnish.losses import Compared
 from burnish.settings import PlainSettings
 
-SUM, COUNT, TOTAL = "sum", "count", "total"
+SUM, COUNT, TOTAL, ROWS = "sum", "count", "total", "rows"
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -90,6 +90,20 @@ class Quotient(MetricBase):
         return divided(totals[SUM], totals[COUNT])
 
 
+def is_of_rows(metric: Metric) -> bool:
+    """Whether the totals of a metric are rows, which are joined and not added, and its figure is computed outside of graphs.
+
+    A metric says so by its attribute ``is_of_rows``. Rows are ``[N, K, ...]``, floating-point; K may differ from batch to batch,
+    and what is short is filled with -1.
+    """
+    return bool(getattr(metric, "is_of_rows", False))
+
+
+def rows_name(metric: str, part: str) -> str:
+    """Return the name of the output of ``evaluate`` that holds rows of a metric."""
+    return f"{ROWS}:{metric}:{part}"
+
+
 def output_name(metric: str, part: str) -> str:
     """Return the name of the output of ``evaluate`` that holds a total of a metric."""
     return f"{part}:{metric}" if part in (SUM, COUNT) else f"{TOTAL}:{metric}:{part}"
@@ -98,7 +112,7 @@ def output_name(metric: str, part: str) -> str:
 def total_of(output: str) -> tuple[str, str] | None:
     """Return metric and part of an output that ``output_name`` named; None for one that holds no total."""
     kind, _, rest = output.partition(":")
-    if kind == TOTAL:
+    if kind in (TOTAL, ROWS):
         metric, _, part = rest.rpartition(":")
         return metric, part
     return (rest, kind) if kind in (SUM, COUNT) and rest else None

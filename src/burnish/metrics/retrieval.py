@@ -164,6 +164,26 @@ class F1(Retrieval):
         return hits * 2, found + there
 
 
+@dataclass(frozen=True)
+class MeanIntersectionOverUnion(Retrieval):
+    """Hits over what is found or there, hits / (found + there - hits), by default the mean over the classes; see ``Retrieval``.
+
+    Over whole data sets, as PASCAL VOC and Cityscapes report it for segmentation: the counts of all pictures are added up first.
+    """
+
+    word: ClassVar[str] = "mean_iou"
+
+    average: Average = "macro"
+
+    def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
+        return hits, found + there - hits
+
+
+def mean_iou(average: Average = "macro", *, threshold: float = EVEN_ODDS) -> MeanIntersectionOverUnion:
+    """Return the mean intersection over union; see ``Retrieval`` for the averages."""
+    return MeanIntersectionOverUnion(average, threshold)
+
+
 def precision(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> Precision:
     """Return precision; see ``Retrieval`` for the averages."""
     return Precision(average, threshold)

@@ -4,11 +4,11 @@
 
 - cost ``[N, M, Q]``, floating-point: of row m and column q of each sample;
 - counts ``[N, M]``, bool: the rows that are to be assigned;
-- row ``[N, Q]``, int64: the row of each column, -1 where it has none. The sum of the costs is the smallest of all assignments in which
-  no column has two rows. Where more rows count than there are columns, those are left out whose absence makes it smallest.
+- row ``[N, Q]``, int64: the row of each column, -1 where it has none. The sum of the costs is the smallest of all assignments in
+  which no column has two rows. Where more rows count than there are columns, those are left out whose absence makes it smallest.
 
-The Hungarian method with potentials (Kuhn 1955, Munkres 1957), as shortest augmenting paths (Jonker and Volgenant 1987). All samples take a
-step together; a loop ends where the last has found its path.
+The Hungarian method with potentials (Kuhn 1955, Munkres 1957), as shortest augmenting paths (Jonker and Volgenant 1987). All
+samples take a step together; a loop ends where the last has found its path.
 """
 
 from __future__ import annotations

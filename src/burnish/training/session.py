@@ -27,7 +27,6 @@ from burnish.errors import CarryOverWarning, ConfigurationError, EngineError
 from burnish.formats.adapter_files import check_form, save_with_adapters
 from burnish.formats.export import export_inference
 from burnish.graph import garbage_kept
-from burnish.metrics import total_of
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
 from burnish.training import journal as journals
@@ -47,7 +46,7 @@ from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import warn_of_probabilities
 from burnish.training.tables import SessionTables
-from burnish.training.totals import figures, only_totals, totals_over
+from burnish.training.totals import figures, figures_of_batch, only_totals, totals_over
 from burnish.training.turns import one_at_a_time
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
@@ -184,7 +183,7 @@ class Session:
             ConfigurationError: the optimizer keeps no average.
         """
         outputs = self._evaluated(batch, parameters)
-        return {name: value.item() for name, value in outputs.items() if total_of(name) is None}
+        return figures_of_batch(outputs)
 
     def evaluate_totals(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         """Return the totals of one batch. Added over batches, replicas or clients, they tell the figures of all of them.

@@ -12,6 +12,7 @@ import numpy as np
 from burnish import metrics
 from burnish.errors import BurnishError, InputError
 from burnish.metrics import COUNT, SUM, total_of
+from burnish.metrics.base import ROWS
 
 
 def only_totals(outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -29,11 +30,14 @@ class Totals:
 
     counts: dict[str, np.ndarray] = field(default_factory=dict)
     sums: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def add(self, totals: Mapping[str, np.ndarray]) -> None:
         """Add what ``only_totals`` returned for a batch."""
         for name, array in totals.items():
-            if array.dtype.kind == "i":
+            if holds_rows(name):
+                self.rows.setdefault(name, []).append(array)
+            elif array.dtype.kind == "i":
                 self.counts[name] = self.counts[name] + array if name in self.counts else array
             else:
                 self.sums.setdefault(name, []).append(array)
@@ -44,7 +48,22 @@ class Totals:
             name: np.array([math.fsum(column) for column in np.stack(arrays).reshape(len(arrays), -1).T]).reshape(arrays[0].shape)
             for name, arrays in self.sums.items()
         }
-        return {**self.counts, **sums}
+        return {**self.counts, **sums, **{name: _joined(arrays) for name, arrays in self.rows.items()}}
+
+
+def holds_rows(output: str) -> bool:
+    """Whether an output holds rows, which are joined and not added."""
+    return output.partition(":")[0] == ROWS
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """Return rows ``[N, K, ...]`` one after the other, the shorter filled with -1."""
+    longest = max(array.shape[1] for array in arrays)
+    filled = [
+        np.pad(array, ((0, 0), (0, longest - array.shape[1]), *[(0, 0)] * (array.ndim - 2)), constant_values=-1)
+        for array in arrays
+    ]
+    return np.concatenate(filled)
 
 
 def totals_over(
@@ -100,6 +119,17 @@ def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -
     if not loss_terms:
         return results
     return {"loss": math.fsum(coefficient * results[name] for name, coefficient in loss_terms.items()), **results}
+
+
+def figures_of_batch(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the figures of one batch: those among its outputs, and those of its rows, NaN where nothing counts."""
+    reported = {name: value.item() for name, value in outputs.items() if total_of(name) is None}
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for output, array in outputs.items():
+        named = total_of(output) if holds_rows(output) else None
+        if named is not None:
+            parts.setdefault(named[0], {})[named[1]] = np.asarray(array, np.float64)
+    return reported | {name: metrics.get(name).combine(rows) for name, rows in parts.items()}
 
 
 def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:

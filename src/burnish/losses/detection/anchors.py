@@ -45,9 +45,9 @@ def check_numbers(loss: str, option: str, numbers: Any, count: int) -> tuple[flo
 def default_boxes(grids: Grids, scales: Sequence[float], ratios: Sequence[Sequence[float]]) -> np.ndarray:
     """Return the default boxes of SSD (Liu et al. 2016), ``[A, 4]``: centre and size as fractions, float64.
 
-    Map k has in each cell, row after row: a square of ``scales[k]``, one of ``sqrt(scales[k] * scales[k + 1])``, and for each ratio
-    a of ``ratios[k]`` a box of ``scale * sqrt(a)`` by ``scale / sqrt(a)`` and one upright. Sizes are cut off at 1. That is the order
-    of torchvision's ``DefaultBoxGenerator``.
+    Map k has in each cell, row after row: a square of ``scales[k]``, one of ``sqrt(scales[k] * scales[k + 1])``, and for each
+    ratio a of ``ratios[k]`` a box of ``scale * sqrt(a)`` by ``scale / sqrt(a)`` and one upright. Sizes are cut off at 1. That is
+    the order of torchvision's ``DefaultBoxGenerator``.
 
     Args:
         grids: height and width of each map.

@@ -25,9 +25,9 @@ LEAST = 1e-8
 class Detr(DetectionLoss):
     """The set loss of DETR (Carion et al. 2020), and with ``focal`` of Deformable DETR (Zhu et al. 2021).
 
-    It reads boxes ``[N, Q, 4]``, centre and size as fractions, and logits ``[N, Q, C + 1]``, of which the last is of no object, or
-    ``[N, Q, C]`` with ``focal``. Each object gets the prediction of its own for which the sum of the costs is smallest (the Hungarian
-    method, in the graph; no gradient goes through it)::
+    It reads boxes ``[N, Q, 4]``, centre and size as fractions, and logits ``[N, Q, C + 1]``, of which the last is of no object,
+    or ``[N, Q, C]`` with ``focal``. Each object gets the prediction of its own for which the sum of the costs is smallest (the
+    Hungarian method, in the graph; no gradient goes through it)::
 
         cost    = class_cost * -p[label]  +  l1_weight * |box - object|_1  -  giou_weight * GIoU
         classes = sum of w[label] * -log p[label] / sum of w, with w = no_object_weight where there is no object, else 1
@@ -91,8 +91,8 @@ class Detr(DetectionLoss):
         classes = scores if self.is_focal else scores - 1
         if classes < 1:
             raise ConfigurationError(
-                f"{self.name}: the scores '{predictions[1].name}' are of {scores} class, and the last is of no object: nothing would "
-                "be found; with class_loss='focal' every score is one of a class"
+                f"{self.name}: the scores '{predictions[1].name}' are of {scores} class, and the last is of no object: nothing "
+                "would be found; with class_loss='focal' every score is one of a class"
             )
         return self.object_specs(predictions[0], classes)
 

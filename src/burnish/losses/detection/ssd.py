@@ -32,7 +32,7 @@ LEAST_SIZE = 1e-6
 class _Match(NamedTuple):
     """Which object each anchor answers for, ``[N, A]``; of no meaning where it is not ``found``."""
 
-    index: Tensor
+    place: Tensor
     found: Tensor
 
 
@@ -40,9 +40,10 @@ class _Match(NamedTuple):
 class Ssd(DetectionLoss):
     """MultiBox loss (Liu et al. 2016), as torchvision's ``SSD`` computes it.
 
-    It reads offsets ``[N, A, 4]`` from A default boxes and logits ``[N, A, 1 + C]``, of the background and of C classes. An anchor
-    answers for the object that it overlaps most, where the overlap reaches ``threshold``; the anchor that overlaps an object most
-    answers for it in any case. Offsets are ``(x - x_a) / (w_a * v[0])``, ``log(w / w_a) / v[1]`` and the same of y and the height::
+    It reads offsets ``[N, A, 4]`` from A default boxes and logits ``[N, A, 1 + C]``, of the background and of C classes. An
+    anchor answers for the object that it overlaps most, where the overlap reaches ``threshold``; the anchor that overlaps an
+    object most answers for it in any case. Offsets are ``(x - x_a) / (w_a * v[0])``, ``log(w / w_a) / v[1]`` and the same of y
+    and the height::
 
         boxes   = sum over answering anchors of smooth_l1(offsets)                  / answering anchors
         classes = sum over these, and over the negatives_per_positive hardest others of each picture, of cross-entropy
@@ -118,8 +119,8 @@ class Ssd(DetectionLoss):
         scores = check_predictions(self, predictions, [one.name for one in predictions], len(self.default_boxes), 4, layout)
         if scores < 2:
             raise ConfigurationError(
-                f"{self.name}: the scores '{predictions[1].name}' are of {scores} class, and the first is the background: nothing "
-                "would be found"
+                f"{self.name}: the scores '{predictions[1].name}' are of {scores} class, and the first is the background: "
+                "nothing would be found"
             )
         return self.object_specs(predictions[0], scores - 1)
 
@@ -133,7 +134,7 @@ class Ssd(DetectionLoss):
         positive = builder.cast(match.found, offsets.dtype)
         error = SmoothL1(beta=self.beta).elements(offsets, self._offsets(objects, match, anchors))
         location = builder.op("ReduceSum", error, builder.integers([2]), keepdims=0)
-        label = of_object(objects.labels, match.index) + 1
+        label = of_object(objects.labels, match.place) + 1
         label = builder.op("Where", match.found, label, builder.scalar(BACKGROUND, label), like=label)
         entropy = self._cross_entropy(scores, label)
         hardest = self._hardest_negatives(entropy, match, in_crowd(corners(anchors, "cxcywh").unsqueezed(0), objects))
@@ -180,7 +181,7 @@ class Ssd(DetectionLoss):
     def _offsets(self, objects: Objects, match: _Match, anchors: Tensor) -> Tensor:
         """Emit the offsets from the anchors to their objects, ``[N, A, 4]``; 0 where there is none."""
         builder = anchors.builder
-        box = of_object(objects.boxes.joined(), match.index)
+        box = of_object(objects.boxes.joined(), match.place)
         sized = corners(box)
         wide = builder.op("Concat", *sized.center, sized.width, sized.height, axis=2)
         found = builder.op("Unsqueeze", match.found, builder.integers([2]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, cast
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import Compared, Detections, LabelSpec, LossBase, floating_shape
+from burnish.losses.base import Compared, Detections, LabelSpec, Loss, LossBase, floating_shape
 from burnish.losses.boxes import Corners, box_area, corners, intersection_area
 
 PADDING = -1
@@ -40,17 +40,15 @@ class Objects(NamedTuple):
 class DetectionLoss(LossBase):
     """A loss that reads boxes and scores, and compares them with the objects of each picture.
 
-    The inputs are ``labels [N, M]``, int64, -1 where a place holds no object, and ``boxes [N, M, 4]``, two corners as fractions of
-    the picture, left, top, right, bottom. M may differ from batch to batch, and is 1 at least.
+    The inputs are ``labels [N, M]``, int64, -1 where a place holds no object, and ``boxes [N, M, 4]``, two corners as fractions
+    of the picture, left, top, right, bottom. M may differ from batch to batch, and is 1 at least.
 
     Attributes:
-        crowd: whether there are three more inputs: ``crowd [N, M]``, 1 where a box is a region of many objects, or one that does not
-            count; ``areas [N, M]``, of objects in pixels; and ``sizes [N, 2]``, height and width of the pictures. A region is
+        crowd: whether there are three more inputs: ``crowd [N, M]``, 1 where a box is a region of many objects, or one that does
+            not count; ``areas [N, M]``, of objects in pixels; and ``sizes [N, 2]``, height and width of the pictures. A region is
             nothing to find, and what lies in it is no background.
         outputs: names of the model's outputs, the boxes and then the scores; None leaves that to ``compile``.
     """
-
-    box_channels: ClassVar[str] = "4"
 
     crowd: bool = False
     outputs: tuple[str, str] | None = None
@@ -109,9 +107,11 @@ class DetectionLoss(LossBase):
             inputs: of the loss.
             threshold: the overlap above which of two boxes of a class the one with the lower score is left out; None: all stay.
         """
-        detections = Detections(boxes, scores, *inputs, *[None] * (5 - len(inputs)), threshold)
+        labels, objects, *further = inputs
+        crowd, areas, sizes = further or (None, None, None)
+        detections = Detections(boxes, scores, labels, objects, crowd, areas, sizes, threshold)
         spec = LabelSpec(BOXES, boxes.dtype, (None, None, 4))
-        return Compared(boxes, inputs[1], self, spec, None, detections)
+        return Compared(boxes, inputs[1], cast(Loss, self), spec, None, detections)
 
 
 def check_predictions(
@@ -163,7 +163,7 @@ def places_along(tensor: Tensor, axis: int) -> Tensor:
 
 
 def of_object(tensor: Tensor, index: Tensor) -> Tensor:
-    """Emit, of a tensor ``[N, M]`` or ``[N, M, K]``, what belongs to the objects ``index [N, A]``: ``[N, A]`` or ``[N, A, K]``."""
+    """Emit, of ``[N, M]`` or ``[N, M, K]``, what belongs to the objects ``index [N, A]``: ``[N, A]`` or ``[N, A, K]``."""
     builder = tensor.builder
     if tensor.rank == 2:
         return builder.op("GatherElements", tensor, index, axis=1)

@@ -28,25 +28,26 @@ class _Assignment(NamedTuple):
     """What each cell is to say.
 
     Attributes:
-        index: of the object that it answers for, ``[N, A]``.
+        place: of the object that it answers for, ``[N, A]``.
         found: whether there is one, bool ``[N, A]``.
         quality: the score that its class is to have, ``[N, A]``; 0 where there is none.
     """
 
-    index: Tensor
+    place: Tensor
     found: Tensor
     quality: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskAligned(DetectionLoss):
-    """The loss of YOLOv8, with the task-aligned assignment of TOOD (Feng et al. 2021) and distribution focal loss (Li et al. 2020).
+    """The loss of YOLOv8, with the task-aligned assignment of TOOD (Feng et al. 2021) and distribution focal loss (Li et al.
+    2020).
 
-    It reads the distances from the centres of A cells to the sides of a box, left, top, right, bottom, in cells: ``[N, A, 4 bins]``,
-    the logits of each distance over 0 ... bins - 1, or ``[N, A, 4]``, the distances themselves, with ``bins=1``; and the logits of C
-    classes, ``[N, A, C]``. Of the cells whose centre is in an object, those ``candidates`` answer for it whose
-    ``score^alpha * CIoU^beta`` is largest; a cell that two objects want answers for the one that its box overlaps more. Its class is
-    to have the score ``t = measure / largest measure * largest CIoU`` of its object, and every other class of every cell 0::
+    It reads the distances from the centres of A cells to the sides of a box, left, top, right, bottom, in cells: ``[N, A, 4
+    bins]``, the logits of each distance over 0 ... bins - 1, or ``[N, A, 4]``, the distances themselves, with ``bins=1``; and the
+    logits of C classes, ``[N, A, C]``. Of the cells whose centre is in an object, those ``candidates`` answer for it whose
+    ``score^alpha * CIoU^beta`` is largest; a cell that two objects want answers for the one that its box overlaps more. Its class
+    is to have the score ``t = measure / largest measure * largest CIoU`` of its object, and every other class of every cell 0::
 
         boxes     = box_weight      * sum t (1 - CIoU)              / max(sum t, 1)
         distances = distance_weight * sum t DFL, of the four sides' mean / max(sum t, 1)
@@ -122,7 +123,7 @@ class TaskAligned(DetectionLoss):
         if self.bins > 1:
             spread = self._distribution_loss(read, goal)
             terms.append(Term(sum_of(spread * assigned.quality), weight, self.distance_weight, "distances"))
-        label = builder.op("Unsqueeze", of_object(objects.labels, assigned.index), builder.integers([2]))
+        label = builder.op("Unsqueeze", of_object(objects.labels, assigned.place), builder.integers([2]))
         is_class = builder.cast(builder.op("Equal", label, places_along(scores, 2)), scores.dtype)
         aim = is_class * builder.op("Unsqueeze", assigned.quality, builder.integers([2]))
         entropy = (1.0 - aim) * scores + softplus(-scores)
@@ -219,7 +220,7 @@ class TaskAligned(DetectionLoss):
     def _goals(self, objects: Objects, assigned: _Assignment) -> Corners:
         """Emit the box of each cell's object, and one around its centre where it answers for none."""
         builder = assigned.quality.builder
-        box = of_object(objects.boxes.joined(), assigned.index)
+        box = of_object(objects.boxes.joined(), assigned.place)
         centres, sizes = self._geometry(assigned.quality)
         any_box = builder.op("Concat", centres - sizes, centres + sizes, axis=2)
         found = builder.op("Unsqueeze", assigned.found, builder.integers([2]))
