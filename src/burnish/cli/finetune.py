@@ -22,6 +22,7 @@ from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.watching import Watching
 from burnish.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -92,11 +93,12 @@ def finetune(
     course: Course,
     results: Results,
     repetition: Repetition,
+    watching: Watching,
 ) -> None:
     """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
     _check_options(model, results, tuning)
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
-    check_seeds(repetition.seeds, results)
+    check_seeds(repetition.seeds, results, watching.report)
     folder = run_folder(model, results, "-finetuned")
     results = replace(results, folder=folder)
     if "epochs" not in course.named:
@@ -124,12 +126,11 @@ def finetune(
             compilation = for_language(_compilation(choices, stage), texts)
             result = TrainingRun(
                 own / START,
-                data,
-                pixels,
-                texts,
+                *(data, pixels, texts),
                 compilation,
                 _course(course, choices, number, earlier),
                 _results(results, place, is_last),
+                watching.of_seed(course.seed, repetition.seeds) if is_last else Watching(),
                 command,
                 configuration,
                 None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TABLE = "seeds.csv"
 
 
-def check_seeds(seeds: int, results: Results, workers: int = 1) -> None:
+def check_seeds(seeds: int, results: Results, report: Path | None, workers: int = 1) -> None:
     """Refuse options that mean nothing for several runs.
 
     Raises:
@@ -34,6 +34,11 @@ def check_seeds(seeds: int, results: Results, workers: int = 1) -> None:
         raise typer.BadParameter(
             f"--seeds {seeds}: --export would let each run replace the model of the one before; leave it out, each folder has "
             "its tuned.onnx"
+        )
+    if report is not None:
+        raise typer.BadParameter(
+            f"--seeds {seeds}: --report would let each run replace the report of the one before; leave it out, and report a run "
+            "by burnish report FOLDER"
         )
 
 

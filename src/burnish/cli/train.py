@@ -17,6 +17,7 @@ from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.watching import Watching
 from burnish.cli.worker_options import Exchange, Workers, join_workers
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def train(
     exchange: Exchange,
     results: Results,
     repetition: Repetition,
+    watching: Watching,
 ) -> None:
     """Train a model on data."""
     if results.resume and results.overwrite:
@@ -46,7 +48,7 @@ def train(
     is_program(model)  # refuses the folder of a run
     check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
-    check_seeds(repetition.seeds, results, workers.total)
+    check_seeds(repetition.seeds, results, watching.report, workers.total)
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     settings = exchange.settings(workers.is_alone)
     command = context.meta["burnish.arguments"]
@@ -65,7 +67,8 @@ def train(
 
     def run(course: Course, results: Results) -> TrainingResult | None:
         configuration = configuration_of(context, seed=course.seed)
-        options = (data, pixels, texts, compilation, course, results)
+        watched = watching.of_seed(course.seed, repetition.seeds)
+        options = (data, pixels, texts, compilation, course, results, watched)
         return TrainingRun(model, *options, command, configuration, parallel, group).train()
 
     train_with_seeds(repetition.seeds, course, results, folder, run)

@@ -23,6 +23,7 @@ from burnish.cli.program_lines import export_line, planned_line, waiting_line, w
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.watching import Watching
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
@@ -31,11 +32,13 @@ from burnish.program import Program
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
+from burnish.training.environment import environment, peak_resident_bytes
 from burnish.training.epoch_length import batches_per_epoch
 from burnish.training.finetuning import folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
+from burnish.training.result import TrainingResult
 from burnish.training.saved_runs import RECORD, read_record
-from burnish.training.trainer import Trainer, TrainingResult
+from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
 TUNED = "tuned.onnx"
@@ -46,7 +49,7 @@ class TrainingRun:
     """A run in a folder: a new one, or one that goes on.
 
     Attributes:
-        model, data, pixels, texts, compilation, course, results: as the command line says.
+        model, data, pixels, texts, compilation, course, results, watching: as the command line says.
         command: the arguments of the command line, to print and to keep.
         configuration: the file that repeats the run, to keep.
         parallel, group: the workers, as ``join_workers`` returns them.
@@ -65,6 +68,7 @@ class TrainingRun:
     compilation: Compilation
     course: Course
     results: Results
+    watching: Watching
     command: Sequence[str]
     configuration: str
     parallel: DataParallel | None
@@ -103,7 +107,11 @@ class TrainingRun:
         program = self._with_schedule(program, len(train_set))
         if self.resumes:
             on_first(self.group, lambda: take_over_checkpoints(self.folder, program), "the checkpoints")
-        trainer = self._trainer(program, train_set, eval_set)
+        report = self.watching.html_report(self.configuration, launch.command_line(self.command), kept_average(program))
+        callbacks = [*self.callbacks, *self.watching.loggers(kept_average(program))]
+        if report is not None and not self.is_tuning:  # which goes back to the best epoch first
+            callbacks.append(report)
+        trainer = self._trainer(program, train_set, eval_set, callbacks)
         if self.start is not None:
             self._start_from(trainer, self.start)
         if self.resumes:
@@ -118,9 +126,12 @@ class TrainingRun:
         if self.group.rank:
             trainer.session.take_part()
             return None
+        self._record_end(result)
         if self.is_tuning:
             figures = take_best(trainer, result, eval_set is not None)
             trainer.session.metadata |= metrics_entry(figures)
+            if report is not None:
+                report.on_run_end(trainer, None)
             self._say(f"{TUNED}: the state after epoch {figures['epoch']}{', the best' if eval_set is not None else ''}")
         tuned, fold, parameters = self.results.export or self.folder / TUNED, self.results.fold, kept_average(program)
         trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
@@ -207,7 +218,7 @@ class TrainingRun:
         remedy = "give fewer --warmup steps, or more --epochs"
         return with_schedule(program, self.compilation.schedule, self.compilation.warmup, steps, remedy, updates)
 
-    def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None) -> Trainer:
+    def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None, callbacks: Sequence[Callback]) -> Trainer:
         course = self.course
         return Trainer(
             program,
@@ -232,7 +243,7 @@ class TrainingRun:
             state=self._initial_state(program),
             augment=self.data.augment,
             data_workers=self.data.data_workers,
-            callbacks=self.callbacks,
+            callbacks=callbacks,
         )
 
     def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:
@@ -267,6 +278,12 @@ class TrainingRun:
             notes.append("--reinitialize is not taken: a resumed run goes on with the weights that it has")
         return notes
 
+    def _record_end(self, result: TrainingResult) -> None:
+        """Note in the record what the run came to."""
+        ending = {"best": result.best, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
+        record = {**read_record(self.folder), "result": ending}
+        (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
     def _record(self, program: Program, described: DataDescription, course: Mapping[str, Any]) -> None:
         """Write into the folder the program, and what the run was started with."""
         # Of the run that is overwritten: they would pass for this run's.
@@ -285,6 +302,8 @@ class TrainingRun:
             "course": course,
             "launch": launch.run_id(),
             "parameters": kept_average(program),
+            "environment": environment(),
+            "batch_size": self.course.batch_size,
         }
         (self.folder / CONFIGURATION).write_text(self.configuration, encoding="utf-8")
         (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -57,23 +57,33 @@ class MetricsTable:
         return ["" if row[name] is None else repr(row[name]) for name in self.columns]
 
     def _read(self) -> list[Row]:
-        if not self.path.exists():
-            return []
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                if tuple(reader.fieldnames or ()) != self.columns:
-                    raise ValueError(f"its columns are {', '.join(reader.fieldnames or ())}")
-                # A crash may have left a last row without its end: it comes after the checkpoint and is written again.
-                return [
-                    {name: _number(name, text) for name, text in values.items()}
-                    for values in reader
-                    if None not in values.values()
-                ]
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"'{self.path}' is not the table of this run ({error}): move it away, and training resumes with a new one"
-            ) from error
+        return read_rows(self.path, self.columns) if self.path.exists() else []
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of a ``metrics.csv``.
+
+    Args:
+        path: the file.
+        columns: those that it has to have; None takes what there is.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no such table.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            read = tuple(reader.fieldnames or ())
+            if read != tuple(columns or read) or read[: len(POSITION_COLUMNS)] != POSITION_COLUMNS:
+                raise ValueError(f"its columns are {', '.join(read)}")
+            # A crash may have left a last row without its end: it comes after the checkpoint and is written again.
+            return [
+                {name: _number(name, text) for name, text in values.items()} for values in reader if None not in values.values()
+            ]
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"'{path}' is not the table of this run ({error}): move it away, and training resumes with a new one"
+        ) from error
 
 
 def _number(name: str, text: str) -> int | float | None:

@@ -194,16 +194,26 @@ def _of_checkpoint(
     session.restore(checkpoint)
     what = f"the run '{path}'" if is_run(path) else f"the checkpoint '{path}'"
     state = f"{what}, {'best' if best else 'latest'} state" if is_run(path) else what
-    return _of_session(f"{state} after {session.step_count:,} step{'s' * (session.step_count != 1)}", session, average)
+    return model_of_session(f"{state} after {session.step_count:,} step{'s' * (session.step_count != 1)}", session, average)
 
 
 def _of_program(
     name: str, program: Program, state: Mapping[str, np.ndarray] | None, average: bool | None, engine: str | Engine
 ) -> TrainedModel:
-    return _of_session(name, Session(program, engine, state), average)
+    return model_of_session(name, Session(program, engine, state), average)
 
 
-def _of_session(name: str, session: Session, average: bool | None) -> TrainedModel:
+def model_of_session(name: str, session: Session, average: bool | None = None) -> TrainedModel:
+    """Return the model that a session trains, in its present state.
+
+    Args:
+        name: what it is, in words.
+        session: it computes.
+        average: whether to read the average that the optimizer keeps, in place of the parameters.
+
+    Raises:
+        ConfigurationError: the optimizer keeps no average.
+    """
     program, parameters = session.program, AVERAGE if average else None
     if parameters is not None:
         averages(program.signature, parameters)  # refuses what the program keeps none of

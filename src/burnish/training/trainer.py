@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.progress import Progress, Reached, progress_of
 from burnish.training.rates import Rates
 from burnish.training.reports import Row
+from burnish.training.result import TrainingResult
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
@@ -37,32 +38,6 @@ from burnish.training.trainer_options import check_run, evaluated_parameters, wa
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a run came to.
-
-    Attributes:
-        metrics: loss and metrics after the last epoch: on the evaluation data where there are any, else the averages over
-            the training batches of that epoch.
-        history: the rows of ``metrics.csv``; of several workers, the first alone has them.
-        best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch, whose state ``checkpoints/best.safetensors`` holds.
-        steps: steps since the run first started.
-        seconds: time spent in training since the run first started.
-        waiting: the share of the time of its steps in which the run waited for data, 0 to 1.
-        run_directory: where reports and checkpoints are.
-        stopped: why a callback stopped the run before its last epoch; None where none did.
-    """
-
-    metrics: dict[str, float]
-    history: list[Row]
-    best: dict[str, Any] | None
-    steps: int
-    seconds: float
-    run_directory: Path
-    waiting: float = 0.0
-    stopped: str | None = None
 
 
 class Trainer:
@@ -231,6 +206,16 @@ class Trainer:
         """The rows of ``metrics.csv``; of several workers, the first alone has them."""
         return self.run_folder.rows
 
+    @property
+    def best_epoch(self) -> dict[str, Any] | None:
+        """As ``TrainingResult.best``, so far."""
+        return self._position.best
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why a callback asked for the end of the run; None where none did."""
+        return self._callbacks.stop_reason
+
     def stop(self, reason: str) -> None:
         """Stop after the step under way, as callbacks may ask: the state is saved, and ``run`` returns.
 
@@ -333,7 +318,7 @@ class Trainer:
             if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
                 self.run_folder.add_row(position, {})
             if self._callbacks.tell_steps:
-                self._tell_step(batch, metrics)
+                self._tell_step(batch, samples, metrics)
             is_due = self.checkpoint_every and position.step % self.checkpoint_every == 0
             if is_due and position.batch < len(self.loader):  # the end of an epoch writes one in any case
                 self._save()
@@ -377,10 +362,10 @@ class Trainer:
             self._stop_vote.begin(self._wish())
             self._stop_if_asked()
 
-    def _tell_step(self, batch: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+    def _tell_step(self, batch: Mapping[str, Any], samples: int, figures: Mapping[str, float]) -> None:
         position = self._position
         done = (position.epoch + 1, position.step, position.samples, position.seconds)
-        self._callbacks.call("on_step_end", self, StepReport(*done, batch, figures, position.rate))
+        self._callbacks.call("on_step_end", self, StepReport(*done, batch, samples, figures, position.rate))
 
     def _reached(self) -> Reached:
         position = self._position

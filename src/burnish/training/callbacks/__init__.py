@@ -6,5 +6,18 @@ terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish
 
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.early_stopping import EarlyStopping
+from burnish.training.callbacks.html_report import HtmlReport
+from burnish.training.callbacks.tensorboard import TensorBoard
+from burnish.training.callbacks.trackers import MLflow, WeightsAndBiases
 
-__all__ = ["Callback", "EarlyStopping", "EpochReport", "Run", "StepReport"]
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "EpochReport",
+    "HtmlReport",
+    "MLflow",
+    "Run",
+    "StepReport",
+    "TensorBoard",
+    "WeightsAndBiases",
+]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.data.loader import Loader
+from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.program import Program
 from burnish.training.reports import Row
 from burnish.training.session import Session
@@ -21,7 +22,10 @@ class Run(Protocol):
         loader, eval_loader: the batches that are trained and evaluated on.
         epochs, steps: of the whole run.
         run_directory: the folder of the run.
+        group: the workers of the run; of one, where it trains alone.
         rows: the rows of ``metrics.csv`` so far.
+        best_epoch: ``epoch``, ``metric`` and ``value`` of the best epoch so far; None before the first is done.
+        stop_reason: why a callback asked for the end of the run; None where none did.
     """
 
     program: Program
@@ -35,7 +39,16 @@ class Run(Protocol):
     def steps(self) -> int: ...
 
     @property
+    def group(self) -> ProcessGroup: ...
+
+    @property
     def rows(self) -> list[Row]: ...
+
+    @property
+    def best_epoch(self) -> dict[str, Any] | None: ...
+
+    @property
+    def stop_reason(self) -> str | None: ...
 
     def stop(self, reason: str) -> None:
         """Stop after the step under way: the state is saved, and ``Trainer.run`` returns."""
@@ -55,7 +68,8 @@ class StepReport:
         step: steps done since the run first started, this one among them.
         samples: samples seen since then.
         seconds: time spent in training since then, in seconds.
-        batch: what the step was given, arrays by input name; not to be changed.
+        batch: what this worker gave the step, arrays by input name; not to be changed.
+        batch_samples: samples in the batch of the step, over all workers.
         figures: loss, metrics and what else the step reports.
         rate: learning rate of the step; None where there is none.
     """
@@ -65,6 +79,7 @@ class StepReport:
     samples: int
     seconds: float
     batch: Mapping[str, Any]
+    batch_samples: int
     figures: Mapping[str, float]
     rate: float | None
 

@@ -18,7 +18,8 @@ from burnish.program import Program
 from burnish.training.callbacks import EarlyStopping
 from burnish.training.finetuning.planning import COSINE, plan
 from burnish.training.finetuning.transfer import transfer
-from burnish.training.trainer import Trainer, TrainingResult
+from burnish.training.result import TrainingResult
+from burnish.training.trainer import Trainer
 
 METRICS, STEP = "burnish.metrics", "step"
 """The metadata of a tuned file: its figures, and on which data they were taken."""

@@ -1,0 +1,83 @@
+"""``burnish report``: the report of a run in one HTML file, from its folder."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from burnish.cli.configuration import CONFIGURATION
+from burnish.cli.console import output
+from burnish.cli.data_options import check_data_options
+from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOption, SavedModel
+from burnish.cli.option_groups import takes_options
+from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
+
+
+@takes_options("program")
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    *,
+    saved: SavedModel,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="What the model is judged on: by default the run's evaluation data, or what it was trained on.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=DATA)] = None,
+    image_size: ImageSizeOption = None,
+    batch_size: BatchSizeOption = 32,
+    pixels: Pixels,
+    texts: TextOptions,
+    path: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; by default report.html in the folder.", rich_help_panel=RESULT),
+    ] = None,
+) -> None:
+    """Write a report of a run: curves, confusion matrix, worst examples, what was trained, configuration, time and memory."""
+    from burnish.data import open_dataset
+    from burnish.errors import CheckpointError
+    from burnish.training.html_report import Contents, write_report
+    from burnish.training.html_report.samples import judge
+    from burnish.training.saved_runs import is_run, read_record
+
+    if not is_run(run):
+        raise CheckpointError(f"'{run}' is not the folder of a run: give the folder that burnish train or finetune wrote")
+    record, configuration = read_record(run), _configuration(run)
+    options = _options(configuration)
+    given = data or options.get("eval-data") or options.get("data") or record.get("data")
+    if not given:
+        raise CheckpointError(f"'{run}' does not say what it was trained on: name what to judge it on (--data)")
+    given, label = str(given), label or options.get("label")
+    size = image_size or (tuple(options["image-size"]) if "image-size" in options else None)
+    check_data_options(given, label=label, image_size=size, pixels=pixels.first_named)
+    model = saved.open(run)
+    settings, text = pixels.settings(), texts.settings_for(run, given, model.described)
+    classes = model.described.classes
+    dataset = open_dataset(given, model.to_evaluate, label=label, classes=classes, image_size=size, pixels=settings, text=text)
+    contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"'{given}'", configuration)
+    written = write_report(path or run / "report.html", contents)
+    output().print(f"{written}: the report of {model.name}, judged on {given}")
+
+
+def _configuration(run: Path) -> str | None:
+    """The file that repeats a run; None where it has none, as runs of earlier versions have."""
+    try:
+        return (run / CONFIGURATION).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _options(configuration: str | None) -> dict[str, Any]:
+    """What a run was started with; empty where its folder does not say."""
+    try:
+        content = tomllib.loads(configuration or "")
+    except ValueError:
+        return {}
+    return next((table for table in content.values() if isinstance(table, dict)), {})

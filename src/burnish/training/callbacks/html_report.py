@@ -1,0 +1,64 @@
+"""Write the report of a run when it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from burnish.errors import NonFiniteLossError
+from burnish.training.callbacks.base import Callback, Run
+from burnish.training.environment import environment, peak_resident_bytes
+from burnish.training.html_report.contents import Contents
+from burnish.training.html_report.page import write_report
+from burnish.training.html_report.samples import judge
+from burnish.training.interruption import TrainingInterrupted
+from burnish.training.saved_runs import AVERAGE
+from burnish.training.trained_model import model_of_session
+
+
+class HtmlReport(Callback):
+    """Writes a report in one HTML file when the run ends, also where Ctrl-C or a loss that is not finite stopped it.
+
+    It holds curves, rates, the confusion matrix and the worst examples of the evaluation data (the training data where there are
+    none), what was trained, the configuration, the environment, time and memory.
+
+    Args:
+        path: of the file, by convention ``.html``.
+        title: of the page; the name of the folder of the run by default.
+        parameters: ``average`` judges the average of the weights that the optimizer keeps, in place of the parameters.
+        configuration, command: the file that repeats the run, and its command line, to be shown.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        title: str | None = None,
+        *,
+        parameters: str | None = None,
+        configuration: str | None = None,
+        command: str | None = None,
+    ):
+        self.path, self.title, self.parameters = Path(path), title, parameters
+        self.configuration, self.command = configuration, command
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        if not (error is None or isinstance(error, NonFiniteLossError | TrainingInterrupted)):
+            return
+        loader = run.eval_loader or run.loader
+        model = model_of_session("the run", run.session, self.parameters == AVERAGE)
+        contents = Contents(
+            title=self.title or run.run_directory.name,
+            rows=run.rows,
+            program=run.program,
+            batch_size=run.loader.batch_size,
+            best=run.best_epoch,
+            stopped=str(error) if error is not None else run.stop_reason,
+            # Where workers hold tables in parts, all of them would have to predict.
+            judgement=None if run.session.evaluates_together else judge(model, loader.dataset, run.loader.batch_size),
+            data="the training data" if run.eval_loader is None else "the evaluation data",
+            configuration=self.configuration,
+            command=self.command,
+            environment={**environment(), "engine": run.session.engine.name},
+            peak_bytes=peak_resident_bytes(),
+        )
+        write_report(self.path, contents)
+        run.note(f"{self.path}: the report of the run")

@@ -1,0 +1,145 @@
+"""Runs in MLflow and in Weights & Biases: figures of steps and epochs, options, how the run ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
+from burnish.training.callbacks.speed import Speed
+from burnish.training.environment import resident_bytes
+from burnish.training.interruption import TrainingInterrupted
+
+LONGEST_VALUE = 500
+"""Characters of an option; MLflow refuses more."""
+
+
+class _Tracker(Callback):
+    """What the two have in common: which figures are logged when."""
+
+    def __init__(self, every: int):
+        self._speed = Speed(every)
+
+    def on_step_end(self, run: Run, report: StepReport) -> None:
+        figures = self._speed.add(report)
+        if figures is not None:
+            resident = resident_bytes()
+            self._log({**figures, **({} if resident is None else {"memory/resident_bytes": float(resident)})}, report.step)
+
+    def on_epoch_end(self, run: Run, report: EpochReport) -> None:
+        figures = {f"evaluation/{name}": value for name, value in report.evaluation.items()}
+        self._log({**figures, "epoch": float(report.epoch)}, report.step)
+
+    def _log(self, figures: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+
+class MLflow(_Tracker):
+    """Logs a run to MLflow: options as parameters, figures as metrics, ``metrics.csv`` as an artifact. It needs mlflow-skinny.
+
+    The run ends as ``FINISHED``, as ``KILLED`` after Ctrl-C, or as ``FAILED``.
+
+    Args:
+        experiment: its name; it is made where it is not there.
+        name: of the run; None lets MLflow choose one.
+        tracking_uri: where MLflow keeps runs: a server, ``sqlite:///file``, or a folder; None: as MLflow is configured.
+        every: log the figures of so many steps together, as their average.
+
+    Attributes:
+        run_id: of the run in MLflow; None before it began.
+
+    Raises:
+        ConfigurationError: MLflow is not installed.
+    """
+
+    def __init__(self, experiment: str = "burnish", name: str | None = None, *, tracking_uri: str | None = None, every: int = 10):
+        super().__init__(every)
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise ConfigurationError("MLflow is not installed: pip install mlflow-skinny") from error
+        self.experiment, self.name = experiment, name
+        self._client = MlflowClient(tracking_uri)
+        self.run_id: str | None = None
+
+    def on_run_begin(self, run: Run) -> None:
+        client = self._client
+        known = client.get_experiment_by_name(self.experiment)
+        experiment = client.create_experiment(self.experiment) if known is None else known.experiment_id
+        self.run_id = client.create_run(experiment, run_name=self.name).info.run_id
+        for name, value in options_of(run).items():
+            client.log_param(self.run_id, name, _short(value))
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        if self.run_id is None:
+            return
+        table = run.run_directory / "metrics.csv"
+        if table.is_file():
+            self._client.log_artifact(self.run_id, str(table))
+        status = "FINISHED" if error is None else "KILLED" if isinstance(error, TrainingInterrupted) else "FAILED"
+        self._client.set_terminated(self.run_id, status)
+
+    def _log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+
+class WeightsAndBiases(_Tracker):
+    """Logs a run to Weights & Biases: options as its configuration, and figures. It needs wandb.
+
+    Args:
+        project: its name.
+        name: of the run; None lets Weights & Biases choose one.
+        mode: ``online``, ``offline`` (written to ``folder``, and sent later by ``wandb sync``), or None: as wandb is configured.
+        folder: where wandb writes; None is the folder of the run.
+        every: log the figures of so many steps together, as their average.
+
+    Raises:
+        ConfigurationError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str = "burnish",
+        name: str | None = None,
+        *,
+        mode: str | None = None,
+        folder: str | Path | None = None,
+        every: int = 10,
+    ):
+        super().__init__(every)
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigurationError("Weights & Biases is not installed: pip install wandb") from error
+        self._wandb = wandb
+        self.project, self.name, self.mode, self.folder = project, name, mode, folder
+        self._run: Any = None
+
+    def on_run_begin(self, run: Run) -> None:
+        folder = Path(self.folder or run.run_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings: dict[str, Any] = {"project": self.project, "name": self.name, "mode": self.mode, "dir": str(folder)}
+        self._run = self._wandb.init(config=options_of(run), **settings)
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if error is None else 1)
+
+    def _log(self, figures: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(figures), step=step)
+
+
+def options_of(run: Run) -> dict[str, Any]:
+    """Return what a run was started with: what its program was compiled with, epochs, samples in a batch, seed, engine."""
+    options = {name: value for name, value in run.program.options.items() if value not in (None, [], {}, "")}
+    course = {"epochs": run.epochs, "batch_size": run.loader.batch_size, "seed": run.loader.seed}
+    return {**options, **course, "engine": run.session.engine.name}
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

@@ -1,0 +1,142 @@
+"""What a report says, gathered from a trainer or from the folder of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from burnish.formats.saving import load
+from burnish.program import Program, Role
+from burnish.training.html_report.samples import Judgement
+from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, Row, read_rows
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the model: its name, shape and number of elements, and what becomes of it in a step."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a report says.
+
+    Attributes:
+        title: of the run.
+        rows: of ``metrics.csv``.
+        program: what was trained.
+        batch_size: samples in a step.
+        best: ``epoch``, ``metric`` and ``value`` of the best epoch; None where no epoch was finished.
+        stopped: why the run stopped before its last epoch; None where it did not.
+        judgement: what the trained model says of ``data``; None where it was not asked.
+        data: what the samples are, in words.
+        configuration: the file that repeats the run, or other text; None where there is none.
+        command: the command line; None for a run in Python.
+        environment: names and versions of what computed.
+        peak_bytes: the most memory of the process that was resident, in bytes; None where it is not known.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    program: Program
+    batch_size: int
+    best: Mapping[str, Any] | None = None
+    stopped: str | None = None
+    judgement: Judgement | None = None
+    data: str = ""
+    configuration: str | None = None
+    command: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    peak_bytes: int | None = None
+
+    @classmethod
+    def of_folder(
+        cls, run: Path, record: Mapping[str, Any], judgement: Judgement, data: str, configuration: str | None
+    ) -> Contents:
+        """Return what the folder of a run says.
+
+        Args:
+            run: the folder.
+            record: what ``burnish train`` noted there, as ``read_record`` returns it.
+            judgement, data: what the model says of which samples.
+            configuration: the file that repeats the run; None where there is none.
+
+        Raises:
+            CheckpointError: the program or the table of figures cannot be read.
+        """
+        ending = record.get("result") or {}
+        return cls(
+            title=run.resolve().name,
+            rows=read_rows(run / "metrics.csv"),
+            program=load(run / "program"),
+            batch_size=int(record.get("batch_size") or 1),
+            best=ending.get("best"),
+            stopped=ending.get("stopped"),
+            judgement=judgement,
+            data=data,
+            configuration=configuration,
+            command=record.get("command"),
+            environment=record.get("environment") or {},
+            peak_bytes=ending.get("peak_bytes"),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Loss, metrics and what else a step reports."""
+        columns = self.rows[0] if self.rows else {}
+        return [name for name in columns if name not in POSITION_COLUMNS and not name.startswith(EVALUATION_PREFIX)]
+
+    def points(self, column: str) -> list[tuple[float, float]]:
+        """Return (step, value) of a column of the rows."""
+        return [(float(row["step"] or 0), float(value)) for row in self.rows if (value := row.get(column)) is not None]
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last figures: on the evaluation data where there are any, else on the training data."""
+        figures = {}
+        for name in self.names:
+            points = self.points(EVALUATION_PREFIX + name) or self.points(name)
+            if points:
+                figures[name] = points[-1][1]
+        return figures
+
+    @property
+    def throughput(self) -> list[tuple[float, float]]:
+        """(step, samples in a second) between a row and the one before; evaluation counts into the last row of an epoch."""
+        points = []
+        for before, row in zip(self.rows, self.rows[1:], strict=False):
+            seconds = (row["seconds"] or 0) - (before["seconds"] or 0)
+            samples = (row["samples"] or 0) - (before["samples"] or 0)
+            if seconds > 0 and samples > 0:
+                points.append((float(row["step"] or 0), samples / seconds))
+        return points
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters and statistics of the model: those that a step updates first."""
+        signature = self.program.signature["step"]
+        tensors = []
+        for entry in signature.inputs_of(Role.PARAMETER, Role.STATISTIC):
+            is_updated = entry.name in signature.updates
+            kind = "trained" if is_updated else "frozen"
+            if entry.role is Role.STATISTIC:
+                kind = "statistic that moves" if is_updated else "statistic that stays"
+            shape = tuple(extent for extent in entry.extents if isinstance(extent, int))
+            size = 1
+            for extent in shape:
+                size *= extent
+            tensors.append(Tensor(entry.name.partition("/")[2], shape, size, kind))
+        order = ("trained", "frozen", "statistic that moves", "statistic that stays")
+        return sorted(tensors, key=lambda tensor: order.index(tensor.role))
+
+    @property
+    def reached(self) -> dict[str, float]:
+        """Steps, epochs, samples and seconds of the whole run."""
+        last = self.rows[-1] if self.rows else {}
+        return {name: float(last.get(name) or 0) for name in (*sorted(COUNTS), "seconds")}

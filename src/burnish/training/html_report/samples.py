@@ -1,0 +1,174 @@
+"""What a trained model says of each sample of a data set: the confusion matrix, and the samples that it gets most wrong."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from burnish.data import Dataset
+from burnish.errors import BurnishError
+from burnish.training.answers import Answer, read_answer
+from burnish.training.html_report.pictures import pixels_of
+from burnish.training.trained_model import TrainedModel
+
+MOST_CLASSES = 1000
+"""Beyond so many classes no matrix is kept."""
+SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample that the model gets wrong.
+
+    Attributes:
+        index: its place in the data set, from 0.
+        truth, said: what is right, and what the model says; names of classes, or numbers.
+        probability: that the model gives to the right class; None where it gives values.
+        error: by which examples are ordered, the larger the worse: the cross-entropy, or the squared error.
+        pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
+        values: the numbers of the sample, in words, where it is no image.
+    """
+
+    index: int
+    truth: str
+    said: str
+    probability: float | None
+    error: float
+    pixels: np.ndarray | None
+    values: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a model says of a data set.
+
+    Attributes:
+        samples: how many were read.
+        classes: their names, in the order of their indices; empty where the model gives values.
+        confusion: int64, [right class, class that the model says]; None where there are no classes, or too many.
+        worst: the samples that it gets most wrong, the worst first.
+        missing: why there is no matrix, or no examples; empty where there are.
+    """
+
+    samples: int
+    classes: tuple[str, ...]
+    confusion: np.ndarray | None
+    worst: tuple[Example, ...]
+    missing: str = ""
+
+
+class _Part:
+    """A stretch of a data set."""
+
+    def __init__(self, dataset: Dataset, start: int, stop: int):
+        self._dataset, self._start, self._count = dataset, start, stop - start
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(self._dataset.batch(indices + self._start))
+
+
+def judge(model: TrainedModel, dataset: Dataset, batch_size: int = 32, worst: int = 12) -> Judgement:
+    """Return what a model says of all samples of a data set.
+
+    Args:
+        model: in inference mode.
+        dataset: with labels, as ``model.to_evaluate`` describes it.
+        batch_size: samples at once; no more of them are in memory.
+        worst: how many examples are kept.
+    """
+    try:
+        answer, label = read_answer(model), model.to_evaluate.label
+    except BurnishError as error:
+        return Judgement(0, (), None, (), str(error))
+    if label is None or answer.kind not in ("classes", "scores", "values"):
+        return Judgement(0, (), None, (), "the model answers several questions for each sample, or the data have no labels")
+    kept = _Worst(model, worst)
+    confusion: np.ndarray | None = None
+    for start in range(0, len(dataset), batch_size):
+        part = _Part(dataset, start, min(start + batch_size, len(dataset)))
+        batch = part.batch(np.arange(len(part)))
+        labels = batch[label.name]
+        try:
+            numbers = answer.numbers(model.predict(part, batch_size)[answer.output])
+        except BurnishError as error:
+            return Judgement(0, (), None, (), str(error))
+        if len(numbers) != len(part) or labels.shape[1:] not in ((), (1,), numbers.shape[1:]):
+            return Judgement(0, (), None, (), f"the labels '{label.name}' have more than one entry for each sample")
+        if answer.kind == "values":
+            kept.add_values(start, batch, labels.reshape(len(part), -1), numbers)
+            continue
+        if labels.dtype.kind not in "iu" or labels.size != len(part) or numbers.shape[1] < 2:
+            return Judgement(0, (), None, (), f"the labels '{label.name}' are no indices of classes")
+        confusion = _added(confusion, labels.reshape(-1), numbers)
+        kept.add_classes(start, batch, labels.reshape(-1), numbers, answer)
+    is_large = confusion is not None and len(confusion) > MOST_CLASSES
+    return Judgement(len(dataset), kept.names, None if is_large else confusion, kept.examples())
+
+
+def _added(confusion: np.ndarray | None, labels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    count = numbers.shape[1]
+    if count > MOST_CLASSES:
+        return np.zeros((count, 1), np.int64)
+    total = np.zeros((count, count), np.int64) if confusion is None else confusion
+    counts = (labels >= 0) & (labels < count)  # others are those that the loss ignores
+    np.add.at(total, (labels[counts], numbers.argmax(axis=1)[counts]), 1)
+    return total
+
+
+class _Worst:
+    """Keeps the samples with the largest errors, and nothing of the others."""
+
+    def __init__(self, model: TrainedModel, count: int):
+        self._model, self._count = model, count
+        self._heap: list[tuple[float, int, Example]] = []
+        self.names: tuple[str, ...] = ()
+
+    def add_classes(
+        self, start: int, batch: dict[str, np.ndarray], labels: np.ndarray, numbers: np.ndarray, answer: Answer
+    ) -> None:
+        count = numbers.shape[1]
+        known = self._model.described.classes
+        self.names = known if known is not None and len(known) == count else tuple(map(str, range(count)))
+        said = numbers.argmax(axis=1)
+        for row, (right, guess) in enumerate(zip(labels.tolist(), said.tolist(), strict=True)):
+            if right == guess or not 0 <= right < count:
+                continue
+            is_probability = answer.kind == "classes"
+            own = float(numbers[row, right])
+            error = -np.log(max(own, SMALLEST)) if is_probability else float(numbers[row, guess]) - own
+            if self._takes(error):
+                named = (self.names[right], self.names[guess], own if is_probability else None)
+                self._keep(float(error), start + row, *named, self._sample(batch, row))
+
+    def add_values(self, start: int, batch: dict[str, np.ndarray], targets: np.ndarray, numbers: np.ndarray) -> None:
+        errors = ((numbers - targets) ** 2).mean(axis=1)
+        for row, error in enumerate(errors.tolist()):
+            if self._takes(error):
+                named = (_numbers(targets[row]), _numbers(numbers[row]), None)
+                self._keep(error, start + row, *named, self._sample(batch, row))
+
+    def examples(self) -> tuple[Example, ...]:
+        return tuple(example for _, _, example in sorted(self._heap, key=lambda item: (-item[0], -item[1])))
+
+    def _takes(self, error: float) -> bool:
+        return len(self._heap) < self._count or error > self._heap[0][0]
+
+    def _sample(self, batch: dict[str, np.ndarray], row: int) -> np.ndarray:
+        return np.asarray(batch[self._model.to_predict.data[0].name][row])
+
+    def _keep(self, error: float, index: int, truth: str, said: str, probability: float | None, sample: np.ndarray) -> None:
+        pixels = pixels_of(sample, self._model.described.preprocessing)
+        values = "" if pixels is not None else _numbers(sample.reshape(-1))
+        item = (error, -index, Example(index, truth, said, probability, error, pixels, values))
+        (heapq.heappush if len(self._heap) < self._count else heapq.heappushpop)(self._heap, item)
+
+
+def _numbers(values: Any, most: int = 8) -> str:
+    shown = ", ".join(item if isinstance(item, str) else f"{item:.4g}" for item in values[:most].tolist())
+    return shown + (f", … ({len(values)} in all)" if len(values) > most else "")
