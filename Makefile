@@ -104,7 +104,7 @@ docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
 	$(PYTHON) docs/generate_operator_table.py
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/torch/native/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

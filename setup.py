@@ -20,13 +20,13 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ENGINE = Path("src/burnish/engines/torch")
-PACKAGE = "burnish.engines.torch.native.built"
+ENGINES = Path("src/burnish/engines")
+PACKAGE = "burnish.engines.kernels.built"
 
 
 def _compiling() -> ModuleType:
     # By its file: importing it by its name would import PyTorch.
-    specification = importlib.util.spec_from_file_location("compiling", ENGINE / "native" / "compiling.py")
+    specification = importlib.util.spec_from_file_location("compiling", ENGINES / "kernels" / "compiling.py")
     assert specification
     assert specification.loader
     module = importlib.util.module_from_spec(specification)
@@ -111,7 +111,7 @@ def kernels() -> list[Kernel]:
     if not sys.platform.startswith("linux"):
         return []
     # Those that include PyTorch's headers take longest: the other cores compile the rest meanwhile.
-    sources = sorted(ENGINE.rglob("*.cpp"), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
+    sources = sorted(ENGINES.rglob("*.cpp"), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
     sources = [source for source in sources if headers or source.stem not in compiling.NEEDS_HEADERS]
     return [Kernel(source, known[name]) for name in named for source in sources]
 

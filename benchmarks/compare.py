@@ -4,6 +4,7 @@
     python benchmarks/compare.py --model resnet50 --batch 16 8 4 2 1 --save
     python benchmarks/compare.py --model mlp --peers eager,compile+pages
     python benchmarks/compare.py --model resnet50 --batch 16 --engines torch --peers burnish-wrapped
+    python benchmarks/compare.py --model resnet50 --batch 4 1 --engines onnxruntime --peers burnish-kernels
     python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
 
 Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
@@ -98,13 +99,16 @@ WRAPPED = {
         {"channels_last": True, "fused": True, "wrapped": True},
     )
 }
+WITH_KERNELS = {
+    "burnish-kernels": Kind("burnish on onnxruntime, its kernels", "with_burnish.py", {"engine": "onnxruntime", "kernels": True})
+}
 OTHERS = {
     "onnxruntime-training": Kind("onnxruntime-training", "with_onnxruntime_training.py", {}, "onnxruntime-training"),
     "jax": Kind("JAX jit", "with_jax.py", {}, "jax"),
     "onnxsim": Kind("onnxsim compile_training_loop", "with_onnxsim.py", {}, "onnxsim"),
     "onnx-ad": Kind("onnx-ad on onnxruntime", "with_onnx_ad.py", {}, "onnx-ad"),
 }
-KINDS = {**ENGINES, **WRAPPED, **PYTORCH, **OTHERS}
+KINDS = {**ENGINES, **WITH_KERNELS, **WRAPPED, **PYTORCH, **OTHERS}
 ALL = [*ENGINES, *(name + suffix for name in PYTORCH for suffix in ("", PAGES)), *OTHERS]
 
 

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import burnish
+from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from contenders import Step, serve
 from job import endless, read_feeds, read_job
 
@@ -18,7 +19,8 @@ def main() -> None:
     optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
 
     def build() -> tuple[Step, dict[str, Any]]:
-        engine = burnish.engines.get(job["engine"])  # before the program, so that its kernels are built meanwhile
+        # Before the program, so that its kernels are built meanwhile.
+        engine = OnnxRuntimeEngine(kernels=True) if job.get("kernels") else burnish.engines.get(job["engine"])
         program = burnish.compile(
             job["onnx"],
             **({"output": "loss"} if job["loss"] is None else {"loss": job["loss"]}),

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.torch.native import building, compiling, kernels
+from burnish.engines.kernels import building as shared_building
+from burnish.engines.kernels import compiling
+from burnish.engines.torch.native import building, kernels
 
 PROJECT = Path(__file__).parents[3]
-needs_compiler = pytest.mark.skipif(building.find_compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are built ahead on Linux alone")
 ONE = 'extern "C" int one() { return 1; }\n'
 TWO = '#include "shared.h"\nextern "C" int two() { return 1 + SHARED; }\n'
@@ -83,13 +85,15 @@ def test_processes_that_build_at_once_find_the_same_library(folder):
 
 
 def test_another_compiler_builds_another_library(folder, monkeypatch):
-    here = building._circumstances.__wrapped__(sys.executable)
-    monkeypatch.setattr(building.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "another version", ""))
-    assert building._circumstances.__wrapped__(sys.executable) != here
+    here = shared_building._version.__wrapped__(sys.executable)
+    monkeypatch.setattr(
+        shared_building.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "another version", "")
+    )
+    assert shared_building._version.__wrapped__(sys.executable) != here
 
 
 def test_without_a_compiler_the_error_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setattr(building, "find_compiler", lambda: None)
+    monkeypatch.setattr(shared_building, "find_compiler", lambda: None)
     with pytest.raises(RuntimeError, match=r"there is no C\+\+ compiler: install g\+\+ or clang\+\+, or name one in CXX"):
         building.build_library(folder / "two.cpp")
 
@@ -107,7 +111,7 @@ def copied(kernel, folder):
 def install(source, instructions, headers=None):
     compiling.BUILT.mkdir(exist_ok=True)
     library = compiling.BUILT / compiling.library_name(source, instructions, *([headers.version] if headers else []))
-    compiling.compile_ahead(source, library, building.find_compiler(), instructions, headers)
+    compiling.compile_ahead(source, library, compiling.find_compiler(), instructions, headers)
     return library
 
 
@@ -115,7 +119,7 @@ def install(source, instructions, headers=None):
 @needs_compiler
 def test_an_installed_library_is_taken_without_a_compiler_until_its_source_changes(folder, monkeypatch):
     library = install(folder / "two.cpp", compiling.native())
-    monkeypatch.setattr(building, "find_compiler", lambda: None)
+    monkeypatch.setattr(shared_building, "find_compiler", lambda: None)
     assert building.build_library(folder / "two.cpp") == library
     assert ctypes.CDLL(str(library)).two() == 2
     (folder / "shared.h").write_text("#define SHARED 5\n")
@@ -212,14 +216,14 @@ def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):
 def test_a_second_installation_from_a_checkout_builds_what_the_first_has_not(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     kernel = kernels.sources()["linear"]
-    headers = [header for folder in (compiling.HEADERS, kernel.parent) for header in folder.glob("*.h")]
-    for file in (PROJECT / "setup.py", compiling.HEADERS / "compiling.py", kernel, *headers):
+    headers = [header for folder in compiling.header_folders(kernel) for header in folder.glob("*.h")]
+    for file in (PROJECT / "setup.py", compiling.KERNELS / "compiling.py", kernel, *headers):
         copy = tmp_path / file.relative_to(PROJECT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
     project = '[project]\nname = "one"\nversion = "0"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
     (tmp_path / "pyproject.toml").write_text(project)
-    built = tmp_path / compiling.HEADERS.relative_to(PROJECT) / "built"
+    built = tmp_path / compiling.KERNELS.relative_to(PROJECT) / "built"
 
     def build():
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

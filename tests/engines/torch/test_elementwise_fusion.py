@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.kernels.elementwise import fusion as elementwise
+from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
+from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.elementwise import fusion as elementwise
-from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
-from burnish.engines.torch.families.elementwise.programs import OPERATIONS
 from burnish.engines.torch.native import kernels
 from oracles.float32_sums import within_float32
 from oracles.kernel_graphs import kernel_graphs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.engines.torch.families.elementwise.programs import OPERATIONS
+from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch.native import kernels
 from oracles.float32_sums import within_float32
 

@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 import burnish.engines.torch
+from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE_GROUPS
+from burnish.engines.kernels.engine_operator import EngineOperator, engine_operators, may_share_memory
 from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
 from burnish.engines.torch.families.precision.translation import CAST_APART
-from burnish.engines.torch.translate.engine_operator import EngineOperator, engine_operators, may_share_memory
 from burnish.engines.torch.translate.rules import find_rule
 from burnish.engines.torch.translate.splitting import COTANGENTS
 from burnish.graph import BURNISH_DOMAIN, Builder
@@ -39,13 +40,16 @@ def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None
         for name in names & set(strings(path)):
             spelled[name].append(path)
     assert {name: files for name, files in spelled.items() if len(files) != 1} == {}
-    elsewhere = {name for name, files in spelled.items() if files[0].relative_to(FOLDER).parts[0] != "families"}
+    rooms = (FOLDER / "families", FOLDER.parent / "kernels")
+    elsewhere = {name for name, files in spelled.items() if not any(files[0].is_relative_to(room) for room in rooms)}
     # It stands between two passes of a graph, and is no part of what either computes.
     assert elsewhere == {COTANGENTS.name}
 
 
 def test_every_operator_is_translated() -> None:
-    assert {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None} == set()
+    without = {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None}
+    # This engine updates the state in place (families/update); the other node is for ONNX Runtime.
+    assert without <= {FUSED_ELEMENTWISE_GROUPS.name}
 
 
 def test_no_operator_has_the_name_of_a_semantic_one() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from burnish.engines.torch.native.building import build_library, find_compiler
+from burnish.engines.kernels.compiling import find_compiler
+from burnish.engines.torch.native.building import build_library
 
 SCHEMAS = (
     "interface_echo(Tensor[] tensors, Tensor? added, float[] constants, int[] numbers, float factor, int number, bool flag)"

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 import burnish
+from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators

@@ -16,10 +16,10 @@ import torch
 
 import burnish
 from burnish.engines.interrupts import uninterrupted
+from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
+from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.engine import TorchRunner
-from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
-from burnish.engines.torch.families.elementwise.programs import OPERATIONS
 from burnish.engines.torch.families.update import state_updates
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,

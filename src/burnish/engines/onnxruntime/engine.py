@@ -18,6 +18,7 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
+from burnish.engines.onnxruntime.kernels import call_kernels, library
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
@@ -82,12 +83,14 @@ class OnnxRuntimeEngine(RunsModels):
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
+        kernels: run chains of elementwise arithmetic and updates by kernels of burnish's own, each in one pass over memory. They
+            are built where they are missing, which takes a C++ compiler and some seconds, once.
         verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
             something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
     Raises:
-        EngineError: an option is none of those it may be, this ONNX Runtime was built without a provider, or the library cannot
-            be loaded.
+        EngineError: an option is none of those it may be, this ONNX Runtime was built without a provider, the library cannot be
+            loaded, or the kernels not be built.
 
     Attributes:
         target: the standard's operators, and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
@@ -107,6 +110,7 @@ class OnnxRuntimeEngine(RunsModels):
         config: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (CPU_PROVIDER,),
         custom_op_library: str | Path | None = None,
+        kernels: bool = False,
         verify: bool = False,
     ):
         for option, value, choices in (
@@ -125,6 +129,7 @@ class OnnxRuntimeEngine(RunsModels):
         self.config = dict(config or {})
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
+        self.kernels = library(build=True) if kernels else None
         self.target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
 
     def open(
@@ -210,6 +215,9 @@ class OnnxRuntimeEngine(RunsModels):
                 return self.inference_session(model, graph, threads)
             return self.inference_session(model, graph, threads, optimizations)
 
+        if self.kernels is not None:
+            model = model.clone()
+            call_kernels(model)
         return OpenedGraph(graph, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()
@@ -273,6 +281,8 @@ class OnnxRuntimeEngine(RunsModels):
             options.add_session_config_entry(key, value)
         if self.custom_op_library is not None:
             options.register_custom_ops_library(self.custom_op_library)
+        if self.kernels is not None:
+            options.register_custom_ops_library(str(self.kernels))
         return options
 
 

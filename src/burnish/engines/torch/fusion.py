@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
 from burnish.engines.torch.families.attention.fusion import fuse_attention
 from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
@@ -16,7 +17,6 @@ from burnish.engines.torch.families.convolution.depthwise_fusion import fuse_dep
 from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
 from burnish.engines.torch.families.convolution.products_fusion import use_products
 from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
-from burnish.engines.torch.families.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch.families.embedding.fusion import use_row_kernels
 from burnish.engines.torch.families.fused import fused_operators, replace_whole_nodes
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products

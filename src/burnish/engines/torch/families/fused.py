@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from burnish.engines.torch.translate.engine_operator import EngineOperator
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.graph import Builder, replace_node
 from burnish.ops.semantic import SemanticOperator
 

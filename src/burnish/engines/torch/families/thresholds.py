@@ -112,14 +112,6 @@ class Attention:
     """Queries from which on the engine's own kernel is the faster one: it packs all keys and values first."""
 
 
-class Chains:
-    """Chains of elementwise arithmetic. Benchmark: ``benchmarks/compare.py --model mlp``."""
-
-    FEWEST_ELEMENTS = 1024
-    FEWEST_SMALL_NODES = 3
-    """Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own."""
-
-
 class Recurrent:
     """Recurrent layers. Benchmark: ``benchmarks/compare_architectures.py lstm``."""
 

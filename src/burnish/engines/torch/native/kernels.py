@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,9 +27,11 @@ import onnx_ir as ir
 import torch
 import torch.fx
 
-from burnish.engines.torch.native import compiling, schemas
-from burnish.engines.torch.native.building import build_library, cores, find_installed
-from burnish.engines.torch.native.compiling import find_compiler
+from burnish.engines.kernels import compiling
+from burnish.engines.kernels.building import cores, is_switched_off
+from burnish.engines.kernels.compiling import find_compiler
+from burnish.engines.torch.native import schemas
+from burnish.engines.torch.native.building import build_library, find_installed
 
 EARLY = ("elementwise", "allocator")
 """The kernels that all training graphs call, what takes longest to compile first."""
@@ -53,14 +54,12 @@ def expected() -> bool:
 
 def is_obtainable(name: str) -> bool:
     """Whether a kernel is installed, or can be built: kernels are not switched off, and there is a compiler."""
-    return os.environ.get("BURNISH_KERNELS") != "off" and (
-        find_compiler() is not None or find_installed(_source(name)) is not None
-    )
+    return not is_switched_off() and (find_compiler() is not None or find_installed(_source(name)) is not None)
 
 
 def available(*names: str) -> bool:
     """Whether these kernels, named as their files, are there, or all of them; waits for their building where they are not yet."""
-    if os.environ.get("BURNISH_KERNELS") == "off":
+    if is_switched_off():
         return False
     try:
         wanted = names or schemas.declared_kernels()
@@ -153,4 +152,4 @@ def _source(name: str) -> Path:
 @functools.cache
 def sources() -> dict[str, Path]:
     """The file of each kernel, by its name: beside what calls it."""
-    return {path.stem: path for path in sorted(compiling.ENGINE.rglob("*.cpp"))}
+    return {path.stem: path for path in sorted(compiling.TORCH.rglob("*.cpp"))}

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.native.building import cache_folder, locked
+from burnish.engines.kernels.building import cache_folder, locked
 from burnish.engines.torch.runtime.processor import model_name
 
 VARIABLE = "BURNISH_KERNEL_CHOICES"

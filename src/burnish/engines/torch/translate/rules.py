@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from burnish.engines.communicator import Communicator
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.dtypes import torch_dtype
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.attention import dispatch
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 FUSED_ATTENTION = EngineOperator("FusedAttention", ("query", "key", "value", "mask"), ("result", "logarithms"))

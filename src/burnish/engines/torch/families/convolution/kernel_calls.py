@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.convolution import pointwise
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))

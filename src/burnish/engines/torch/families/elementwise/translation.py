@@ -7,11 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.translate.engine_operator import EngineOperator
+from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
 from burnish.engines.torch.translate.rules import Call, translates
-
-FUSED_ELEMENTWISE = EngineOperator("FusedElementwise", ("x...",), ("y...",))
-FUSED_ELEMENTWISE_SUMS = EngineOperator("FusedElementwiseSums", ("x...",), ("y...",))
 
 # As PyTorch counts element types.
 SCALAR_TYPES = {ir.DataType.FLOAT: 6, ir.DataType.BOOL: 11, ir.DataType.BFLOAT16: 15}

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from burnish.engines.kernels.elementwise.programs import Program, is_supported
 from burnish.engines.row_writes import RowWrite
-from burnish.engines.torch.families.elementwise.programs import Program, is_supported
 from burnish.engines.torch.families.embedding.translation import FUSED_COALESCE_ROWS
 from burnish.graph import attribute_value, constant_array
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.translate.engine_operator import EngineOperator
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.ops.row_gradients import COALESCE_ROWS
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 FUSED_LINEAR = EngineOperator("FusedLinear", ("x", "w", "b"), ("y",))

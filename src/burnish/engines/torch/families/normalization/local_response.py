@@ -7,8 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.fused import replaces
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.ops.normalization.local_response import LRN_GRAD
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.surroundings import (
     Following,
@@ -25,7 +26,6 @@ from burnish.engines.torch.families.normalization.translation import (
     FUSED_BATCH_NORM_MERGE,
     FUSED_BATCH_NORM_MOMENTS,
 )
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.normalization.synchronized import (
     BATCH_NORM_APPLY,

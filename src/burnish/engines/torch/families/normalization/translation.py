@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.images import as_image, from_image
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 FUSED_BATCH_NORM = EngineOperator(

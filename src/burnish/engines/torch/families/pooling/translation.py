@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.images import SIGNAL, VOLUME, as_image, from_image
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 FUSED_MAX_POOL = EngineOperator("FusedMaxPool", ("x",), ("y", "places"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 
 CAST_APART = EngineOperator("CastApart", ("x",), ("y",), shares_memory={"y": "x"})

@@ -7,10 +7,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.fused import replaces
 from burnish.engines.torch.families.recurrent import schemas  # noqa: F401  # declares the kernels
 from burnish.engines.torch.families.thresholds import Recurrent
-from burnish.engines.torch.translate.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import attribute_value
 from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD

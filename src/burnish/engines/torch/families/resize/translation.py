@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.engines.torch.translate.engine_operator import EngineOperator
+from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 
 FUSED_RESIZE = EngineOperator("FusedResize", ("x", "roi", "scales", "sizes"), ("y",))

@@ -19,9 +19,9 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.base import NOTHING
-from burnish.engines.torch.families.elementwise.translation import FUSED_ELEMENTWISE
+from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE
+from burnish.engines.kernels.engine_operator import may_share_memory
 from burnish.engines.torch.translate.dtypes import tensor_of
-from burnish.engines.torch.translate.engine_operator import may_share_memory
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, bodies, constant_array
 from burnish.ops.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HEADERS = Path(__file__).parent
-"""The folder of the headers that kernels of all families include; those of a family stand beside its kernels."""
-ENGINE = HEADERS.parent
-BUILT = HEADERS / "built"
+KERNELS = Path(__file__).parent
+"""The folder of the headers that kernels of all engines include; those of a family stand beside its kernels."""
+TORCH = KERNELS.parent / "torch"
+ONNXRUNTIME = KERNELS.parent / "onnxruntime"
+BUILT = KERNELS / "built"
 """The folder of what the installation has built."""
 
 # GCC's tuning for some processors splits the fused operations of one sum at a time, and not those of several: the last row of a
@@ -126,14 +127,22 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
     return ((torch_version,) if source.stem in NEEDS_HEADERS else ()) + python
 
 
+def header_folders(source: Path) -> tuple[Path, ...]:
+    """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
+    engine = ONNXRUNTIME if source.is_relative_to(ONNXRUNTIME) else TORCH
+    return tuple(dict.fromkeys((source.parent, KERNELS, KERNELS / "elementwise", engine / "native")))
+
+
 def linked_libraries(source: Path) -> tuple[str, ...]:
     """PyTorch's libraries that the library of a source calls, by the names that linkers know."""
+    if source.is_relative_to(ONNXRUNTIME):
+        return ()  # ONNX Runtime hands its functions over when it loads the library
     return ("torch_cpu", "c10", "torch_python") if source.stem in NEEDS_PYTHON else ("torch_cpu", "c10")
 
 
 def library_name(source: Path, instructions: Instructions, *circumstances: str) -> str:
     """The name of what is compiled from a source, the headers beside it and the shared ones; another where any of it changed."""
-    headers = [header.read_bytes() for folder in (source.parent, HEADERS) for header in sorted(folder.glob("*.h"))]
+    headers = [header.read_bytes() for folder in header_folders(source) for header in sorted(folder.glob("*.h"))]
     parts = [*circumstances, platform.machine(), instructions.name, *FLAGS, *instructions.flags, source.name]
     digest = hashlib.sha256()
     for data in (*(part.encode() for part in parts), source.read_bytes(), *headers):
@@ -153,7 +162,8 @@ def compile_library(
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
         made = Path(scratch) / target.name
-        flags = [*FLAGS, *instructions.flags, *preprocessing, "-I", str(source.parent), "-I", str(HEADERS)]
+        folders = [flag for folder in header_folders(source) for flag in ("-I", str(folder))]
+        flags = [*FLAGS, *instructions.flags, *preprocessing, *folders]
         _run(compiler, *flags, "-shared", str(source), *linking, "-o", str(made))
         os.replace(made, target)
 

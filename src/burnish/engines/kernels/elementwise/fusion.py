@@ -13,10 +13,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.engines.torch.families.elementwise.programs import DTYPES, Program, is_supported
-from burnish.engines.torch.families.elementwise.translation import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
-from burnish.engines.torch.families.thresholds import Chains
+from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
+from burnish.engines.kernels.elementwise.programs import DTYPES, Program, is_supported
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
+
+FEWEST_ELEMENTS = 1024
+FEWEST_SMALL_NODES = 3
+"""Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own. Benchmark:
+``benchmarks/compare.py --model mlp``."""
 
 LONGEST_GROUP = 40
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 2**16
@@ -159,7 +163,7 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     replaced: list[ir.Node] = []
     for group in groups:
         sums = [] if _is_small(group.shape) else _sums_of(group)
-        enough = len(group.nodes) >= (Chains.FEWEST_SMALL_NODES if _is_small(group.shape) else 2)
+        enough = len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2)
         if (enough or sums) and _replace(graph, group, sums):
             replaced += group.nodes + sums
     graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
@@ -295,7 +299,7 @@ def _is_small(shape: ir.Shape) -> bool:
         if not isinstance(extent, int):
             return False
         elements *= extent
-    return elements < Chains.FEWEST_ELEMENTS
+    return elements < FEWEST_ELEMENTS
 
 
 def _sums_of(group: _Group) -> list[ir.Node]:

@@ -1,13 +1,12 @@
-// What a kernel refuses, and what PyTorch refuses it: exceptions, which PyTorch turns into RuntimeError. <stdexcept> and <string> would
-// take as long to compile as a small kernel.
+// What a kernel refuses: exceptions, which its engine turns into an error of the caller's. <stdexcept> and <string> would take as long to
+// compile as a small kernel.
 
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <initializer_list>
-
-#include "torch_interface.h"
 
 namespace burnish {
 
@@ -48,13 +47,6 @@ struct Part {
   Error error;
   for (const Part& part : parts) part.text ? error.add(part.text) : error.add(part.number);
   throw error;
-}
-
-// Goes on where PyTorch succeeded.
-inline void check_call(int32_t code) {
-  if (code == 0) return;
-  if (torch_exception_get_what_without_backtrace) refuse({torch_exception_get_what_without_backtrace()});
-  refuse({"PyTorch failed in a function that a kernel called"});
 }
 
 }  // namespace burnish
