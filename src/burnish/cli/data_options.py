@@ -7,6 +7,8 @@ import typer
 NAMES = {
     "digits": "scikit-learn's digits",
     "npz": "an .npz file",
+    "npy": "a folder of .npy files",
+    "tar": "tar archives of images",
     "images": "a folder of images",
     "csv": "a .csv file",
     "parquet": "a .parquet file",
@@ -16,6 +18,8 @@ NAMES = {
 LABELS = {
     "digits": "which know theirs",
     "npz": "whose labels are the array y, or that of the loss's input",
+    "npy": "whose labels are y.npy, or that of the loss's input",
+    "tar": "whose classes are in files beside them",
     "images": "whose classes are its subfolders",
     "txt": "whose labels come before a tab in each line",
 }
@@ -52,12 +56,12 @@ def check_data_options(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{NAMES[kind]}, {LABELS[kind]}: leave it out"
         )
-    if image_size is not None and "images" not in kinds:
+    if image_size is not None and not kinds.keys() & {"images", "tar"}:
         raise typer.BadParameter(
             f"--image-size is what the files in a folder of images are resized to, and '{source}' is {NAMES[kind]}, whose "
             "samples have a shape already: leave it out"
         )
-    if pixels is not None and not kinds.keys() & {"images", "npz"}:
+    if pixels is not None and not kinds.keys() & {"images", "tar", "npz", "npy"}:
         raise typer.BadParameter(
             f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {NAMES[kind]}, whose "
             "numbers are taken as they are: leave it out"

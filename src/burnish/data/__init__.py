@@ -4,6 +4,7 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 """
 
 from burnish.data.augment import shift_images
+from burnish.data.batches import Batches
 from burnish.data.clicks import CriteoFile, synthetic_clicks
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
@@ -19,6 +20,7 @@ from burnish.data.text.settings import Text
 __all__ = [
     "FORMATS",
     "ArrayDataset",
+    "Batches",
     "CriteoFile",
     "DataDescription",
     "DataSource",

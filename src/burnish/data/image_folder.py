@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.data.data_spec import DataSpec
-from burnish.data.image.decoding import UnreadableImage
+from burnish.data.image.decoding import Picture, UnreadableImage
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import SUFFIXES, image_files, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
@@ -104,6 +104,7 @@ class ImageFiles:
 
     Args:
         path, spec, size, pixels: as ``ImageFolder`` takes them.
+        pictures: the images, where they are no files of their own.
 
     Attributes:
         names: of the files, as ``path`` leads to them.
@@ -114,13 +115,21 @@ class ImageFiles:
         DataError: Pillow is missing, no image that can be read, or an input that takes no images, or not these.
     """
 
-    def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
+    def __init__(
+        self,
+        path: Path,
+        spec: DataSpec,
+        size: tuple[int, int] | None = None,
+        pixels: PixelsLike | None = None,
+        pictures: Sequence[Picture] | None = None,
+    ):
         self._reader = reader_for(spec, str(path), size, pixels)
         self.preprocessing = self._reader.preprocessing
-        files = image_files(path) if path.is_dir() else [path]
+        files: Sequence[Picture] = pictures if pictures is not None else image_files(path) if path.is_dir() else [path]
         if not files:
             raise DataError(f"{path}: no images; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
-        self._files, unreadable = [], []
+        self._files: list[Picture] = []
+        unreadable: list[UnreadableImage] = []
         for file in files:
             try:
                 self._reader.read(file)

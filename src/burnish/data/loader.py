@@ -113,6 +113,10 @@ class Loader:
             else:
                 yield batch if part.start != part.stop else {name: array[:0] for name, array in batch.items()}
 
+    def samples_in(self, number: int) -> int:
+        """Return how many samples a batch of all workers has, by its number."""
+        return min(self.batch_size, len(self.dataset) - number * self.batch_size)
+
     def close(self) -> None:
         """End the reading processes; batches are read in this one from here on."""
         if self._reader is not None:
@@ -123,8 +127,7 @@ class Loader:
         return order[number * self.batch_size : (number + 1) * self.batch_size]
 
     def _part(self, number: int) -> slice:
-        samples = min(self.batch_size, len(self.dataset) - number * self.batch_size)
-        return part_of(samples, self.rank, self.workers)
+        return part_of(self.samples_in(number), self.rank, self.workers)
 
 
 def part_of(samples: int, rank: int, workers: int) -> slice:

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from burnish.data.batches import Batches
+from burnish.data.column_images import ColumnImages, image_column
 from burnish.data.csv import read_csv
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
+from burnish.data.mapped_arrays import MappedArrays
 from burnish.data.missing import Missing
 from burnish.data.npz import open_npz
 from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.table import table_dataset
+from burnish.data.tar_shards import SEQUENCE, TarImages
 from burnish.data.text.columns import TOKENS, is_columnar
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
 from burnish.errors import DataError
 
-DataSource = Dataset | str | Path | tuple[Any, Any] | Mapping[str, Any]
+DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
-Kind = Literal["digits", "npz", "images", "csv", "parquet", "txt", "jsonl"]
+Kind = Literal["digits", "npz", "npy", "images", "tar", "csv", "parquet", "txt", "jsonl"]
 
 FILES: dict[str, Kind] = {
     ".npz": "npz",
+    ".tar": "tar",
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
@@ -40,6 +45,7 @@ TEXTS = ("csv", "parquet", *TEXT_ALONE)
 
 FORMATS = (
     "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
+    "tar archives of images (WebDataset), a folder of .npy files, "
     "a .csv, .tsv or .parquet file; or, with a tokenizer, texts in one of these three, a .txt or a .jsonl file"
 )
 
@@ -58,8 +64,9 @@ def open_dataset(
     """Open data for a program.
 
     Args:
-        source: ``digits``, ``digits:test``, or the path of an ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file or an image
-            folder; with ``text`` of one of the last three, a ``.txt`` or a ``.jsonl`` file.
+        source: ``digits``, ``digits:test``, or the path of an image folder, tar archives of images, an ``.npz`` file, a folder of
+            ``.npy`` files, or a ``.csv``, ``.tsv`` or ``.parquet`` file; with ``text`` of one of these three, a ``.txt`` or a
+            ``.jsonl`` file.
         spec: what the program takes.
         label: the label column of a table.
         classes: names of the classes in the order of their indices, so that two data sets number them alike.
@@ -81,6 +88,10 @@ def open_dataset(
         return TextDataset(path, text, spec, label, classes)
     if kind == "images":
         return ImageFolder(path, spec, classes, image_size, pixels)
+    if kind == "tar":
+        return TarImages(source, spec, classes, image_size, pixels)
+    if kind == "npy":
+        return MappedArrays(path, spec, classes, pixels)
     if kind == "npz":
         return open_npz(path, spec, classes, pixels)
     refuse_pixels(source, kind, pixels)
@@ -123,10 +134,13 @@ def data_kind(source: str | Path) -> Kind:
     if str(source) in ("digits", "digits:train", "digits:test"):
         return "digits"
     path = Path(source)
+    if path.suffix.lower() == ".tar" and SEQUENCE.search(str(source)):
+        return "tar"
     if not path.exists():
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
     if path.is_dir():
-        return "images"
+        held = {child.suffix.lower() for child in path.iterdir() if child.is_file()}
+        return "tar" if ".tar" in held else "npy" if ".npy" in held else "images"
     kind = FILES.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")
@@ -155,7 +169,7 @@ def as_dataset(
     if isinstance(source, str | Path):
         return open_dataset(source, spec, classes=classes, pixels=pixels, text=text)
     if is_columnar(source):
-        return _of_columns(source, spec, classes, text)
+        return _of_columns(source, spec, classes, text, pixels)
     if text is not None and not isinstance(source, Dataset):
         return TextDataset(source, text, spec, classes=classes)
     if isinstance(source, Mapping):
@@ -170,9 +184,13 @@ def as_dataset(
     )
 
 
-def _of_columns(source: Any, spec: DataSpec, classes: Sequence[str] | None, text: Text | None) -> Dataset:
+def _of_columns(
+    source: Any, spec: DataSpec, classes: Sequence[str] | None, text: Text | None, pixels: PixelsLike | None
+) -> Dataset:
     """Make a data set of one of Hugging Face."""
     if text is not None or TOKENS in source.column_names:
         return TextDataset(source, text or Text(), spec, classes=classes)
+    if (images := image_column(source)) is not None:
+        return ColumnImages(source, images, spec, classes, pixels=pixels)
     columns = {name: np.asarray(source[name]) for name in source.column_names}
     return table_dataset(columns, spec, None, "data", classes)

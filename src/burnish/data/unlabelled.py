@@ -14,11 +14,13 @@ from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
+from burnish.data.mapped_arrays import MappedArrays
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import check_text, data_kind, read_table, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, filled_inputs
+from burnish.data.tar_shards import read_samples
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
 from burnish.errors import DataError
@@ -77,6 +79,13 @@ def open_samples(
         refuse_pixels(source, kind, pixels)
         texts = TextDataset(path, text, replace(spec, label=None, predicts=True), label)
         return Samples(texts, "row", _rows(len(texts)), None, texts.note)
+    if kind == "tar":
+        pictures = [image for image, _ in read_samples(source)]
+        members = ImageFiles(path, spec, image_size, pixels, pictures)
+        return Samples(members, "file", members.names, members.preprocessing, members.note)
+    if kind == "npy":
+        mapped = MappedArrays(path, replace(spec, label=None, further_labels=()), pixels=pixels)
+        return Samples(mapped, "row", _rows(len(mapped)), mapped.preprocessing)
     if kind == "images":
         files = ImageFiles(path, spec, image_size, pixels)
         return Samples(files, "file", files.names, files.preprocessing, files.note)

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, as_dataset
+from burnish.data.batches import Batches, BatchLoader, is_batches
 from burnish.data.image.augmentation import ImageAugmentation, read_augmentation
 from burnish.data.image.labelled import LabelledImages
 from burnish.data.image.mixing import mixing
@@ -41,14 +42,17 @@ class RunData:
         described: what the training data say of themselves, and the evaluation data are read by.
         augment: random changes to batches of the training data.
         changes: these and those of images, in words; None where there are none, or they are a function of the user's.
+        remarks: what was said of the data since they are read.
+        spec: what the program takes.
     """
 
-    train: Dataset
-    evaluation: Dataset | None
+    train: Dataset | Batches
+    evaluation: Dataset | Batches | None
     described: DataDescription
     augment: Augmentation | None = None
     changes: str | None = None
     remarks: tuple[str, ...] = ()
+    spec: DataSpec | None = None
 
     @classmethod
     def open(
@@ -68,6 +72,8 @@ class RunData:
             InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
         """
         spec = DataSpec.by(program)
+        if text is None and (is_batches(train) or is_batches(evaluation)):
+            return cls._of_batches(program, train, evaluation, spec, pixels=pixels, text=text, augment=augment)
         train_set = as_dataset(train, spec, pixels=pixels, text=text)
         described = DataDescription.of(train_set)
         if program.features is not None and augment is not None:
@@ -83,6 +89,30 @@ class RunData:
                 raise InputError(f"eval_data: {error}") from error
         sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
         return cls(*sets, described, of_batches, changes)
+
+    @classmethod
+    def _of_batches(
+        cls, program: Program, train: DataSource, evaluation: DataSource | None, spec: DataSpec, **options: Any
+    ) -> RunData:
+        """Open sources of which one at least gives batches as they come."""
+        asked = [name for name, value in options.items() if value is not None and is_batches(train)]
+        if asked or program.features is not None:
+            what = asked[0] if asked else "cached_features"
+            raise ConfigurationError(f"{what}: batches are taken as they come: change them where they are made, and leave it out")
+
+        def opened(source: DataSource, known: DataSpec, classes: Any = None) -> Dataset | Batches:
+            if is_batches(source):
+                return source if isinstance(source, Batches) else Batches(cast(Any, source))
+            return as_dataset(source, known, classes, options["pixels"], options["text"])
+
+        train_set = opened(train, spec)
+        described = DataDescription.of(train_set)
+        train_set, changes, words = train_set, None, None
+        if not isinstance(train_set, Batches):
+            train_set, changes, words = cls.augmented(train_set, options["augment"], spec)
+        known = spec.like(described)
+        eval_set = None if evaluation is None else opened(evaluation, known, described.classes)
+        return cls(train_set, eval_set, described, changes, words, spec=known)
 
     @staticmethod
     def augmented(
@@ -120,6 +150,13 @@ class RunData:
         """
         if program.features is not None and group.world_size > 1:
             raise ConfigurationError(f"several workers train{COMPUTED_ONCE}")
+        if group.world_size > 1 and Batches in map(type, (self.train, self.evaluation)):
+            raise ConfigurationError(
+                "several workers share the samples of a data set, and batches that come as they are have no parts: give a data set"
+            )
+        if isinstance(self.train, Batches):
+            assert self.spec is not None
+            return BatchLoader(self.train, self.spec)
         drop_last = samples_left_out(program, len(self.train), batch_size) > 0
         if processes is None or program.features is not None:
             processes = reading_processes(self.train)
@@ -136,6 +173,9 @@ class RunData:
 
     def evaluation_loader(self, batch_size: int) -> Loader | None:
         """Return the batches to evaluate on, in order."""
+        if isinstance(self.evaluation, Batches):
+            assert self.spec is not None
+            return BatchLoader(self.evaluation, self.spec)
         return None if self.evaluation is None else Loader(self.evaluation, batch_size, shuffle=False)
 
     def fill(self, features: Features, batch_size: int, folder: Path) -> Iterator[str]:
@@ -151,6 +191,8 @@ class RunData:
     def notes(self, program: Program, batch_size: int) -> list[str]:
         """Return what a person wants to know of the data."""
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
+        if isinstance(self.train, Batches):
+            return notes
         if rest := samples_left_out(program, len(self.train), batch_size):
             notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         return notes

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import Dataset, DataSource, Text
+from burnish.data import DataSource, Text
 from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
@@ -49,7 +49,8 @@ class Trainer:
 
     Args:
         program: what to train.
-        train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name.
+        train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name; or batches as they
+            come: a PyTorch ``DataLoader``, or ``burnish.data.Batches``.
         eval_data: the same, to evaluate on after every epoch.
         epochs: how often to go through the training data, in all.
         batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out where the program does not
@@ -309,7 +310,7 @@ class Trainer:
             position.rate = self._rates.used(hyperparameters, results)
             if position.unheeded and not results.get("skipped"):
                 position.unheeded -= 1
-            samples = min(self.loader.batch_size, len(self.loader.dataset) - position.batch * self.loader.batch_size)
+            samples = self.loader.samples_in(position.batch)
             position.add_step(metrics, samples)
             now = time.monotonic()
             position.seconds += now - begin
@@ -372,7 +373,7 @@ class Trainer:
         means = position.since_epoch.values()
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
-    def _agree(self, course: Mapping[str, object], evaluation: Dataset | None) -> None:
+    def _agree(self, course: Mapping[str, object], evaluation: Any) -> None:
         """Check that all workers were started alike. Their sessions compare the programs."""
         if self._group.world_size == 1:
             return

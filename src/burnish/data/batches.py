@@ -1,0 +1,152 @@
+"""Batches that come as they are: a PyTorch ``DataLoader``, a generator, any iterable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from burnish.data.data_spec import DataSpec, fit_data, fit_label
+from burnish.data.loader import Loader
+from burnish.errors import ConfigurationError, DataError
+from burnish.settings import is_whole
+
+Batch = dict[str, np.ndarray]
+
+
+class Batches:
+    """Batches that somebody else makes, in their order.
+
+    A batch is a mapping by the names of the model's inputs and of its labels, or a tuple or list of them in that order: inputs
+    first, then labels. Arrays and tensors in the memory of the host become what the program takes: shapes without channels,
+    bytes as pixels, names of classes are fitted as those of files are.
+
+    Args:
+        source: an iterable, which each epoch goes through from its beginning; a function that returns an iterator, which each
+            epoch calls; or an iterator, which goes on from epoch to epoch.
+        steps: batches in an epoch; None: as many as ``len(source)`` says.
+
+    Raises:
+        ConfigurationError: how many batches an epoch has is not known, or is below 1.
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterator[Any]], steps: int | None = None):
+        if steps is None and not hasattr(source, "__len__"):
+            raise ConfigurationError(
+                f"a {type(source).__name__} does not say how many batches an epoch has: give "
+                "burnish.data.Batches(source, steps=100)"
+            )
+        count = len(source) if steps is None else steps  # type: ignore[arg-type]  # it has a length
+        if not is_whole(count) or count < 1:
+            raise ConfigurationError(f"steps={count!r}: an epoch has 1 batch or more")
+        self._source, self.steps = source, int(count)
+        self._goes_on = isinstance(source, Iterator)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def epoch(self, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch as they come, from number ``start`` on; those before it are passed over.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        source = self._source() if callable(self._source) and not isinstance(self._source, Iterable) else iter(self._source)
+        count = 0
+        for batch in itertools.islice(source, self.steps):
+            count += 1
+            if count > start:
+                yield batch
+        if count < self.steps:
+            raise DataError(f"the batches ended after {count} of {self.steps}; give as many, or fewer steps")
+
+
+def is_batches(source: object) -> bool:
+    """Whether something gives batches one after another, and is no data set of samples."""
+    if isinstance(source, Batches):
+        return True
+    is_table = hasattr(source, "column_names") or hasattr(source, "__array__")
+    if is_table or isinstance(source, str | bytes | Mapping | tuple | list):
+        return False
+    if isinstance(source, Iterator):
+        return True
+    return hasattr(source, "__iter__") and hasattr(source, "__len__") and not hasattr(source, "batch")
+
+
+class BatchLoader(Loader):
+    """A ``Loader`` of batches that come as they are, whatever order and size they have.
+
+    Args:
+        batches: the batches, or what ``Batches`` takes.
+        spec: what the program takes.
+
+    Attributes:
+        batches: what is gone through.
+        batch_size: samples in the last batch that was read; 0 before the first.
+    """
+
+    def __init__(self, batches: Any, spec: DataSpec):
+        self.batches = batches if isinstance(batches, Batches) else Batches(batches)
+        self.batch_size = 0
+        self._spec = spec
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch, fitted to the program.
+
+        Raises:
+            DataError: a batch that does not fit, or there are fewer than was said.
+        """
+        for number, batch in enumerate(self.batches.epoch(start), start):
+            fitted = self._fitted(batch, f"batch {number} of epoch {epoch + 1}")
+            self.batch_size = len(next(iter(fitted.values())))
+            yield fitted
+
+    def samples_in(self, number: int) -> int:
+        """How many samples the batch has that was read last."""
+        return self.batch_size
+
+    def close(self) -> None:
+        """Nothing is to be closed."""
+
+    def _fitted(self, batch: Any, source: str) -> Batch:
+        spec = self._spec
+        labels = [label for label in (spec.label, *spec.further_labels) if label is not None]
+        entries = [*spec.data, *labels]
+        names = [entry.name for entry in entries]
+        if isinstance(batch, Mapping):
+            arrays = {str(name): value for name, value in batch.items()}
+        elif isinstance(batch, tuple | list):
+            arrays = dict(zip(names, batch, strict=False)) if len(batch) == len(names) else {}
+        else:
+            arrays = {names[0]: batch} if len(names) == 1 else {}
+        missing = next((name for name in names if name not in arrays), None)
+        if missing is not None:
+            held = ", ".join(map(repr, arrays)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+            raise DataError(
+                f"{source}: nothing for '{missing}' ({held}); give a mapping with {', '.join(map(repr, names))}, or a tuple in "
+                "this order"
+            )
+        fitted = {}
+        for entry in spec.data:
+            pixels = spec.preprocessing_for(entry)
+            fitted[entry.name] = fit_data(_array(arrays[entry.name], entry.name, source), entry, source, pixels)
+        for label in labels:
+            fitted[label.name], _ = fit_label(
+                _array(arrays[label.name], label.name, source), label, source, spec.described.classes, spec
+            )
+        return fitted
+
+
+def _array(value: Any, name: str, source: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or one with a gradient
+        raise DataError(f"{source}: '{name}' is no array ({error}); give one in the memory of the host") from error
+    if array.ndim == 0:
+        raise DataError(f"{source}: '{name}' is a single number; give an array with one entry for each sample")
+    return array

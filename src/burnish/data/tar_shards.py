@@ -1,0 +1,201 @@
+"""Images and their classes in tar archives, as WebDataset writes them: a sample's files have one name, and stand together."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from burnish.data.data_spec import DataSpec
+from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
+from burnish.data.image.reader import SUFFIXES, reader_for, some_of
+from burnish.data.pixel_presets import PixelsLike
+from burnish.errors import DataError
+
+SUFFIX = ".tar"
+LARGEST_FILE = 1 << 30
+LARGEST_LABEL = 1 << 16
+CLASS, JSON = "cls", "json"
+KEYS = ("label", "class", "cls", "class_name")
+"""Where a sample's JSON may hold its class."""
+SEQUENCE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True)
+class TarMember:
+    """A file in an archive, read in its place: nothing is unpacked, and its name is no path.
+
+    Attributes:
+        shard: the archive.
+        name: of the file, there.
+        offset, size: where its bytes lie, and how many they are.
+    """
+
+    shard: Path
+    name: str
+    offset: int
+    size: int
+
+    def open(self) -> BinaryIO:
+        """Return its bytes as a file."""
+        with self.shard.open("rb") as file:
+            file.seek(self.offset)
+            return io.BytesIO(file.read(self.size))
+
+    def __str__(self) -> str:
+        return f"{self.shard}: {self.name}"
+
+
+def shards_of(source: str | Path) -> list[Path]:
+    """Return the archives that a source stands for: one, those in a folder, or a sequence such as ``train-{000..009}.tar``.
+
+    Raises:
+        DataError: one of a sequence is not there.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return sorted(path.glob(f"*{SUFFIX}"))
+    found = SEQUENCE.search(str(source))
+    if found is None or path.exists():
+        return [path]
+    first, last = found.groups()
+    names = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    shards = [Path(SEQUENCE.sub(name, str(source), count=1)) for name in names]
+    missing = [shard for shard in shards if not shard.is_file()]
+    if missing or not shards:
+        raise DataError(f"{source}: {len(missing)} of {len(shards)} archives are not there: {some_of(missing)}")
+    return shards
+
+
+class TarImages(LabelledImages):
+    """Images in tar archives, each with its class.
+
+    An archive's headers are read once, and images by their places in it, in any order: a run shuffles all of them, goes on
+    anywhere, and its reading processes and workers share them out as they do files. An image ``<name>.jpg`` (or another format)
+    has its class in ``<name>.cls``, an index or a name, or in ``<name>.json`` under ``label``, ``class`` or ``cls``.
+
+    Args:
+        source: as ``shards_of`` takes it.
+        spec, classes, size, pixels: as ``ImageFolder`` takes them.
+
+    Raises:
+        DataError: an archive is compressed, damaged or cut off, holds no images with classes, or does not fit the program.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        spec: DataSpec,
+        classes: Sequence[str] | None = None,
+        size: tuple[int, int] | None = None,
+        pixels: PixelsLike | None = None,
+    ):
+        name = str(source)
+        label_of_images(spec, name)
+        reader = reader_for(spec, name, size, pixels)
+        samples = list(read_samples(source))
+        labelled = [(image, label) for image, label in samples if label is not None]
+        if not labelled:
+            raise DataError(
+                f"{source}: {len(samples)} images and no class; beside <name>.jpg an archive holds <name>.cls, or <name>.json "
+                "with the key 'label'"
+            )
+        names, indices = _classes([label for _, label in labelled], spec, classes, name)
+        check_class_count(names, spec, name)
+        left_out = len(samples) - len(labelled)
+        notes = [f"{left_out:,} of {len(samples):,} images have no class and are left out"] if left_out else []
+        super().__init__([image for image, _ in labelled], indices, names, spec, reader, name, notes)
+
+
+def read_samples(source: str | Path) -> Iterator[tuple[TarMember, int | str | None]]:
+    """Yield the images in archives, with their classes where they have any.
+
+    Raises:
+        DataError: as ``TarImages``.
+    """
+    for shard in shards_of(source):
+        yield from _of_shard(shard)
+
+
+def _of_shard(shard: Path) -> Iterator[tuple[TarMember, int | str | None]]:
+    image: TarMember | None = None
+    label: int | str | None = None
+    current = ""
+    for member in _members(shard):
+        folder, _, base = member.name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        key = f"{folder}/{stem}"
+        if key != current:
+            if image is not None:
+                yield image, label
+            image, label, current = None, None, key
+        kind = suffix.lower().rpartition(".")[2]
+        if f".{kind}" in SUFFIXES and image is None:
+            image = member
+        elif kind in (CLASS, JSON) and label is None:
+            label = _label(member, kind)
+    if image is not None:
+        yield image, label
+
+
+def _members(shard: Path) -> Iterator[TarMember]:
+    """Yield the files of an archive; links and folders are passed over."""
+    try:
+        length = shard.stat().st_size
+        with tarfile.open(shard, "r:") as archive:  # no compression: a member could not be read in its place
+            for info in archive:
+                if not info.isreg() or info.issparse():
+                    continue
+                if info.size > LARGEST_FILE or info.offset_data + info.size > length:
+                    raise DataError(
+                        f"{shard}: '{info.name}' is said to have {info.size:,} bytes, and {max(length - info.offset_data, 0):,} "
+                        f"follow; at most {LARGEST_FILE >> 30} GiB are read: fetch or write the archive again"
+                    )
+                yield TarMember(shard, info.name, info.offset_data, info.size)
+    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{shard}: no tar archive that can be read in its place ({error}); unpack it where it is compressed (gunzip)"
+        ) from error
+
+
+def _label(member: TarMember, kind: str) -> int | str | None:
+    if member.size > LARGEST_LABEL:
+        raise DataError(f"{member}: {member.size:,} bytes, and a class has {LARGEST_LABEL:,} at most")
+    try:
+        text = member.open().read().decode("utf-8").strip()
+        value = json.loads(text) if kind == JSON else int(text) if re.fullmatch(r"\d{1,9}", text) else text
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{member}: no class in UTF-8, or no JSON ({error})") from error
+    if kind == JSON:
+        value = next((value[key] for key in KEYS if key in value), None) if isinstance(value, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | str | None) or (isinstance(value, int) and value < 0):
+        raise DataError(f"{member}: the class is {value!r}, and an index or a name is expected")
+    return value
+
+
+def _classes(
+    labels: Sequence[int | str], spec: DataSpec, classes: Sequence[str] | None, source: str
+) -> tuple[tuple[str, ...], list[int]]:
+    """Return the names of the classes, and the index of each label: itself, or the place of its name."""
+    numbers = [label for label in labels if isinstance(label, int)]
+    if len(numbers) == len(labels):
+        known = classes or spec.described.classes
+        count = max(numbers) + 1
+        return (tuple(known) if known is not None and len(known) >= count else tuple(map(str, range(count)))), numbers
+    if numbers:
+        raise DataError(f"{source}: some classes are numbers and some names; write all of them in one way")
+    found = sorted({str(label) for label in labels})
+    names = tuple(classes) if classes is not None else spec.class_order(found)
+    unknown = next((name for name in found if name not in names), None)
+    if unknown is not None:
+        raise DataError(
+            f"{source}: class '{unknown}' is not among the classes that are trained: {', '.join(names)}; remove these samples, "
+            "or add the class to the training data"
+        )
+    place = {name: index for index, name in enumerate(names)}
+    return names, [place[str(label)] for label in labels]
