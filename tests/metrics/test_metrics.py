@@ -51,6 +51,15 @@ def test_a_tie_goes_to_the_first() -> None:
     assert graph.run(x=scores, label=np.array([1, 2]))["sum"] == 0
 
 
+def test_the_most_probable_class_is_the_right_one() -> None:
+    """As MixUp makes targets: shares of two classes."""
+    scores = np.array([[1.0, 2.0, 0.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+    targets = np.array([[0.4, 0.6, 0.0], [0.3, 0.0, 0.7], [0.0, 0.1, 0.9]])
+    loss = losses.cross_entropy(probabilities=True)
+    results = metric_graph(metrics.accuracy(), loss, ("batch", 3), "float64").run(x=scores, label=targets)
+    assert (results["sum"], results["count"]) == (2, 3)
+
+
 def test_nothing_is_counted_where_all_labels_are_ignored() -> None:
     for metric in (metrics.accuracy(), metrics.top_k(2)):
         results = metric_graph(metric, CLASSIFY, ("batch", 3), "float32").run(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from burnish.training import TrainingResult
 
 EPOCHS = 5
+SOFT_LOSS = "cross_entropy:probabilities=true"
+"""What MixUp and CutMix need: targets that are shares of classes."""
 CHOICES, START, STAGES = "finetune.json", "start.onnx", "stages"
 """In the folder of the run: what was chosen, the model with its new head, and the folders of all stages but the last."""
 
@@ -123,7 +125,7 @@ def finetune(
         for number, stage in enumerate(choices["stages"]):
             is_last = number == len(choices["stages"]) - 1
             place = own if is_last else own / STAGES / str(number + 1)
-            compilation = for_language(_compilation(choices, stage), texts)
+            compilation = for_language(_compilation(choices, stage, data.augment), texts)
             result = TrainingRun(
                 own / START,
                 *(data, pixels, texts),
@@ -276,8 +278,9 @@ def _results(results: Results, place: Path, is_last: bool) -> Results:
     )
 
 
-def _compilation(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Compilation:
+def _compilation(choices: Mapping[str, Any], stage: Mapping[str, Any], augment: str | None) -> Compilation:
     """The options of ``burnish train`` that the choices for a stage come to."""
+    from burnish.data.image.augmentation import read_augmentation
     from burnish.training.finetuning.planning import warmup_steps
 
     groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
@@ -292,5 +295,6 @@ def _compilation(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Compil
         outputs=choices["outputs"],
         batch=choices["batch"],
         metrics=["accuracy"],
+        loss=SOFT_LOSS if augment is not None and read_augmentation(augment).mixes else "cross_entropy",
         cached_features="auto" if stage["cached"] else None,
     )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses import CLASS_AXIS, Compared
+from burnish.losses import CLASS_AXIS, Compared, CrossEntropy
 from burnish.metrics.base import COUNT, SUM, Quotient, does_not_fit, how_many
 from burnish.metrics.classification import asks_for_a_class, best_class, is_yes, labelled, says_yes
 from burnish.settings import is_whole
@@ -20,7 +20,9 @@ class Accuracy(Quotient):
     """Share of right answers.
 
     Over class indices: of positions whose largest score along axis 1 is the label's; the first where scores tie. Positions with
-    an ignored label are not counted. Over yes-or-no targets: of elements whose probability is above 1/2 where the target is.
+    an ignored label are not counted. Over probabilities of classes, as ``cross_entropy:probabilities=true`` compares with: of
+    positions whose largest score is that of the most probable class. Over yes-or-no targets: of elements whose probability is
+    above 1/2 where the target is.
     """
 
     word: ClassVar[str] = "accuracy"
@@ -29,6 +31,9 @@ class Accuracy(Quotient):
     def totals(self, compared: Compared) -> dict[str, Tensor]:
         """Emit sum and count, int64 scalars."""
         builder = compared.prediction.builder
+        if isinstance(compared.loss, CrossEntropy) and compared.loss.probabilities:
+            is_right = builder.op("Equal", best_class(compared.prediction), best_class(compared.label))
+            return {SUM: how_many(is_right), COUNT: builder.op("Size", is_right)}
         if not asks_for_a_class(self.name, compared):
             is_right = builder.op("Equal", says_yes(self.name, compared), is_yes(compared))
             return {SUM: how_many(is_right), COUNT: builder.op("Size", compared.prediction)}

@@ -152,7 +152,7 @@ class RunData:
             raise ConfigurationError(f"several workers train{COMPUTED_ONCE}")
         if group.world_size > 1 and Batches in map(type, (self.train, self.evaluation)):
             raise ConfigurationError(
-                "several workers share the samples of a data set, and batches that come as they are have no parts: give a data set"
+                "several workers share the samples of a data set, and batches that come as they are have no parts: give a set"
             )
         if isinstance(self.train, Batches):
             assert self.spec is not None

@@ -1,0 +1,55 @@
+"""``--augment`` and ``--data-workers`` on the command line, with images that are damaged: the run goes on and says so."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+
+def write(folder):
+    for label, name in enumerate(("dark", "dim", "light")):
+        (folder / "images" / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = np.random.default_rng(number).integers(80 * label, 80 * label + 60, (8, 8, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
+    (folder / "images" / "dim" / "2.png").write_bytes(b"no image")
+    (folder / "images" / "light" / "0.png").write_bytes(b"")
+
+
+def test_a_folder_with_damaged_images_trains_on_changed_ones(folder, run):
+    write(folder)
+    options = ["--data", "images", "--batch-size", "4", "--epochs", "2", "--output", "run", "--data-workers", "1"]
+    done = run("train", "model.onnx", *options, "--augment", "crop,flip,rand_augment")
+    assert "1 of 12 images are empty files and left out: images/light/0.png" in done.output
+    assert (
+        done.output.count("1 of 11 images cannot be read, and others of their classes take their places: images/dim/2.png") == 1
+    )
+    assert "waiting for data: " in done.output
+    done = run("train", "model.onnx", *options, "--augment", "flip", "--resume", "--epochs", "3", code=1)
+    assert "augment" in done.output
+
+
+def test_mixed_images_are_tuned_on_shares_of_classes(folder, run):
+    write(folder)
+    options = [
+        "--data",
+        "images",
+        "--eval-data",
+        "images",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "2",
+        "--output",
+        "run",
+        "--lr",
+        "0.01",
+    ]
+    done = run("finetune", "model.onnx", *options, "--augment", "mixup:0.4,cutmix")
+    assert "accuracy" in done.output
+    evaluated = run("evaluate", "run", "images")
+    assert "accuracy" in evaluated.output
+    done = run("train", "model.onnx", "--data", "images", "--output", "other", "--augment", "mixup", code=1)
+    assert "take cross_entropy:probabilities=true (--loss cross_entropy:probabilities=true)" in done.output
+    done = run("train", "model.onnx", "--data", "data.npz", "--output", "other", "--augment", "flip", code=1)
+    assert "changes to image files as they are read, and the data are of type ArrayDataset" in done.output
