@@ -119,6 +119,8 @@ class TrainingRun:
                 self._say(note)
         elif self.group.rank == 0:
             self._record(program, DataDescription.of(train_set), course)
+        if self.watching.profile and self.group.rank == 0:
+            self.watching.write_profile(trainer, self.folder, self.course.device, self.course.threads)
         try:
             result = trainer.run()
         except TrainingInterrupted as interrupt:

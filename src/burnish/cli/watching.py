@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
+from rich.table import Table
 
+from burnish.cli.console import cell, output
 from burnish.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
+    from burnish.training import Trainer
     from burnish.training.callbacks import Callback, HtmlReport
+
+SHOWN = 20
+"""How many nodes of a profile are printed."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,15 @@ class Watching(OptionGroup):
         Path | None,
         typer.Option("--tensorboard", metavar="FOLDER", help="Write TensorBoard's event files: scalars, histograms, examples."),
     ] = None
+
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Before training, time some steps on a state of their own: by node of the model as a table and profile.csv, by "
+            "node of the step as a trace, profile.trace.json.",
+        ),
+    ] = False
 
     def of_seed(self, seed: int, seeds: int) -> Watching:
         """Return these options for one of several runs, whose event files lie in a folder of its own."""
@@ -63,3 +78,29 @@ class Watching(OptionGroup):
         if self.report is None:
             return None
         return HtmlReport(self.report, parameters=parameters, configuration=configuration, command=command)
+
+    def write_profile(self, trainer: Trainer, folder: Path, device: str | None, threads: int | None) -> None:
+        """Time steps on the trainer's first batch, print where their time goes, and write it into the folder of the run.
+
+        Raises:
+            EngineError: the engine cannot tell.
+        """
+        from burnish.training.profiling import profile, shortened
+
+        batch = next(iter(trainer.loader.epoch(0)))
+        session, seed = trainer.session, trainer.loader.seed
+        measured = profile(trainer.program, batch, session.engine, device=device, threads=threads, seed=seed)
+        console = output()
+        table = Table(box=None)
+        for number, name in enumerate(("node of the model", "ms", "forward", "backward", "update", "share", "MB")):
+            table.add_column(name, overflow="fold", justify="right" if number else "left")
+        for source, *times, share, forward, backward, update, _ in shortened(measured.table(), SHOWN):
+            moved = f"{(forward + backward + update) / 1e6:,.2f}"
+            table.add_row(cell(source), *(f"{time:.3f}" for time in times), f"{share:.1%}", moved)
+        console.print(table)
+        measured.write_table(folder / "profile.csv")
+        measured.write_trace(folder / "profile.trace.json")
+        phases = ", ".join(f"{phase} {1000 * seconds:.2f}" for phase, seconds in measured.phases.items())
+        took = f"{1000 * measured.step_seconds:.2f} ms a step while it is timed ({phases})"
+        trace = folder / "profile.trace.json"
+        console.print(f"{folder / 'profile.csv'}, {trace} (for chrome://tracing): {took}, on {measured.engine}")

@@ -6,6 +6,7 @@ What a step computes is the program's; how a graph is run is the engine's; where
 from burnish.training.answers import Answer, read_answer
 from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from burnish.training.interruption import TrainingInterrupted
+from burnish.training.profiling import Profile, profile
 from burnish.training.result import TrainingResult
 from burnish.training.session import Session
 from burnish.training.trained_model import TrainedModel, open_model
@@ -14,12 +15,14 @@ from burnish.training.trainer import Trainer
 __all__ = [
     "Answer",
     "Checkpoint",
+    "Profile",
     "Session",
     "TrainedModel",
     "Trainer",
     "TrainingInterrupted",
     "TrainingResult",
     "open_model",
+    "profile",
     "read_answer",
     "read_checkpoint",
     "write_checkpoint",

@@ -95,6 +95,7 @@ class OnnxRuntimeEngine(RunsModels):
     Attributes:
         target: the standard's operators, and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
             any other.
+        profile_prefix: begins the names of the files that ONNX Runtime's profiler writes; None where it is off.
     """
 
     name = "onnxruntime"
@@ -127,6 +128,7 @@ class OnnxRuntimeEngine(RunsModels):
         self.spinning = spinning
         self.verify = verify
         self.config = dict(config or {})
+        self.profile_prefix: str | None = None
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
         self.kernels = library(build=True) if kernels else None
@@ -277,6 +279,8 @@ class OnnxRuntimeEngine(RunsModels):
         if self.arena != "none":
             _register_shared_arena(_ARENA_STRATEGIES[self.arena])
             options.add_session_config_entry("session.use_env_allocators", "1")
+        if self.profile_prefix is not None:
+            options.enable_profiling, options.profile_file_prefix = True, self.profile_prefix
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
         if self.custom_op_library is not None:

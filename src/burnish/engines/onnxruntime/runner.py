@@ -123,6 +123,10 @@ class OnnxRuntimeRunner:
         if reopened:
             self._open("step").reopen(reopened)
 
+    def session_of_step(self) -> onnxruntime.InferenceSession:
+        """The session that runs steps, which ends its own profile."""
+        return self._open("step").session
+
     def _current_state(self) -> Arrays:
         return {name: buffer.array for name, buffer in self._sets[self._current].items()}
 

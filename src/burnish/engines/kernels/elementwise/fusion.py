@@ -16,6 +16,7 @@ import onnx_ir as ir
 from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
 from burnish.engines.kernels.elementwise.programs import DTYPES, Program, is_supported
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
+from burnish.graph.describe import SOURCE_METADATA, source_of
 
 FEWEST_ELEMENTS = 1024
 FEWEST_SMALL_NODES = 3
@@ -378,6 +379,8 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
         domain=BURNISH_DOMAIN,
         num_outputs=len(results),
     )
+    if (source := source_of(nodes[-1])) is not None:  # of several the last one, whose result it gives
+        fused.metadata_props[SOURCE_METADATA] = source
     graph.insert_after(nodes[-1], fused)
     for value, replacement in zip(results, fused.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape

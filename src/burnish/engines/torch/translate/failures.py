@@ -16,9 +16,13 @@ from torch import fx
 
 from burnish.errors import EngineError
 from burnish.graph import describe_lookup
+from burnish.graph.describe import source_of
 
 PLACE = "burnish.place"
 """What a recorded call's ``meta`` says it is for: a node, and the node of the model that it computes a part of."""
+
+SOURCE = "burnish.source"
+"""The latter alone."""
 
 
 def note_place(graph: fx.Graph, node: ir.Node) -> None:
@@ -28,7 +32,7 @@ def note_place(graph: fx.Graph, node: ir.Node) -> None:
         if PLACE in call.meta or call.op == "placeholder":
             break
         place = place or describe_lookup(node)
-        call.meta[PLACE] = place
+        call.meta[PLACE], call.meta[SOURCE] = place, source_of(node)
 
 
 def place_of(error: BaseException) -> str | None:

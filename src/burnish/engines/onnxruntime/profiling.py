@@ -1,0 +1,71 @@
+"""Where the time of a step goes on ONNX Runtime, by its own profiler."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.compiler.executable import Executable
+from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
+from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
+from burnish.engines.profiling import NodeRun, Recording
+from burnish.graph.describe import source_of
+
+KERNEL = "_kernel_time"
+MICROSECONDS = 1e-6
+SIZES = ("output_size", "activation_size", "parameter_size")
+"""What an event says of bytes: those written, and those read of activations and of constants."""
+
+
+def record_steps(
+    engine: OnnxRuntimeEngine,
+    executable: Executable,
+    state: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+    device: str | None,
+    threads: int | None,
+    steps: int,
+) -> Recording:
+    """Run steps, and record when each node ran; see ``burnish.engines.profiling.record_steps``."""
+    with tempfile.TemporaryDirectory(prefix="burnish-profile-") as folder:
+        profiled = copy.copy(engine)
+        profiled.profile_prefix = str(Path(folder, "step"))
+        runner = profiled.open(executable, state, device=device, threads=threads)
+        assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
+        for _ in range(steps + 1):
+            runner.step(inputs)
+        path = Path(runner.session_of_step().end_profiling())
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return recording_of(events, executable.graph("step"), steps)
+
+
+def recording_of(events: list[dict[str, Any]], model: ir.Model, steps: int) -> Recording:
+    """Return the last steps among the events of ONNX Runtime's profiler, each with the node that it is of."""
+    sources = {node.name or "": source_of(node) for node in model.graph.all_nodes()}
+    whole = sorted((event for event in events if event["name"] == "model_run"), key=lambda event: event["ts"])[-steps:]
+    begin, starts = whole[0]["ts"], [event["ts"] for event in whole]
+    runs = []
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event.get("cat") != "Node" or not event["name"].endswith(KERNEL) or event["ts"] < begin:
+            continue
+        name, told = event["name"].removesuffix(KERNEL), event["args"]
+        step = bisect.bisect_right(starts, event["ts"]) - 1
+        size = sum(int(told.get(kind) or 0) for kind in SIZES)
+        place, duration = (event["ts"] - begin) * MICROSECONDS, event["dur"] * MICROSECONDS
+        runs.append(NodeRun(step, told.get("op_name", ""), name, _source(name, sources), place, duration, size))
+    return Recording(tuple(runs), tuple(event["dur"] * MICROSECONDS for event in whole))
+
+
+def _source(name: str, sources: Mapping[str, str | None]) -> str | None:
+    """The source of a node; of one that ONNX Runtime made of another, whose name its own begins with, that of the other."""
+    while name not in sources and "_" in name:
+        name = name.rpartition("_")[0]
+    return sources.get(name)

@@ -1,0 +1,113 @@
+"""Where the time of a step goes on PyTorch: each call of the translated graph is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from burnish.compiler.executable import Executable
+from burnish.engines.profiling import NodeRun, Recording
+from burnish.engines.torch.engine import TorchEngine
+from burnish.engines.torch.translate.failures import PLACE, SOURCE
+from burnish.errors import EngineError
+
+CALLS = ("call_function", "call_method", "call_module")
+UPDATE = "the optimizer"
+
+
+def record_steps(
+    engine: TorchEngine,
+    executable: Executable,
+    state: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+    device: str | None,
+    threads: int | None,
+    steps: int,
+) -> Recording:
+    """Run steps, and record when each call ran; see ``burnish.engines.profiling.record_steps``.
+
+    On CUDA each call is waited for, which takes longer than a step that is recorded as one graph.
+
+    Raises:
+        EngineError: the engine compiles whole graphs, in which no node can be told from another.
+    """
+    if engine.compile == "inductor":
+        raise EngineError("compile='inductor' makes one piece of a graph, in which no node can be timed: profile with 'regions'")
+    plain = TorchEngine(
+        engine.device,
+        compile=engine.compile,
+        channels_last=engine.channels_last,
+        keep_pages=engine.keep_pages,
+        winograd=engine.winograd,
+        kernel_choice=engine.kernel_choice,
+        tf32=engine.tf32,
+        capture=False,
+    )
+    runner = plain.open(executable, state, device=device, threads=threads)
+    timed = _TimedGraph(runner.translated("step"))
+    runner._runnables["step"] = timed
+    updates = executable.signature["step"].updates
+    moved = 2 * _bytes(runner._state[name] for name in updates)
+    seconds = []
+    for step in range(-1, steps):  # the first one is not kept
+        timed.step = step
+        begin = time.perf_counter()
+        runner.step(inputs)
+        # What moves the state on comes after the graph: the updates that the engine's kernels write in place.
+        end = time.perf_counter()
+        timed.runs.append(NodeRun(step, "update", "", UPDATE, timed.ended, end - timed.ended, moved))
+        seconds.append(end - begin)
+    kept = [run for run in timed.runs if run.step >= 0]
+    first = kept[0].start
+    return Recording(tuple(replace(run, start=run.start - first) for run in kept), tuple(seconds[1:]))
+
+
+class _TimedGraph(fx.Interpreter):
+    """Runs a translated graph call by call, and notes how long each took."""
+
+    def __init__(self, module: fx.GraphModule):
+        super().__init__(module)
+        self.runs: list[NodeRun] = []
+        self.step = 0
+        self.ended = 0.0
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            outputs = self.run(*inputs)
+        self.ended = time.perf_counter()
+        return outputs
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op not in CALLS:
+            return super().run_node(n)
+        read = _bytes(self.env[node] for node in n.all_input_nodes)
+        begin = time.perf_counter()
+        result = super().run_node(n)
+        if any(tensor.is_cuda for tensor in _tensors(result)):
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        node, source = str(n.meta.get(PLACE) or ""), n.meta.get(SOURCE)
+        self.runs.append(NodeRun(self.step, _operator(n), node, source, begin, seconds, read + _bytes(result)))
+        return result
+
+
+def _operator(call: fx.Node) -> str:
+    return call.target if isinstance(call.target, str) else getattr(call.target, "__name__", str(call.target))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not isinstance(value, str | int | float | None):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))

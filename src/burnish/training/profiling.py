@@ -1,0 +1,207 @@
+"""Where the time and the memory traffic of a step go, by node of the model: forward, backward, update."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from burnish import engines
+from burnish.compiler.executable import lower
+from burnish.engines import Engine
+from burnish.engines.profiling import NodeRun, Recording, record_steps
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.file_writing import replacing
+from burnish.program import Program
+from burnish.settings import is_whole
+from burnish.training.inputs import BatchCheck, HyperparameterCheck
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+PHASES = (FORWARD, BACKWARD, UPDATE)
+GRADIENT, OPTIMIZER = "gradient of ", "the optimizer"
+BETWEEN = "between nodes"
+"""The row of what no node took: calling them, binding inputs, reading results."""
+UNKNOWN = "not attributed"
+COLUMNS = ("source", "total_ms", *(f"{phase}_ms" for phase in PHASES), "share", *(f"{phase}_bytes" for phase in PHASES), "runs")
+
+
+@dataclass
+class SourceTime:
+    """What a node of the model costs in a step.
+
+    Attributes:
+        source: the node; or ``the loss``, ``the metrics``, ``the optimizer``, ``the random key``, ``between nodes``.
+        seconds: in a step, by phase.
+        bytes: read and written in a step, by phase.
+        between: seconds in a step that no node took.
+        runs: nodes of the step that compute it.
+    """
+
+    source: str
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    between: float = 0.0
+    runs: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds in a step, over all phases."""
+        return sum(self.seconds.values()) + self.between
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a step goes.
+
+    Attributes:
+        engine: that ran it.
+        recording: of its nodes. Of its steps the quicker half counts: in the others the machine was busy with something else.
+    """
+
+    engine: str
+    recording: Recording
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step took, in seconds, the profiler's own work with it."""
+        return sum(self.recording.steps[step] for step in self._counted) / len(self._counted)
+
+    @cached_property
+    def _counted(self) -> frozenset[int]:
+        """The steps of the quicker half."""
+        times = self.recording.steps
+        return frozenset(sorted(range(len(times)), key=times.__getitem__)[: (len(times) + 1) // 2])
+
+    @property
+    def sources(self) -> list[SourceTime]:
+        """The nodes of the model by the time that they take, the longest first; their times add up to ``step_seconds``."""
+        steps = len(self._counted)
+        rows: dict[str, SourceTime] = {}
+        for run in self.recording.runs:
+            if run.step not in self._counted:
+                continue
+            source, phase = _place(run)
+            row = rows.setdefault(source, SourceTime(source))
+            row.seconds[phase] += run.seconds / steps
+            row.bytes[phase] += run.bytes / steps
+            row.runs += 1 / steps
+        left = max(0.0, self.step_seconds - sum(row.total for row in rows.values()))
+        return sorted([*rows.values(), SourceTime(BETWEEN, between=left)], key=lambda row: -row.total)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of a step by phase; what lies between nodes is in none."""
+        return {phase: sum(row.seconds[phase] for row in self.sources) for phase in PHASES}
+
+    def table(self) -> list[list[Any]]:
+        """Return a row for each source: the columns of ``COLUMNS``, times in milliseconds."""
+        return [
+            [
+                row.source,
+                1000 * row.total,
+                *(1000 * row.seconds[phase] for phase in PHASES),
+                row.total / self.step_seconds,
+                *(round(row.bytes[phase]) for phase in PHASES),
+                round(row.runs),
+            ]
+            for row in self.sources
+        ]
+
+    def write_table(self, path: str | Path) -> None:
+        """Write the table as ``.csv``.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        with replacing(_made(path)) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(self.table())
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write a trace that chrome://tracing and https://ui.perfetto.dev show: a lane for each phase.
+
+        Source: Trace Event Format (Google, 2016), complete events ("ph": "X"), times in microseconds.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        names = [
+            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": phase}}
+            for lane, phase in enumerate(PHASES)
+        ]
+        events = []
+        for run in self.recording.runs:
+            source, phase = _place(run)
+            told = {"source": source, "node": run.node, "bytes": run.bytes}
+            times = {"ts": 1e6 * run.start, "dur": 1e6 * run.seconds}
+            events.append(
+                {"ph": "X", "pid": 1, "tid": PHASES.index(phase), "name": run.operator, "cat": phase, **times, "args": told}
+            )
+        content = {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": {"engine": self.engine}}
+        with replacing(_made(path)) as partial:
+            partial.write_text(json.dumps(content), encoding="utf-8")
+
+
+def profile(
+    program: Program,
+    batch: Mapping[str, Any],
+    engine: str | Engine = "auto",
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    steps: int = 10,
+    seed: int = 0,
+) -> Profile:
+    """Run steps on a state of their own, and return where their time goes.
+
+    Args:
+        program: what to train; from its initial state.
+        batch: as ``Session.step`` takes it; of each step.
+        engine, device, threads: as ``Session`` takes them; ``onnxruntime`` and ``torch`` can tell.
+        steps: how many are recorded, after one that is not.
+        seed: of the random key.
+
+    Raises:
+        ConfigurationError: ``steps`` is no whole number of at least one.
+        InputError: the batch does not fit the program.
+        EngineError: the engine cannot tell, or fails.
+    """
+    if not is_whole(steps) or steps < 1:
+        raise ConfigurationError(f"steps={steps!r}: give a whole number of at least one")
+    runs_on = engines.get(engine)
+    signature = program.signature["step"]
+    inputs = {**BatchCheck(signature)(batch), **HyperparameterCheck(signature)({})}
+    executable, state = lower(program, runs_on.target), program.initial_state(seed)
+    return Profile(runs_on.name, record_steps(runs_on, executable, state, inputs, device=device, threads=threads, steps=steps))
+
+
+def _place(run: NodeRun) -> tuple[str, str]:
+    """The row and the phase that a run counts into."""
+    source = run.source or UNKNOWN
+    if source == OPTIMIZER:
+        return source, UPDATE
+    if source.startswith(GRADIENT):
+        return source.removeprefix(GRADIENT), BACKWARD
+    return source, FORWARD
+
+
+def _made(path: str | Path) -> Path:
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be written: {error}. Choose a file you can write to") from error
+    return path
+
+
+def shortened(rows: Sequence[Sequence[Any]], most: int) -> list[list[Any]]:
+    """Return the first rows of a table, and one with the sums of the others."""
+    if len(rows) <= most + 1:
+        return [list(row) for row in rows]
+    rest = rows[most:]
+    return [*map(list, rows[:most]), [f"{len(rest)} others", *(sum(column) for column in list(zip(*rest, strict=True))[1:])]]

@@ -1,0 +1,131 @@
+"""Where the time of a step goes: every node belongs to a node of the model, times add up, the trace is one."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import burnish
+from burnish.cli.application import app
+from burnish.engines.profiling import NodeRun, Recording
+from burnish.errors import ConfigurationError, EngineError
+from burnish.models import residual_network
+from burnish.training import Profile, profile
+from burnish.training.profiling import BETWEEN, COLUMNS, shortened
+
+BATCH = {"x": np.random.default_rng(0).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}
+
+
+@pytest.fixture(scope="module")
+def program() -> burnish.Program:
+    return burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "torch"])
+def measured(request, program) -> Profile:
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    return profile(program, BATCH, request.param, threads=1, steps=4)
+
+
+def test_every_node_belongs_to_one_of_the_model(measured):
+    rows = {row.source: row for row in measured.sources}
+    # ONNX Runtime's optimizer puts transpositions in, of which it does not say for which node.
+    unknown = {run.operator for run in measured.recording.runs if run.source is None}
+    assert unknown <= ({"Transpose"} if measured.engine == "onnxruntime" else set())
+    operators = [source.split()[0] for source in rows if source.endswith(")")]
+    assert operators.count("Conv") == 3
+    assert operators.count("BatchNormalization") == 3
+    assert {"the loss", "the optimizer", BETWEEN} <= rows.keys()
+    for source, row in rows.items():
+        if source.startswith("Conv"):
+            assert row.seconds["forward"] > 0
+            assert row.seconds["backward"] > 0
+            assert row.bytes["forward"] >= 4 * 4 * 8 * 8 * 4  # at least what it writes
+            assert row.seconds["update"] == row.between == 0
+    assert rows["the optimizer"].seconds["update"] > 0
+    assert rows["the optimizer"].seconds["forward"] == 0
+
+
+def test_times_add_up_to_the_step(measured):
+    rows = measured.sources
+    assert sum(row.total for row in rows) == pytest.approx(measured.step_seconds)
+    assert [row.total for row in rows] == sorted((row.total for row in rows), reverse=True)
+    assert sum(measured.phases.values()) < measured.step_seconds
+    assert len(measured.recording.steps) == 4
+
+
+def test_the_table_and_the_trace(measured, tmp_path):
+    measured.write_table(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
+    measured.write_trace(tmp_path / "trace.json")
+    content = json.loads((tmp_path / "trace.json").read_text())
+    lanes = {event["tid"]: event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"}
+    events = [event for event in content["traceEvents"] if event["ph"] == "X"]
+    assert len(events) == len(measured.recording.runs)
+    assert {event["cat"] for event in events} == {"forward", "backward", "update"}
+    assert all(lanes[event["tid"]] == event["cat"] for event in events)
+    assert min(event["ts"] for event in events) >= 0
+    for lane in lanes:  # one after the other
+        own = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == lane)
+        assert all(after[0] >= before[1] - 1 for before, after in itertools.pairwise(own))
+
+
+def test_the_quicker_half_of_the_steps_counts():
+    source = "Conv 'a' (output 'y')"
+    runs = [NodeRun(step, "Conv", "a", source, float(step), seconds, 8) for step, seconds in enumerate((1.0, 9.0, 3.0))]
+    measured = Profile("some", Recording(tuple(runs), (2.0, 10.0, 4.0)))
+    assert measured.step_seconds == 3
+    rows = {row.source: row for row in measured.sources}
+    assert (rows[source].total, rows[source].bytes["forward"], rows[source].runs) == (2, 8, 1)
+    assert rows[BETWEEN].total == 1
+
+
+def test_profiling_leaves_the_session_as_it_was(program):
+    session = burnish.Session(program, threads=1)
+    before = session.state()
+    profile(program, BATCH, session.engine, threads=1, steps=1)
+    after = session.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert session.engine.profile_prefix is None
+
+
+def test_what_cannot_be_profiled_is_named(program):
+    with pytest.raises(
+        EngineError, match="The engine 'reference' cannot tell where the time of a step goes: profile on onnxruntime or"
+    ):
+        profile(program, BATCH, "reference")
+    with pytest.raises(ConfigurationError, match="steps=0: give a whole number of at least one"):
+        profile(program, BATCH, steps=0)
+
+
+def test_a_long_table_is_shortened():
+    rows = [[f"row {number}", 1.0, number] for number in range(6)]
+    assert shortened(rows, 5) == rows
+    assert shortened(rows, 3) == [*rows[:3], ["3 others", 3.0, 12]]
+
+
+def test_the_command_writes_a_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
+    monkeypatch.chdir(tmp_path)
+    import onnx_ir as ir
+
+    ir.save(residual_network(width=4, blocks=(1,)), "model.onnx")
+    np.savez("data.npz", x=BATCH["x"], y=BATCH["labels"])
+    command = ["train", "model.onnx", "--data", "data.npz", "--threads", "1", "--output"]
+    plain = CliRunner().invoke(app, [*command, "plain"])
+    profiled = CliRunner().invoke(app, [*command, "profiled", "--profile"])
+    assert plain.exit_code == profiled.exit_code == 0, profiled.output
+    assert "node of the model" in profiled.output
+    assert "ms a step while it is timed (forward" in profiled.output
+    assert (tmp_path / "profiled" / "profile.trace.json").exists()
+    assert "the optimizer" in (tmp_path / "profiled" / "profile.csv").read_text()
+    assert (tmp_path / "plain" / "tuned.onnx").read_bytes() == (tmp_path / "profiled" / "tuned.onnx").read_bytes()
