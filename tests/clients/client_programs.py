@@ -28,6 +28,8 @@ from burnish.optim.schedules import cosine, warmup
 from oracles.small_networks import CLASSES, Network, mobile, perceptron
 
 STEPS, CHECKPOINT_AT, BATCHES = 100, 50, 10
+CACHED = "cached"
+"""The network whose features are cached."""
 SCHEDULED = 120
 """Steps of the schedule that follows ten of warm-up; it is not at its end when the steps are done."""
 
@@ -146,6 +148,43 @@ def write(name: str, folder: Path) -> None:
         shutil.make_archive(str(folder / "program"), "zip", folder, "program")
 
 
+def write_cached(folder: Path) -> None:
+    """Write a program whose backbone is frozen and has its features cached, and what Python computes in two epochs of its head.
+
+    ``features.safetensors`` has the features of each batch.
+    """
+    model = residual_network(width=4, classes=CLASSES, blocks=(1, 1))
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, target in (("program", None), ("webgpu", "webgpu")):
+        optimizer = burnish.optim.adamw(lr=5e-2)
+        options = {} if target is None else {"target": target}
+        burnish.compile(
+            model, trainable=["classifier*"], cached_features="auto", optimizer=optimizer, metrics=("accuracy",), **options
+        ).save(folder / name)
+    data = batches(model)
+    save_file(
+        {f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()},
+        folder / "batches.safetensors",
+    )
+    program = burnish.Program.load(folder / "program")
+    with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
+        features = [session.features(batch) for batch in data]
+        save_file(
+            {f"{index}/{key}": array for index, batch in enumerate(features) for key, array in batch.items()},
+            folder / "features.safetensors",
+        )
+        figures = []
+        for step in range(2 * BATCHES):
+            if step == BATCHES:
+                session.save_checkpoint(folder / "half.safetensors", {"position": step})
+            index = step % BATCHES
+            figures.append(session.step({**features[index], "labels": data[index]["labels"]}))
+        save_file(dict(session.predict({"x": data[0]["x"]})), folder / "predicted.safetensors")
+        session.export(folder / "tuned.onnx", fold_norm=False)
+    expected = {"onnxruntime": onnxruntime.__version__, "steps": figures}
+    (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
 def resume(folder: Path, checkpoint: Path, begin: int, end: int) -> list[dict[str, float]]:
     """Restore the checkpoint of a client in Python, and return the figures of the steps from ``begin`` to ``end``."""
     data = read_batches(folder)
@@ -164,8 +203,11 @@ def predict(folder: Path, model: Path) -> dict[str, list[float]]:
 
 def main(command: str, folder: str, *arguments: str) -> None:
     if command == "write":
-        for name in arguments or NETWORKS:
-            write(name, Path(folder, name))
+        for name in arguments or (*NETWORKS, CACHED):
+            if name == CACHED:
+                write_cached(Path(folder, name))
+            else:
+                write(name, Path(folder, name))
     elif command == "resume":
         checkpoint, begin, end = arguments
         print(json.dumps(resume(Path(folder), Path(checkpoint), int(begin), int(end))))

@@ -6,6 +6,7 @@ export {
   BurnishError, CheckpointError, ConfigurationError, EngineError, InputError, ModelError, NonFiniteLossError, UnsupportedOperatorError,
 } from "./errors.js";
 export type { ExportedModel } from "./export.js";
+export { FeatureCache, type ComputesFeatures, type LoadSamples } from "./feature-cache.js";
 export { Program, type GraphFile, type Identity } from "./program.js";
 export type { Backend, OrtModule, RuntimeOptions } from "./runtime.js";
 export { Session, type Batches, type Figures, type SessionOptions, type StepReport } from "./session.js";

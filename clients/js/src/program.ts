@@ -1,17 +1,18 @@
-/** A program: six graphs, their signature, and the weights of the source model. */
+/** A program: six graphs, and one of features where they are cached, their signature, and the weights of the source model. */
 
 import { CheckpointError, messageOf } from "./errors.js";
 import { sha256 } from "./hashes.js";
 import { ExactJson } from "./json.js";
 import { readSafetensors } from "./safetensors.js";
-import { GRAPH_NAMES, readSignature, stateEntries, type Entry, type GraphName, type Signature } from "./signature.js";
+import { FEATURES, GRAPH_NAMES, readSignature, stateEntries, type Entry, type GraphName, type Signature } from "./signature.js";
 import { fetchBytes, isZip, sourceOfFiles, sourceOfUrl, sourceOfZip, type Source } from "./source.js";
 import { checkState } from "./state.js";
 import type { Tensor } from "./tensor.js";
 import { readTrainingModel } from "./training-info.js";
 
 const FORMAT = "burnish program";
-const FORMAT_VERSION = 1;
+/** The newest that is read: 2 has the graph of cached features. */
+const FORMAT_VERSION = 2;
 const MANIFEST = "program.json";
 const STATE_FILE = "state.safetensors";
 
@@ -113,7 +114,8 @@ async function readFolder(source: Source): Promise<Parts> {
   }
   const { manifest, signature } = await readManifest(source, content);
   const files = manifest.files as Record<string, { bytes: number; sha256: string }>;
-  const needed = [...GRAPH_NAMES.map((graph) => `${graph}.onnx`), STATE_FILE];
+  const graphs = signature[FEATURES] ? [...GRAPH_NAMES, FEATURES] : GRAPH_NAMES;
+  const needed = [...graphs.map((graph) => `${graph}.onnx`), STATE_FILE];
   const unlisted = needed.find((file) => !(file in files));
   if (unlisted) throw damaged(source, `${MANIFEST} does not list ${unlisted}`);
   const outside = Object.keys(files).find((file) => /[/\\]/.test(file) || ["", ".", ".."].includes(file));

@@ -8,7 +8,7 @@ import { CheckpointError, ConfigurationError, EngineError, InputError, NonFinite
 import { exportModel, type ExportedModel } from "./export.js";
 import type { Program } from "./program.js";
 import { Runtime, type Backend, type RuntimeOptions } from "./runtime.js";
-import { entriesOf, isState, type Entry, type GraphName } from "./signature.js";
+import { entriesOf, FEATURES, isState, type Entry, type GraphName, type GraphSignature } from "./signature.js";
 import { checkState } from "./state.js";
 import { store } from "./store.js";
 import { copyOf, isFinite, numberAt, scalar, type Tensor } from "./tensor.js";
@@ -169,6 +169,28 @@ export class Session extends EventTarget {
   }
 
   /**
+   * What the frozen part of the model computes of one batch, by name: what `step` and `evaluate` take in place of its inputs.
+   *
+   * A `FeatureCache` keeps it for each sample.
+   *
+   * @param batch the model's inputs; labels in it are not used.
+   * @throws ConfigurationError where the program has no cached features; InputError as `step`.
+   */
+  features(batch: Batch): Promise<Record<string, Tensor>> {
+    return this.alone(async () => {
+      const { step, predict, [FEATURES]: signature } = this.program.signature;
+      if (!signature) {
+        throw new ConfigurationError(
+          "The program has no features that are computed once: compile it with cached_features='auto', or with the name of the value that they are",
+        );
+      }
+      const ignored = [step, predict].flatMap(({ inputs }) => entriesOf(inputs, "data", "label")).map(({ name }) => name);
+      const outputs = await this.run(FEATURES, this.feeds(FEATURES, checkBatch(signature, batch, ignored)));
+      return Object.fromEntries(await this.results(signature.outputs, outputs));
+    });
+  }
+
+  /**
    * The gradients of one batch, and the next values of what they change besides parameters: `grad:*`, `next:stat/*`, `next:rng/key`,
    * the loss and the metrics. The state stays.
    */
@@ -187,7 +209,7 @@ export class Session extends EventTarget {
   applyGradients(gradients: ReadonlyMap<string, Tensor>, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
     return this.alone(async () => {
       const signature = this.program.signature.apply;
-      const given = entriesOf(signature.inputs, "gradient", "indices", "rows");
+      const given = entriesOf(signature.inputs, "gradient", "indices", "rows", "weight");
       const absent = given.find(({ name }) => !gradients.has(name));
       if (absent) throw new InputError(`The gradients lack '${absent.name}': give all that session.gradients returns`);
       const feeds = this.feeds("apply", [...given.map(({ name }) => [name, gradients.get(name)!] as const), ...checkHyperparameters(signature, hyperparameters)]);
@@ -314,10 +336,14 @@ export class Session extends EventTarget {
     return state;
   }
 
+  private signatureOf(name: GraphName): GraphSignature {
+    return this.program.signature[name]!;
+  }
+
   private graph(name: GraphName): Promise<InferenceSession> {
     let opened = this.graphs.get(name);
     if (!opened) {
-      const staying = this.program.signature[name].outputs.filter((entry) => entry.updates !== undefined && this.runtime.staysOnDevice(entry.dtype));
+      const staying = this.signatureOf(name).outputs.filter((entry) => entry.updates !== undefined && this.runtime.staysOnDevice(entry.dtype));
       opened = this.program.graph(name).then((file) => this.runtime.open(name, file, name === "step" ? staying.map((entry) => entry.name) : []));
       this.graphs.set(name, opened);
       opened.catch(() => this.graphs.delete(name));
@@ -328,7 +354,7 @@ export class Session extends EventTarget {
   /** What a graph reads: arrays that are given, and the state. */
   private feeds(name: GraphName, given: Iterable<readonly [string, Tensor]>, instead: ReadonlyMap<string, string> = new Map()): Record<string, OrtTensor> {
     const feeds: Record<string, OrtTensor> = {};
-    for (const entry of this.program.signature[name].inputs) {
+    for (const entry of this.signatureOf(name).inputs) {
       if (isState(entry)) feeds[entry.name] = this.current.get(instead.get(entry.name) ?? entry.name)!;
     }
     for (const [key, tensor] of given) feeds[key] = this.runtime.toOrt(tensor);

@@ -4,11 +4,13 @@ import { UnsupportedOperatorError } from "./errors.js";
 import { dtypeOfOnnx, type DType } from "./tensor.js";
 
 export const GRAPH_NAMES = ["init", "step", "grad", "apply", "evaluate", "predict"] as const;
-export type GraphName = (typeof GRAPH_NAMES)[number];
+/** The graph that a program with cached features has beside these. */
+export const FEATURES = "features";
+export type GraphName = (typeof GRAPH_NAMES)[number] | typeof FEATURES;
 
 export type Role =
   | "data" | "label" | "parameter" | "statistic" | "optimizer" | "key" | "step" | "hyperparameter" | "seed"
-  | "gradient" | "indices" | "rows" | "loss" | "metric" | "diagnostic" | "rate" | "output";
+  | "gradient" | "indices" | "rows" | "weight" | "loss" | "metric" | "diagnostic" | "rate" | "output";
 
 const STATE_ROLES: ReadonlySet<Role> = new Set<Role>(["parameter", "statistic", "optimizer", "key", "step"]);
 
@@ -44,7 +46,7 @@ export interface GraphSignature {
   end: number | null;
 }
 
-export type Signature = Record<GraphName, GraphSignature>;
+export type Signature = Record<(typeof GRAPH_NAMES)[number], GraphSignature> & { [FEATURES]?: GraphSignature };
 
 export function isState(entry: Entry): boolean {
   return STATE_ROLES.has(entry.role);
@@ -70,9 +72,10 @@ export function stateEntries(signature: Signature): Map<string, Entry> {
  */
 export function readSignature(values: any): Signature {
   const names = Object.keys(values ?? {}).sort();
-  if (names.join() !== [...GRAPH_NAMES].sort().join()) throw new Error(`it has the graphs ${names.join(", ")}`);
+  const needed = names.filter((name) => name !== FEATURES);
+  if (needed.join() !== [...GRAPH_NAMES].sort().join()) throw new Error(`it has the graphs ${names.join(", ")}`);
   return Object.fromEntries(
-    GRAPH_NAMES.map((name) => [
+    names.map((name) => [
       name,
       {
         inputs: values[name].inputs.map(readEntry),
@@ -81,7 +84,7 @@ export function readSignature(values: any): Signature {
         end: values[name].end ?? null,
       },
     ]),
-  ) as Signature;
+  ) as unknown as Signature;
 }
 
 function readEntry(values: any): Entry {

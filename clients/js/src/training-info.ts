@@ -139,7 +139,7 @@ class TrainingModel {
     const graph = this.content(name, layout, signature);
     for (const field of [GRAPH.inputs, GRAPH.outputs, GRAPH.name]) graph.remove(field);
     graph.addText(GRAPH.name, name);
-    const { inputs, outputs } = signature[name];
+    const { inputs, outputs } = signature[name]!;
     for (const entry of inputs) graph.addMessage(GRAPH.inputs, valueInfo(entry.name, codeOf(entry.dtype), entry.shape));
     for (const entry of outputs) graph.addMessage(GRAPH.outputs, valueInfo(entry.name, codeOf(entry.dtype), entry.shape));
     const model = new Message()

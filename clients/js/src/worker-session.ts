@@ -82,6 +82,10 @@ export class WorkerSession extends EventTarget {
     return this.call("predict", batch, parameters);
   }
 
+  features(batch: Batch): Promise<Record<string, Tensor>> {
+    return this.call("features", batch);
+  }
+
   state(): Promise<Map<string, Tensor>> {
     return this.call("state");
   }

@@ -4,7 +4,7 @@ import { loadProgram, Program, Session } from "./browser.js";
 import { messageOf } from "./errors.js";
 import type { Answer, Call } from "./worker-session.js";
 
-const METHODS = ["step", "evaluate", "predict", "state", "loadState", "checkpoint", "saveCheckpoint", "restore", "exportModel", "close"] as const;
+const METHODS = ["step", "evaluate", "predict", "features", "state", "loadState", "checkpoint", "saveCheckpoint", "restore", "exportModel", "close"] as const;
 
 let session: Session | undefined;
 

@@ -10,6 +10,8 @@ import { readSafetensors } from "../dist/safetensors.js";
 export const REPOSITORY = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 const SCRIPT = join(REPOSITORY, "tests", "clients", "client_programs.py");
 export const NETWORKS = ["residual", "mobile", "text", "recurrent", "dropout", "convolutional"];
+/** The network of a frozen backbone whose features are cached. */
+export const CACHED = "cached";
 export const STEPS = 100;
 export const HALF = 50;
 
@@ -45,10 +47,10 @@ export function arraysOf(path) {
   return readSafetensors(new Uint8Array(readFileSync(path)), `'${path}'`).arrays;
 }
 
-/** Ten batches, each an object of arrays by input name. */
-export function batchesOf(network) {
+/** Ten batches, each an object of arrays by input name; or what else a file holds of each batch. */
+export function batchesOf(network, file = "batches.safetensors") {
   const batches = Array.from({ length: 10 }, () => ({}));
-  for (const [name, array] of arraysOf(join(folderOf(network), "batches.safetensors"))) {
+  for (const [name, array] of arraysOf(join(folderOf(network), file))) {
     const [index, input] = name.split("/");
     batches[Number(index)][input] = array;
   }
