@@ -1,4 +1,5 @@
-/* See burnish.h. In the order of this file: messages, files, hashes, JSON, the signature, opening, running, checkpoints, export.
+/* See burnish.h. In the order of this file: messages, files, hashes, JSON, the signature, opening, running, cached features,
+ * checkpoints, export.
  *
  * The state lies in two sets of buffers. A step reads one and writes the other, which are the inputs and outputs of ONNX Runtime
  * themselves; then the sets change roles, and no parameter is copied. Sizes that a file names are checked against the file, or
@@ -33,6 +34,7 @@
 #ifndef BURNISH_ONE_FILE_LIMIT
 #define BURNISH_ONE_FILE_LIMIT ((size_t)1 << 30) /* bytes of weights from which an export keeps them in a file beside it */
 #endif
+#define BURNISH_CACHE_LIMIT ((size_t)256 << 20) /* bytes of features, where burnish_cache_open is given no limit */
 #define MAX_JSON_BYTES ((size_t)64 << 20)
 #define MAX_JSON_VALUES ((size_t)2 << 20)
 #define MAX_DEPTH 32
@@ -548,8 +550,8 @@ typedef struct state_entry {
     OrtValue *values[2];
 } state_entry;
 
-enum { INIT, STEP, EVALUATE, PREDICT, GRAPHS };
-static const char *const GRAPH_NAMES[GRAPHS] = {"init", "step", "evaluate", "predict"};
+enum { INIT, STEP, EVALUATE, PREDICT, FEATURES, GRAPHS }; /* FEATURES is there where a frozen backbone's are cached */
+static const char *const GRAPH_NAMES[GRAPHS] = {"init", "step", "evaluate", "predict", "features"};
 
 struct burnish_session {
     char *folder, *models, *manifest_text, *extra, *metadata;
@@ -1175,6 +1177,12 @@ static bool has_label(const graph *graph, const char *name) {
     return false;
 }
 
+static bool has_input(const graph *graph, const char *name) {
+    for (size_t i = 0; i < graph->input_count; i++)
+        if (is_batch(&graph->inputs[i]) && is(name, graph->inputs[i].name)) return true;
+    return false;
+}
+
 /* Check a batch, and wrap its arrays, which are not copied, as the graph's inputs. */
 static burnish_status take_batch(burnish_session *session, graph *graph, const burnish_tensor *batch, size_t count) {
     const burnish_tensor **given = calloc(graph->input_count + 1, sizeof *given);
@@ -1182,11 +1190,13 @@ static burnish_status take_batch(burnish_session *session, graph *graph, const b
     for (size_t k = 0; status == BURNISH_OK && k < count; k++) {
         size_t i = 0;
         while (i < graph->input_count && !(is_batch(&graph->inputs[i]) && is(batch[k].name, graph->inputs[i].name))) i++;
+        bool is_known = has_input(&session->graphs[STEP], batch[k].name) || has_input(&session->graphs[PREDICT], batch[k].name);
         if (i < graph->input_count)
             status = given[i] != NULL
                          ? fail(BURNISH_INPUT_ERROR, "The batch has the input '%s' twice: leave one out", batch[k].name)
                          : check_tensor(graph, &graph->inputs[i], &batch[k]);
-        else if (graph == &session->graphs[PREDICT] && has_label(&session->graphs[STEP], batch[k].name))
+        else if ((graph == &session->graphs[PREDICT] && has_label(&session->graphs[STEP], batch[k].name)) ||
+                 (graph == &session->graphs[FEATURES] && is_known))
             continue; /* labels are not used */
         else
             status = fail(BURNISH_INPUT_ERROR,
@@ -1225,6 +1235,22 @@ burnish_status burnish_evaluate(burnish_session *session, const burnish_tensor *
 burnish_status burnish_predict(burnish_session *session, const burnish_tensor *batch, size_t count, int flags,
                                burnish_outputs *outputs) {
     return run_on_batch(session, PREDICT, batch, count, flags, outputs);
+}
+
+bool burnish_takes(const burnish_session *session, const char *name) { return has_input(&session->graphs[STEP], name); }
+
+bool burnish_has_features(const burnish_session *session) { return session->graphs[FEATURES].output_count > 0; }
+
+static burnish_status check_features(const burnish_session *session) {
+    if (burnish_has_features(session)) return BURNISH_OK;
+    return fail(BURNISH_CONFIGURATION_ERROR,
+                "The program has no features that are computed once: compile it with --cached-features auto, or with the name of "
+                "the value that they are");
+}
+
+burnish_status burnish_features(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs) {
+    TRY(check_features(session));
+    return run_on_batch(session, FEATURES, batch, count, 0, outputs);
 }
 
 int64_t burnish_step_count(const burnish_session *session) {
@@ -1289,6 +1315,227 @@ burnish_status burnish_set(burnish_session *session, const char *name, double va
                         "compile with a number",
                         name);
     return fail(BURNISH_CONFIGURATION_ERROR, "There is no hyperparameter '%s' in this program", name ? name : "(no name)");
+}
+
+/* Features by the number of a sample, in an open hash table: the features of one sample lie in one block. */
+typedef struct row {
+    int64_t sample;
+    unsigned char *data; /* NULL: the place is free */
+} row;
+
+struct burnish_cache {
+    burnish_session *session;
+    row *rows;
+    size_t room, count, limit, bytes; /* room is a power of two */
+    int64_t computed;
+    burnish_tensor *features; /* of the batch that was asked for last */
+    size_t feature_count, row_bytes, capacity;
+};
+
+burnish_status burnish_cache_open(burnish_session *session, size_t limit, burnish_cache **cache) {
+    *cache = NULL;
+    TRY(check_features(session));
+    burnish_cache *opened = calloc(1, sizeof *opened);
+    if (opened == NULL) return no_memory("the cache", sizeof *opened);
+    *opened = (burnish_cache){.session = session, .limit = limit == 0 ? BURNISH_CACHE_LIMIT : limit, .room = 64};
+    opened->rows = calloc(opened->room, sizeof(row));
+    opened->features = calloc(session->graphs[FEATURES].output_count, sizeof(burnish_tensor));
+    if (opened->rows == NULL || opened->features == NULL) {
+        burnish_cache_close(opened);
+        return no_memory("the cache", 64 * sizeof(row));
+    }
+    *cache = opened;
+    return BURNISH_OK;
+}
+
+void burnish_cache_close(burnish_cache *cache) {
+    if (cache == NULL) return;
+    for (size_t i = 0; cache->rows != NULL && i < cache->room; i++) free(cache->rows[i].data);
+    for (size_t i = 0; i < cache->feature_count; i++) free(cache->features[i].data);
+    free(cache->rows);
+    free(cache->features);
+    free(cache);
+}
+
+int64_t burnish_cache_computed(const burnish_cache *cache) { return cache->computed; }
+
+/* The place of a sample in the table, or the one that it would get. */
+static row *find_row(const burnish_cache *cache, int64_t sample) {
+    size_t place = (size_t)((uint64_t)sample * 0x9e3779b97f4a7c15u >> 32) & (cache->room - 1);
+    while (cache->rows[place].data != NULL && cache->rows[place].sample != sample) place = (place + 1) & (cache->room - 1);
+    return &cache->rows[place];
+}
+
+bool burnish_cache_has(const burnish_cache *cache, const int64_t *samples, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (find_row(cache, samples[i])->data == NULL) return false;
+    return true;
+}
+
+/* Keep a block in the table, which takes it over; false where the limit, or memory, is reached. What is there stays: data that
+ * are gone through again and again would push every sample out before it comes back. */
+static bool keep_row(burnish_cache *cache, int64_t sample, unsigned char *data) {
+    if (cache->row_bytes > cache->limit - cache->bytes) return false;
+    if (2 * (cache->count + 1) > cache->room) {
+        burnish_cache grown = *cache;
+        grown.room = 2 * cache->room;
+        grown.rows = calloc(grown.room, sizeof(row));
+        if (grown.rows == NULL) return false;
+        for (size_t i = 0; i < cache->room; i++)
+            if (cache->rows[i].data != NULL) *find_row(&grown, cache->rows[i].sample) = cache->rows[i];
+        free(cache->rows);
+        *cache = grown;
+    }
+    *find_row(cache, sample) = (row){sample, data};
+    cache->count++;
+    cache->bytes += cache->row_bytes;
+    return true;
+}
+
+/* The bytes of one sample in an array whose first axis counts them. */
+static size_t bytes_of_sample(const burnish_tensor *array) {
+    const struct dtype_names *type = names_of((int)array->dtype);
+    size_t bytes = 0;
+    return type != NULL && size_of(type->size, array->rank - 1, array->shape + 1, &bytes) ? bytes : 0;
+}
+
+static burnish_status check_samples(const burnish_tensor *array, size_t count) {
+    if (array->rank > 0 && array->rank <= BURNISH_MAX_RANK && array->shape[0] == (int64_t)count && array->data != NULL)
+        return BURNISH_OK;
+    return fail(BURNISH_INPUT_ERROR,
+                "'%s' does not have one entry for each of %zu samples along its first axis: give such, or compile "
+                "with another value as --cached-features",
+                array->name ? array->name : "(no name)", count);
+}
+
+/* Note of what kind the features are, which is the same for all samples. */
+static burnish_status note_features(burnish_cache *cache, const burnish_outputs *computed, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < computed->count; i++) {
+        const burnish_tensor *feature = &computed->tensors[i], *before = &cache->features[i];
+        TRY(check_samples(feature, count));
+        bytes += bytes_of_sample(feature);
+        if (cache->feature_count > 0 && (feature->rank != before->rank || memcmp(feature->shape + 1, before->shape + 1,
+                                                                                 (feature->rank - 1) * sizeof(int64_t)) != 0))
+            return fail(BURNISH_INPUT_ERROR,
+                        "The feature '%s' has another shape for these samples than for those before: bring samples "
+                        "to one shape",
+                        feature->name);
+    }
+    for (size_t i = 0; cache->feature_count == 0 && i < computed->count; i++) {
+        cache->features[i] = computed->tensors[i];
+        cache->features[i].data = NULL;
+    }
+    cache->feature_count = computed->count;
+    cache->row_bytes = bytes;
+    return BURNISH_OK;
+}
+
+/* What is known of the samples of a call. */
+typedef struct lookup {
+    const int64_t *samples;
+    size_t count, missing_count;
+    size_t *missing;      /* where samples stand that are not kept, each sample once */
+    unsigned char **rows; /* of each sample */
+    bool *is_loose;       /* whether the block is in no table */
+} lookup;
+
+/* Copy the missing samples of the batch's arrays; the caller frees what `selected` holds. */
+static burnish_status select_samples(const lookup *lookup, const burnish_tensor *batch, size_t batch_count,
+                                     burnish_tensor *selected) {
+    for (size_t i = 0; i < batch_count; i++) {
+        TRY(check_samples(&batch[i], lookup->count));
+        size_t bytes = bytes_of_sample(&batch[i]);
+        selected[i] = batch[i];
+        selected[i].shape[0] = (int64_t)lookup->missing_count;
+        selected[i].data = malloc(bytes * lookup->missing_count + 1);
+        if (selected[i].data == NULL) return no_memory(batch[i].name, bytes * lookup->missing_count);
+        for (size_t k = 0; k < lookup->missing_count; k++)
+            memcpy((char *)selected[i].data + k * bytes, (const char *)batch[i].data + lookup->missing[k] * bytes, bytes);
+    }
+    return BURNISH_OK;
+}
+
+/* Run the backbone on the samples that are not kept, and keep what comes out. */
+static burnish_status compute_missing(burnish_cache *cache, lookup *lookup, const burnish_tensor *batch, size_t batch_count) {
+    burnish_tensor *selected = calloc(batch_count + 1, sizeof *selected);
+    burnish_outputs computed = {NULL, 0};
+    burnish_status status = selected == NULL ? no_memory("the batch", batch_count) : BURNISH_OK;
+    if (status == BURNISH_OK) status = select_samples(lookup, batch, batch_count, selected);
+    if (status == BURNISH_OK) status = burnish_features(cache->session, selected, batch_count, &computed);
+    if (status == BURNISH_OK) status = note_features(cache, &computed, lookup->missing_count);
+    for (size_t i = 0; selected != NULL && i < batch_count; i++) free(selected[i].data);
+    free(selected);
+    for (size_t k = 0; status == BURNISH_OK && k < lookup->missing_count; k++) {
+        size_t at = lookup->missing[k], offset = 0;
+        unsigned char *block = malloc(cache->row_bytes + 1);
+        if (block == NULL) return no_memory("the features", cache->row_bytes);
+        for (size_t i = 0; i < computed.count; i++) {
+            size_t bytes = bytes_of_sample(&computed.tensors[i]);
+            memcpy(block + offset, (const char *)computed.tensors[i].data + k * bytes, bytes);
+            offset += bytes;
+        }
+        lookup->rows[at] = block;
+        lookup->is_loose[at] = !keep_row(cache, lookup->samples[at], block);
+        cache->computed++;
+    }
+    return status;
+}
+
+/* Put the features of the samples together. */
+static burnish_status join_rows(burnish_cache *cache, const lookup *lookup, burnish_outputs *outputs) {
+    size_t offset = 0;
+    for (size_t i = 0; i < cache->feature_count; i++) {
+        burnish_tensor *feature = &cache->features[i];
+        size_t bytes = bytes_of_sample(feature);
+        if (lookup->count > cache->capacity) {
+            void *grown = realloc(feature->data, bytes * lookup->count + 1);
+            if (grown == NULL) return no_memory(feature->name, bytes * lookup->count);
+            feature->data = grown;
+        }
+        feature->shape[0] = (int64_t)lookup->count;
+        for (size_t k = 0; k < lookup->count; k++) memcpy((char *)feature->data + k * bytes, lookup->rows[k] + offset, bytes);
+        offset += bytes;
+    }
+    if (lookup->count > cache->capacity) cache->capacity = lookup->count;
+    *outputs = (burnish_outputs){cache->features, cache->feature_count};
+    return BURNISH_OK;
+}
+
+/* Where each sample's features are, and which samples have none; one that comes twice is missing once. */
+static burnish_status look_up(const burnish_cache *cache, lookup *lookup) {
+    for (size_t i = 0; i < lookup->count; i++) {
+        if (lookup->samples[i] < 0)
+            return fail(BURNISH_INPUT_ERROR, "The number of a sample is %lld: number the samples of your data from 0",
+                        (long long)lookup->samples[i]);
+        lookup->rows[i] = find_row(cache, lookup->samples[i])->data;
+        size_t k = 0;
+        while (k < lookup->missing_count && lookup->samples[lookup->missing[k]] != lookup->samples[i]) k++;
+        if (lookup->rows[i] == NULL && k == lookup->missing_count) lookup->missing[lookup->missing_count++] = i;
+    }
+    return BURNISH_OK;
+}
+
+burnish_status burnish_cache_features(burnish_cache *cache, const int64_t *samples, size_t count, const burnish_tensor *batch,
+                                      size_t batch_count, burnish_outputs *outputs) {
+    if (count == 0) return fail(BURNISH_INPUT_ERROR, "There are no samples: give the number of each sample of the batch");
+    lookup lookup = {.samples = samples, .count = count};
+    lookup.missing = calloc(count, sizeof *lookup.missing);
+    lookup.rows = calloc(count, sizeof *lookup.rows);
+    lookup.is_loose = calloc(count, sizeof *lookup.is_loose);
+    bool has_memory = lookup.missing != NULL && lookup.rows != NULL && lookup.is_loose != NULL;
+    burnish_status status = has_memory ? look_up(cache, &lookup) : no_memory("the samples", count * sizeof *lookup.rows);
+    if (status == BURNISH_OK && lookup.missing_count > 0) status = compute_missing(cache, &lookup, batch, batch_count);
+    for (size_t i = 0; status == BURNISH_OK && i < count; i++)
+        for (size_t j = 0; lookup.rows[i] == NULL && j < i; j++)
+            if (samples[j] == samples[i]) lookup.rows[i] = lookup.rows[j];
+    if (status == BURNISH_OK) status = join_rows(cache, &lookup, outputs);
+    for (size_t i = 0; has_memory && i < count; i++)
+        if (lookup.is_loose[i]) free(lookup.rows[i]);
+    free(lookup.missing);
+    free(lookup.rows);
+    free(lookup.is_loose);
+    return status;
 }
 
 /* A safetensors file: the size of a JSON header, the header, and the bytes of the arrays. */
@@ -1422,17 +1669,19 @@ static burnish_status read_manifest(burnish_session *session) {
     TRY(parse_json(path, session->manifest_text, size, &session->manifest));
     if (!is(text_of(session->manifest, "format"), "burnish program") || !whole_of(session->manifest, "version", &version))
         return damaged(path, "it describes no program");
-    if (version != 1)
-        return fail(BURNISH_CHECKPOINT_ERROR,
-                    "'%s' is of format %lld, and this client reads format 1: use a newer client, or save the program with an "
-                    "older burnish",
-                    path, (long long)version);
+    if (version < 1 || version > 2)
+        return fail(
+            BURNISH_CHECKPOINT_ERROR,
+            "'%s' is of format %lld, and this client reads up to format 2: use a newer client, or save the program with an "
+            "older burnish",
+            path, (long long)version);
     if (text_of(member(session->manifest, "identity", JSON_OBJECT), "program") == NULL)
         return fail(BURNISH_CHECKPOINT_ERROR,
                     "'%s' names no identity, as an older burnish wrote it: load the program in Python and save it again", path);
+    const json *signature = member(session->manifest, "signature", JSON_OBJECT);
     for (int g = 0; g < GRAPHS; g++) {
-        if (!read_graph(member(session->manifest, "signature", JSON_OBJECT), GRAPH_NAMES[g], &session->graphs[g]))
-            return damaged(path, "its signature cannot be read");
+        if (g == FEATURES && member(signature, GRAPH_NAMES[g], JSON_OBJECT) == NULL) continue;
+        if (!read_graph(signature, GRAPH_NAMES[g], &session->graphs[g])) return damaged(path, "its signature cannot be read");
         most = session->graphs[g].output_count > most ? session->graphs[g].output_count : most;
     }
     if (!number_state(session)) return damaged(path, "its graphs disagree about the state");

@@ -6,6 +6,7 @@
 #ifndef BURNISH_H
 #define BURNISH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -77,6 +78,8 @@ void burnish_close(burnish_session *session);
 
 /* One training step: outputs are the loss, the metrics and, where the program computes it, the rate. outputs may be NULL. */
 burnish_status burnish_step(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs);
+/* Whether a step takes an array of this name. */
+bool burnish_takes(const burnish_session *session, const char *name);
 /* Loss and metrics in inference mode, and their totals ("sum:loss", "count:loss"), which add up over batches. flags: 0 or an
  * average. */
 burnish_status burnish_evaluate(burnish_session *session, const burnish_tensor *batch, size_t count, int flags,
@@ -84,6 +87,28 @@ burnish_status burnish_evaluate(burnish_session *session, const burnish_tensor *
 /* The model's outputs in inference mode. */
 burnish_status burnish_predict(burnish_session *session, const burnish_tensor *batch, size_t count, int flags,
                                burnish_outputs *outputs);
+/* Of a program that was compiled with cached features: what the frozen part of the model computes of its inputs, which step and
+ * evaluate take in their place. Labels in the batch are not used. */
+bool burnish_has_features(const burnish_session *session);
+burnish_status burnish_features(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs);
+
+/* Features by the number of their sample, in memory, so that the frozen part runs once for each. It is closed before its session.
+ */
+typedef struct burnish_cache burnish_cache;
+
+/* Keep features of up to `limit` bytes, 0 for 256 MiB. Where they are full, those that are there stay, and others are computed
+ * each time. */
+burnish_status burnish_cache_open(burnish_session *session, size_t limit, burnish_cache **cache);
+void burnish_cache_close(burnish_cache *cache);
+/* Whether the features of all these samples are kept: their inputs need not be read then. */
+bool burnish_cache_has(const burnish_cache *cache, const int64_t *samples, size_t count);
+/* The features of `count` samples, given by their numbers, from 0. `batch` has their inputs in the same order; the frozen part
+ * runs on those alone that are not kept. outputs are the cache's own, valid until its next call. */
+burnish_status burnish_cache_features(burnish_cache *cache, const int64_t *samples, size_t count, const burnish_tensor *batch,
+                                      size_t batch_count, burnish_outputs *outputs);
+/* How many samples the frozen part has run for. */
+int64_t burnish_cache_computed(const burnish_cache *cache);
+
 /* A scalar output as a number; NaN where there is none of this name. */
 double burnish_number(const burnish_outputs *outputs, const char *name);
 

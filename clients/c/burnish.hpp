@@ -109,6 +109,12 @@ class Session {
         check(burnish_predict(session.get(), batch.data(), batch.size(), flags, &result.outputs));
         return result;
     }
+    bool has_features() const { return burnish_has_features(session.get()); }
+    Outputs features(const Batch &batch) {
+        Outputs result;
+        check(burnish_features(session.get(), batch.data(), batch.size(), &result.outputs));
+        return result;
+    }
     void set(const std::string &name, double value) { check(burnish_set(session.get(), name.c_str(), value)); }
     std::int64_t step_count() const { return burnish_step_count(session.get()); }
     burnish_tensor state(const std::string &name) {
@@ -127,10 +133,37 @@ class Session {
     void export_model(const std::string &path, int flags = 0) { check(burnish_export(session.get(), path.c_str(), flags)); }
 
    private:
+    friend class FeatureCache;
     struct Close {
         void operator()(burnish_session *opened) const { burnish_close(opened); }
     };
     std::unique_ptr<burnish_session, Close> session;
+};
+
+// Features by the number of their sample. The session outlives it.
+class FeatureCache {
+   public:
+    explicit FeatureCache(Session &session, std::size_t limit = 0) {
+        burnish_cache *opened;
+        check(burnish_cache_open(session.session.get(), limit, &opened));
+        cache.reset(opened);
+    }
+    bool has(const std::vector<std::int64_t> &samples) const {
+        return burnish_cache_has(cache.get(), samples.data(), samples.size());
+    }
+    // The features of samples; `batch` has their inputs, and may be empty where has(samples).
+    Outputs features(const std::vector<std::int64_t> &samples, const Session::Batch &batch = {}) {
+        Outputs result;
+        check(burnish_cache_features(cache.get(), samples.data(), samples.size(), batch.data(), batch.size(), &result.outputs));
+        return result;
+    }
+    std::int64_t computed() const { return burnish_cache_computed(cache.get()); }
+
+   private:
+    struct Close {
+        void operator()(burnish_cache *opened) const { burnish_cache_close(opened); }
+    };
+    std::unique_ptr<burnish_cache, Close> cache;
 };
 
 }  // namespace burnish

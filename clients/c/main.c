@@ -17,6 +17,7 @@ typedef struct arguments {
     burnish_tensor arrays[MAX_INPUTS]; /* whole arrays; the first axis counts the samples */
     size_t count;
     int64_t batch, steps, every;
+    size_t cache; /* bytes of features */
 } arguments;
 
 static int stop(const char *reason, const char *what) {
@@ -116,6 +117,8 @@ static int read_arguments(arguments *to, int count, char **given) {
             to->every = atoll(value);
         else if (strcmp(name, "--threads") == 0)
             to->options.threads = atoi(value);
+        else if (strcmp(name, "--cache") == 0)
+            to->cache = (size_t)strtoull(value, NULL, 10) << 20;
         else if (strcmp(name, "--seed") == 0)
             to->options.seed = atoll(value);
         else if (strcmp(name, "--models") == 0)
@@ -130,7 +133,7 @@ static int read_arguments(arguments *to, int count, char **given) {
     if (to->program == NULL || to->count == 0)
         return stop("",
                     "usage: train PROGRAM --data NAME=FILE.npy ... [--batch N] [--steps N] [--checkpoint FILE] [--every N] "
-                    "[--export FILE] [--models FOLDER] [--threads N] [--seed N]");
+                    "[--export FILE] [--models FOLDER] [--threads N] [--seed N] [--cache MEGABYTES]");
     for (size_t i = 0; i < to->count; i++)
         if (to->batch < 1 || to->arrays[i].shape[0] != to->arrays[0].shape[0] || to->arrays[i].shape[0] < to->batch)
             return stop("", "the arrays are to have the same number of samples, and at least a batch");
@@ -147,15 +150,32 @@ static void take_batch(const arguments *from, int64_t step, burnish_tensor *batc
     }
 }
 
-static int train(const arguments *arguments, burnish_session *session) {
-    burnish_tensor batch[MAX_INPUTS];
+/* Where a frozen backbone's features are cached, put them in place of the arrays that they are computed from; returns the number
+ * of arrays, or 0 where it failed. */
+static size_t take_features(const arguments *from, int64_t step, burnish_session *session, burnish_cache *cache, int64_t *samples,
+                            burnish_tensor *batch) {
+    int64_t batches = from->arrays[0].shape[0] / from->batch;
+    burnish_outputs features;
+    size_t count = 0;
+    if (cache == NULL) return from->count;
+    for (int64_t i = 0; i < from->batch; i++) samples[i] = step % batches * from->batch + i;
+    if (burnish_cache_features(cache, samples, (size_t)from->batch, batch, from->count, &features) != BURNISH_OK) return 0;
+    for (size_t i = 0; i < from->count; i++)
+        if (burnish_takes(session, batch[i].name)) batch[count++] = batch[i];
+    for (size_t i = 0; i < features.count && count < 2 * MAX_INPUTS; i++) batch[count++] = features.tensors[i];
+    return count;
+}
+
+static int train(const arguments *arguments, burnish_session *session, burnish_cache *cache, int64_t *samples) {
+    burnish_tensor batch[2 * MAX_INPUTS];
     burnish_outputs outputs;
     if (arguments->checkpoint != NULL && access(arguments->checkpoint, F_OK) == 0 &&
         burnish_restore(session, arguments->checkpoint) != BURNISH_OK)
         return failed();
     for (int64_t step = burnish_step_count(session); step < arguments->steps; step++) {
         take_batch(arguments, step, batch);
-        if (burnish_step(session, batch, arguments->count, &outputs) != BURNISH_OK) return failed();
+        size_t taken = take_features(arguments, step, session, cache, samples, batch);
+        if (taken == 0 || burnish_step(session, batch, taken, &outputs) != BURNISH_OK) return failed();
         printf("step %lld loss %.9g\n", (long long)step + 1, burnish_number(&outputs, "loss"));
         fflush(stdout);
         int is_due = step + 1 == arguments->steps || (step + 1) % arguments->every == 0;
@@ -172,8 +192,14 @@ int main(int count, char **given) {
     if (read_arguments(&arguments, count, given) != 0) return 1;
     if (arguments.every < 1) return stop("", "--every is to be 1 or more");
     if (burnish_open(arguments.program, &arguments.options, &session) != BURNISH_OK) return failed();
-    int status = train(&arguments, session);
+    burnish_cache *cache = NULL;
+    int64_t *samples = malloc(sizeof(int64_t) * (size_t)arguments.batch);
+    if (samples == NULL) return stop("there is no memory for a batch", "");
+    if (burnish_has_features(session) && burnish_cache_open(session, arguments.cache, &cache) != BURNISH_OK) return failed();
+    int status = train(&arguments, session, cache, samples);
+    burnish_cache_close(cache);
     burnish_close(session);
+    free(samples);
     for (size_t i = 0; i < arguments.count; i++) free(arguments.arrays[i].data);
     return status;
 }

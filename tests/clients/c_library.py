@@ -7,7 +7,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -117,6 +117,8 @@ class Client:
         self.library.burnish_message.restype = ctypes.c_char_p
         self.library.burnish_extra.restype = ctypes.c_char_p
         self.library.burnish_step_count.restype = ctypes.c_int64
+        self.library.burnish_cache_computed.restype = ctypes.c_int64
+        self.library.burnish_cache_has.restype = ctypes.c_bool
 
     def check(self, status: int) -> None:
         if status:
@@ -127,6 +129,37 @@ class Client:
         options = Options(seed, threads, optimization, None if models is None else str(models).encode())
         self.check(self.library.burnish_open(str(folder).encode(), ctypes.byref(options), ctypes.byref(handle)))
         return Session(self, handle)
+
+
+def tensors_of(batch: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], ctypes.Array[Tensor]]:
+    """Arrays in C order, which are to be held while they are read, and what the client reads."""
+    arrays = {name: np.asarray(array, order="C") for name, array in batch.items()}
+    return [*arrays.values()], (Tensor * len(arrays))(*(Tensor.of(name, array) for name, array in arrays.items()))
+
+
+class FeatureCache:
+    def __init__(self, client: Client, handle: ctypes.c_void_p):
+        self._client, self._library, self._handle = client, client.library, handle
+
+    def features(self, samples: Sequence[int], batch: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        arrays, tensors = tensors_of(batch or {})
+        numbers, outputs = (ctypes.c_int64 * len(samples))(*samples), Outputs()
+        lengths = ctypes.c_size_t(len(samples)), ctypes.c_size_t(len(arrays))
+        status = self._library.burnish_cache_features(
+            self._handle, numbers, lengths[0], tensors, lengths[1], ctypes.byref(outputs)
+        )
+        self._client.check(status)
+        return outputs.arrays()
+
+    def has(self, samples: Sequence[int]) -> bool:
+        return bool(self._library.burnish_cache_has(self._handle, (ctypes.c_int64 * len(samples))(*samples), len(samples)))
+
+    @property
+    def computed(self) -> int:
+        return int(self._library.burnish_cache_computed(self._handle))
+
+    def close(self) -> None:
+        self._library.burnish_cache_close(self._handle)
 
 
 class Session:
@@ -142,9 +175,16 @@ class Session:
     def predict(self, batch: Mapping[str, np.ndarray], flags: int = 0) -> dict[str, np.ndarray]:
         return self._run("burnish_predict", batch, flags)
 
+    def features(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self._run("burnish_features", batch)
+
+    def cache(self, limit: int = 0) -> FeatureCache:
+        handle = ctypes.c_void_p()
+        self._client.check(self._library.burnish_cache_open(self._handle, ctypes.c_size_t(limit), ctypes.byref(handle)))
+        return FeatureCache(self._client, handle)
+
     def _run(self, function: str, batch: Mapping[str, np.ndarray], *flags: int) -> dict[str, np.ndarray]:
-        arrays = {name: np.asarray(array, order="C") for name, array in batch.items()}
-        tensors = (Tensor * len(arrays))(*(Tensor.of(name, array) for name, array in arrays.items()))
+        arrays, tensors = tensors_of(batch)
         outputs = Outputs()
         arguments = (self._handle, tensors, ctypes.c_size_t(len(arrays)), *flags, ctypes.byref(outputs))
         self._client.check(getattr(self._library, function)(*arguments))

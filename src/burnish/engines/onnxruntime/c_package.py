@@ -18,8 +18,10 @@ from burnish.formats.file_writing import flush_to_disk, partial_path, remove_lef
 from burnish.formats.folder import save_program
 from burnish.formats.model_file import constant_bytes
 from burnish.program import Program, Role
+from burnish.program.signature import FEATURES
 
 GRAPHS = ("init", "step", "evaluate", "predict")
+"""What the client runs; of a program with cached features, their graph too."""
 """Those that the C client runs."""
 SOURCES = ("burnish.h", "burnish.c", "burnish.hpp", "burnish_ort.h", "main.c", "Makefile")
 IN_PACKAGE = "c_client"
@@ -93,7 +95,7 @@ def _write_models(program: Program, source: Path, folder: Path) -> None:
     """Write the graphs in ONNX Runtime's format, and the operators that they hold."""
     folder.mkdir()
     written = []
-    for name in GRAPHS:
+    for name in _graphs(program):
         if constant_bytes(program.graphs[name]) > LARGEST:
             raise EngineError(f"The {name} graph holds more than 1 GiB of constants, for which ONNX Runtime's format has no room")
         options = onnxruntime.SessionOptions()
@@ -114,6 +116,10 @@ def _write_models(program: Program, source: Path, folder: Path) -> None:
             ) from error
         written.append(folder / f"{name}.ort")
     _write_operators(written, folder / OPERATORS)
+
+
+def _graphs(program: Program) -> tuple[str, ...]:
+    return GRAPHS if program.features is None else (*GRAPHS, FEATURES)
 
 
 def _write_operators(models: list[Path], path: Path) -> None:
@@ -142,9 +148,9 @@ def _sources() -> Iterator[tuple[str, bytes]]:
 
 
 def _readme(program: Program) -> str:
-    entries = program.signature["step"].inputs_of(Role.DATA, Role.LABEL)
+    entries = (*program.signature.samples, *program.signature["step"].inputs_of(Role.LABEL))
     data = " ".join(f"--data {entry.name}={entry.name.replace('/', '_')}.npy" for entry in entries)
     shapes = {entry.name: ", ".join("?" if extent is None else str(extent) for extent in entry.extents) for entry in entries}
     inputs = "\n".join(f"- `{entry.name}`: {entry.numpy_dtype.name}, shape [{shapes[entry.name]}]" for entry in entries)
-    graphs = ", ".join(f"`{name}.onnx`" for name in GRAPHS)
+    graphs = ", ".join(f"`{name}.onnx`" for name in _graphs(program))
     return README.format(graphs=graphs, operators=OPERATORS, data=data, inputs=inputs)
