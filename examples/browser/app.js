@@ -1,8 +1,8 @@
 // The page: a session in a worker trains, while this draws what comes of it.
-import { WorkerSession, downloadModel } from "./burnish/burnish-runtime.js";
+import { FeatureCache, WorkerSession, downloadModel } from "./burnish/burnish-runtime.js";
 
 import { LossChart } from "./chart.js";
-import { imageOf, loadDigits, SIZE } from "./digits.js";
+import { imageOf, inputOf, loadDigits } from "./digits.js";
 
 const BATCH = 32;
 /** Own drawings in each batch, where there are any. */
@@ -14,7 +14,7 @@ const CHECKPOINT = "digits";
 const element = (id) => document.getElementById(id);
 const chart = new LossChart(element("curve"));
 const own = { images: [], labels: [] };
-let session, digits, isTraining, order, place;
+let session, cache, digits, tested, isTraining, order, place;
 
 function say(text, isError = false) {
   element("status").textContent = text;
@@ -34,6 +34,7 @@ async function attempt(work) {
 async function open() {
   const worker = new Worker("burnish/worker.js", { type: "module" });
   session = await WorkerSession.open(worker, "program", { wasmPaths: new URL("burnish/wasm/", location).href });
+  cache ??= new FeatureCache({ features: (batch) => session.features(batch) }); // what is frozen is the same in each session
 }
 
 async function start() {
@@ -46,8 +47,11 @@ async function start() {
   say(`Ready after ${((performance.now() - before) / 1000).toFixed(1)} s`);
 }
 
-/** The next images in a random order, with own drawings among them. */
-function nextBatch() {
+/** The image of a sample: those that came with the page are counted first, then own drawings. */
+const imageOfSample = (sample) => (sample < digits.train.length ? digits.train.image(sample) : own.images[sample - digits.train.length]);
+
+/** The next images in a random order, with own drawings among them: their features, and what they are. */
+async function nextBatch() {
   if (!order || place + BATCH > order.length) {
     order = Array.from({ length: digits.train.length }, (_, index) => index);
     for (let index = order.length - 1; index > 0; index--) {
@@ -56,14 +60,14 @@ function nextBatch() {
     }
     place = 0;
   }
-  const batch = digits.train.batch(order.slice(place, place + BATCH));
+  const samples = order.slice(place, place + BATCH);
   place += BATCH;
   for (let row = 0; row < Math.min(OWN, own.labels.length * 2); row++) {
-    const index = Math.floor(Math.random() * own.labels.length);
-    batch.x.data.set(own.images[index], row * SIZE * SIZE);
-    batch.labels[row] = own.labels[index];
+    samples[row] = digits.train.length + Math.floor(Math.random() * own.labels.length);
   }
-  return batch;
+  const features = await cache.features(samples, (missing) => inputOf(missing.map(imageOfSample)));
+  const labels = samples.map((sample) => digits.train.labels[sample] ?? own.labels[sample - digits.train.length]);
+  return { ...features, labels };
 }
 
 async function train() {
@@ -73,13 +77,14 @@ async function train() {
   let time = 0;
   while (isTraining) {
     const before = performance.now();
-    const { loss } = await session.step(nextBatch());
+    const { loss } = await session.step(await nextBatch());
     const taken = performance.now() - before;
     time = time ? time + 0.1 * (taken - time) : taken;
     chart.add(loss);
     element("loss").textContent = loss.toFixed(3);
     element("time").textContent = `${time.toFixed(time < 10 ? 1 : 0)} ms`;
     element("steps").textContent = session.stepCount;
+    element("cached").textContent = `${cache.size} images have been through the frozen layers, each once.`;
     if (session.stepCount % CHECKED_EVERY === 0) await Promise.all([check(), guess()]);
     await new Promise(requestAnimationFrame);
   }
@@ -94,7 +99,9 @@ function stop() {
 }
 
 async function check() {
-  const { accuracy } = await session.evaluate(digits.test.batch([...digits.test.labels.keys()]));
+  const { test } = digits;
+  tested ??= await session.features(inputOf(test.labels.map((_, sample) => test.image(sample))));
+  const { accuracy } = await session.evaluate({ ...tested, labels: test.labels });
   element("accuracy").textContent = `${(100 * accuracy).toFixed(1)} %`;
 }
 
@@ -129,7 +136,7 @@ async function guess() {
   const rows = [...element("bars").children];
   let shares = rows.map(() => 0);
   if (image && session) {
-    const { logits } = await session.predict({ x: { data: image, shape: [1, 1, SIZE, SIZE] } });
+    const { logits } = await session.predict(inputOf([image]));
     const powers = [...logits.data].map((value) => Math.exp(value - Math.max(...logits.data)));
     const total = powers.reduce((sum, power) => sum + power);
     shares = powers.map((power) => power / total);

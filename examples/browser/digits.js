@@ -5,7 +5,14 @@ const PIXELS = SIZE * SIZE;
 const LARGEST = 16;
 const FINE = 32;
 
-/** The images and labels of a split, and batches of them. */
+/** Images as the input of the model. */
+export function inputOf(images) {
+  const data = new Float32Array(images.length * PIXELS);
+  images.forEach((image, row) => data.set(image, row * PIXELS));
+  return { x: { data, shape: [images.length, 1, SIZE, SIZE] } };
+}
+
+/** The images and labels of a split. */
 export class Digits {
   constructor(images, labels) {
     this.images = images;
@@ -16,11 +23,9 @@ export class Digits {
     return this.labels.length;
   }
 
-  /** These images as a batch. */
-  batch(places) {
-    const x = new Float32Array(places.length * PIXELS);
-    places.forEach((place, row) => x.set(this.images.subarray(place * PIXELS, (place + 1) * PIXELS), row * PIXELS));
-    return { x: { data: x, shape: [places.length, 1, SIZE, SIZE] }, labels: places.map((place) => this.labels[place]) };
+  /** The pixels of an image. */
+  image(place) {
+    return this.images.subarray(place * PIXELS, (place + 1) * PIXELS);
   }
 }
 

@@ -5,7 +5,7 @@
     python -m http.server --directory runs/browser
 
 The network learns the digits 0 to 4 here. What the page trains are its last stage and its last layer, which are to tell all ten
-apart.
+apart. What stands before them is frozen, and the page computes it once for each image.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     model = pretrained(arguments.epochs)
     optimizer = burnish.optim.adamw(lr=2e-3)
-    program = burnish.compile(model, trainable=TRAINED, optimizer=optimizer, metrics=("accuracy",), target="web")
+    program = burnish.compile(
+        model, trainable=TRAINED, cached_features="auto", optimizer=optimizer, metrics=("accuracy",), target="web"
+    )
     program.save(arguments.output / "program")
     write_digits(arguments.output)
     for name in PAGE:

@@ -3,7 +3,7 @@ import { dirname, join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { clientPrograms, expectedOf, folderOf, HALF, NETWORKS, temporaryFolder } from "../fixtures.mjs";
+import { CACHED, clientPrograms, expectedOf, folderOf, HALF, NETWORKS, temporaryFolder } from "../fixtures.mjs";
 import { browse, chromium, serve, WEBGPU } from "./page.mjs";
 
 const DIST = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "dist");
@@ -13,7 +13,7 @@ const missing = chromium() ? false : "Chromium is not here: apt-get install chro
 let server;
 before(async () => {
   server = await serve({ dist: DIST, fixtures: dirname(folderOf("residual")) });
-  for (const network of NETWORKS) folderOf(network);
+  for (const network of [...NETWORKS, CACHED]) folderOf(network);
 });
 after(() => server.close());
 
@@ -34,6 +34,16 @@ async function prepare(page) {
     };
     window.open_ = async (network, options = {}) =>
       client.Session.open(await client.loadProgram(`/fixtures/${network}/${options.file ?? "program"}`), { seed: 7, wasmPaths: "/dist/page/wasm/", threads: 1, ...options });
+    // Two epochs from cached features: the losses, and for how many samples the backbone ran.
+    window.trainCached = async (session, network) => {
+      const [cache, batches, losses] = [new client.FeatureCache(session), await batchesOf(network), []];
+      for (let step = 0; step < 20; step++) {
+        const { x, labels } = batches[step % 10];
+        const samples = Array.from({ length: labels.data.length }, (_, row) => (step % 10) * labels.data.length + row);
+        losses.push((await session.step({ ...(await cache.features(samples, () => ({ x }))), labels })).loss);
+      }
+      return { losses, computed: cache.computed };
+    };
     window.train = async (network, steps, options) => {
       const [session, batches] = [await open_(network, options), await batchesOf(network)];
       const losses = [];
@@ -120,6 +130,22 @@ describe("WebAssembly in Chromium", { skip: missing }, () => {
     assertClose(figures.map(({ loss }) => loss), "residual", HALF + 10);
   });
 
+  test("trains from cached features, on the page and in a worker", async () => {
+    const results = await page.evaluate(async (network) => {
+      const worker = new Worker("/dist/page/worker.js", { type: "module" });
+      const options = { seed: 7, wasmPaths: new URL("/dist/page/wasm/", location).href, threads: 1 };
+      const sessions = [await open_(network), await client.WorkerSession.open(worker, `/fixtures/${network}/program`, options)];
+      const results = [];
+      for (const session of sessions) results.push(await trainCached(session, network));
+      for (const session of sessions) await session.close();
+      return results;
+    }, CACHED);
+    for (const { losses, computed } of results) {
+      assertClose(losses, CACHED);
+      assert.equal(computed, 80);
+    }
+  });
+
   test("trains in a worker, while the page goes on", async () => {
     const { losses, frames, error, exported } = await page.evaluate(async () => {
       const worker = new Worker("/dist/page/worker.js", { type: "module" });
@@ -171,6 +197,12 @@ describe("WebGPU in Chromium, by SwiftShader", { skip: missing }, () => {
       context.diagnostic(`${assertClose(losses, network).toExponential(1)} from Python after 30 steps`);
     });
   }
+
+  test("computes and caches features, which come back from the device", async () => {
+    const { losses, computed } = await page.evaluate(async (network) => trainCached(await open_(network, { backend: "webgpu", file: "webgpu" }), network), CACHED);
+    assertClose(losses, CACHED);
+    assert.equal(computed, 80);
+  });
 
   test("keeps the state on the device, and gives it back", async () => {
     const { same, predicted } = await page.evaluate(async () => {

@@ -61,6 +61,7 @@ describe("the page that trains digits", { skip: missing }, () => {
     await until(() => document.querySelector("#status").textContent === "Paused");
     const trained = parseFloat(await text("accuracy"));
     assert.ok(first < 55 && trained > 90, `${first} %, then ${trained} %`);
+    assert.match(await text("cached"), /^1437 images have been through the frozen layers, each once/);
   });
 
   test("keeps the state in the browser, and starts over", async () => {
