@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 
 import burnish
 from burnish import federated, optim
-from burnish.errors import WorkerError
-from burnish.federated import ProcessClient, Server, run_rounds
+from burnish.errors import ConfigurationError, WorkerError
+from burnish.federated import ProcessClient, Round, Server, Update, run_rounds
 from burnish.federated.rounds import evaluate
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.same_state import assert_same_state
@@ -99,3 +100,30 @@ def test_a_command_that_is_not_there_is_named():
     client = ProcessClient(program(), ["no-such-command"], number=1)
     with pytest.raises(WorkerError, match=r"Client 1 .no-such-command train. cannot be started"):
         client.fit(Server(program()).begin())
+
+
+class Meets(federated.Client):
+    """A client that waits in each round until all have come to it."""
+
+    def fit(self, round: Round) -> Update:
+        self.meeting.wait(60)
+        return super().fit(round)
+
+
+def test_clients_that_train_at_the_same_time_come_to_the_same_bits():
+    batches = image_batches(3, 8, np.float32)
+    states = []
+    for concurrency in (1, 3):
+        kind = federated.Client if concurrency == 1 else Meets
+        clients = [kind(program(), [batch], number=number, threads=1) for number, batch in enumerate(batches)]
+        meeting = threading.Barrier(3)
+        for client in clients:
+            client.meeting = meeting
+        server = Server(program())
+        (report,) = run_rounds(server, clients, 1, concurrency=concurrency)
+        assert report.joined == (0, 1, 2)
+        states.append(server.state())
+    assert_same_state(*states)
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ConfigurationError, match=rf"concurrency={wrong}: give a whole number of at least one"):
+            run_rounds(Server(program()), clients, 1, concurrency=wrong)
