@@ -48,6 +48,7 @@ from burnish.passes import (
     recognize_training_normalization,
     refuse_lost_gradients,
     simulate_quantization,
+    train_pruning,
     train_quantization,
 )
 from burnish.passes.precision import FULL, MixedPrecision
@@ -247,6 +248,7 @@ class Compilation:
             hoist_gather(draft.model)
             self._narrow(draft)
             values = draft.values()
+            updated.update(train_pruning(bound, step))
             updated.update(train_quantization(bound, step))
             stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))

@@ -18,7 +18,14 @@ from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
-from burnish.passes import fold_batch_normalization, fold_quantization, fold_weight_normalization, merge_adapters, remove_unused
+from burnish.passes import (
+    fold_batch_normalization,
+    fold_pruning,
+    fold_quantization,
+    fold_weight_normalization,
+    merge_adapters,
+    remove_unused,
+)
 from burnish.program import Program
 from burnish.program.state import LazyArrays, check_state, chosen
 from burnish.program.weights import ROUNDED
@@ -74,6 +81,7 @@ def export_inference(
     folds = fold_norm and not read_adapters(model.metadata_props)  # what is folded into a weight would miss its adapter
     if folds:
         fold_weight_normalization(model)
+    fold_pruning(model)
     fold_quantization(model, folds)
     if folds:
         fold_batch_normalization(model)

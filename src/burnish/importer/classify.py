@@ -9,6 +9,7 @@ from enum import StrEnum
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies
+from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import observed_range
 from burnish.graph.uses import producer_of
 from burnish.importer.export_notes import is_no_parameter, is_parameter, noted_kinds
@@ -37,7 +38,8 @@ class InitializerKind(StrEnum):
 def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     """Tell weights, statistics and constants apart by where they are used, and by what an exporter noted, never by their names.
 
-    A statistic is a running mean or variance of a BatchNormalization, or the range that a quantization observes. A weight is a
+    A statistic is a running mean or variance of a BatchNormalization, or the range that a quantization observes, or the mask
+    of pruned weights. A weight is a
     floating-point tensor of rank 1 or more, or a scalar that PyTorch's exporter noted to be a parameter, from which an output of
     the model depends through inputs that carry a gradient. One of which PyTorch's exporter noted that it was no parameter, nor
     computed from one, is a buffer. All else is constant: integers, bounds of Clip, scales of Resize, exponents, scalars, scales
@@ -94,6 +96,9 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], no
 def _statistics(graph: ir.Graph) -> set[ir.Value]:
     """Return the running statistics, also those that reach their layer through nodes that only pass them on."""
     statistics: set[ir.Value] = set()
+    for product, _ in masked_weights(graph):
+        if (mask := product.inputs[1]) is not None:
+            statistics.add(mask)
     for node in graph.all_nodes():
         if (observed := observed_range(node)) is not None:
             statistics.add(observed)

@@ -11,6 +11,7 @@ from burnish.passes.expand_gradients import expand_gradients, lower_what_has_no_
 from burnish.passes.expand_recurrent_layers import expand_recurrent_layers
 from burnish.passes.fold_batch_normalization import fold_batch_normalization
 from burnish.passes.fold_constants import fold_constants
+from burnish.passes.fold_pruning import fold_pruning
 from burnish.passes.fold_quantization import fold_quantization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.hoist_gather import hoist_gather
@@ -27,6 +28,7 @@ from burnish.passes.recognize_rms_normalization import recognize_rms_normalizati
 from burnish.passes.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.passes.remove_unused import remove_unused
 from burnish.passes.simulate_quantization import refuse_lost_gradients, simulate_quantization
+from burnish.passes.train_pruning import train_pruning
 from burnish.passes.train_quantization import train_quantization
 from burnish.passes.widen_reductions import widen_reductions
 
@@ -38,6 +40,7 @@ __all__ = [
     "expand_recurrent_layers",
     "fold_batch_normalization",
     "fold_constants",
+    "fold_pruning",
     "fold_quantization",
     "fold_weight_normalization",
     "has_sixteen_bit_values",
@@ -60,6 +63,7 @@ __all__ = [
     "remove_unused",
     "run_in_order",
     "simulate_quantization",
+    "train_pruning",
     "train_quantization",
     "wait_by_selection",
     "widen_reductions",

@@ -8,7 +8,7 @@ operators add it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,23 +145,33 @@ class _Folding:
             last, integers, scale, axis = _out_of_blocks(last, integers, scale, mark)
         stem = _stem(node)
         layers = [reader for reader, _ in last.outputs[0].uses()]
-        if fold_norm and len(layers) == 1 and scale.size > 1:
+        if fold_norm and len(layers) == 1:
             integers, scale = self._fold_normalization(layers[0], integers, scale, axis, mark)
-        self._put(last, stem, integers, scale.astype(np.float32), axis, mark)
+        self._put(last, stem, integers, scale.astype(np.float32), axis, mark, layers)
 
-    def _put(self, last: ir.Node, stem: str, integers: np.ndarray, scale: np.ndarray, axis: int, mark: QuantizationMark) -> None:
-        dtype = ir.DataType.INT4 if mark.bits == 4 else ir.DataType.INT8
+    def _put(
+        self,
+        last: ir.Node,
+        stem: str,
+        integers: np.ndarray,
+        scale: np.ndarray,
+        axis: int,
+        mark: QuantizationMark,
+        layers: Sequence[ir.Node],
+    ) -> None:
+        held = ir.DataType.INT4 if mark.bits == 4 else ir.DataType.INT8
+        # Integer operators of runtimes take 8 bits: what loads the file casts the weights of 4 once.
+        is_widened = held == ir.DataType.INT4 and not mark.block and all(_reads_integers(layer) for layer in layers)
+        dtype = ir.DataType.INT8 if is_widened else held
         is_single = scale.size == 1
         scale = scale.reshape(()) if is_single else scale
         builder = Builder(self.graph, before=last)
-        operands = (
-            self._add(f"{stem}_quantized", _integers(integers, dtype)),
-            self._add(f"{stem}_scale", scale),
-            self._add(f"{stem}_zero_point", _integers(np.zeros(scale.shape, np.int8), dtype)),
-        )
+        numbers = builder.tensor(self._add(f"{stem}_quantized", _integers(integers, held)))
         result = builder.op(
             "DequantizeLinear",
-            *[builder.tensor(value) for value in operands],
+            builder.op("Cast", numbers, to=int(dtype)) if is_widened else numbers,
+            builder.tensor(self._add(f"{stem}_scale", scale)),
+            builder.tensor(self._add(f"{stem}_zero_point", _integers(np.zeros(scale.shape, np.int8), dtype))),
             like=builder.tensor(last.outputs[0]),
             axis=None if is_single else axis,
             block_size=mark.block or None,
@@ -214,6 +224,8 @@ class _Folding:
         integers = self.biases[layer]
         if bias is None or x is None or weight is None or not (np.abs(integers) < LARGEST_BIAS).all():
             return
+        if any(reader.op_type == "BatchNormalization" for reader, _ in layer.outputs[0].uses()):
+            return  # the integers are of both, and it stays apart
         scale = np.asarray(self.constants.of(x.inputs[1]) * self.constants.of(weight.inputs[1]))
         name = bias.name or "bias"
         operands = (
@@ -280,6 +292,11 @@ def _stem(node: ir.Node) -> str:
     while value is not None and (producer := value.producer()) is not None:
         value = producer.inputs[0]
     return "weight" if value is None or value.name is None else value.name
+
+
+def _reads_integers(layer: ir.Node) -> bool:
+    """Whether a layer reads an activation of 8 bits."""
+    return producer_of(layer.inputs[0], "DequantizeLinear") is not None
 
 
 def _is_normalization(node: ir.Node, output: ir.Value) -> bool:

@@ -1,5 +1,6 @@
 """Changes to a model: heads replaced, models cut and joined; normalization layers converted, inserted and recalibrated; weights
-normalized; tables resized; adapters put beside layers; weights and activations quantized.
+normalized; tables resized; adapters put beside layers; weights pruned; weights
+and activations quantized.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
 ``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
@@ -10,6 +11,7 @@ from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
 from burnish.surgery.prepend_preprocessing import prepend_preprocessing
+from burnish.surgery.prune import prune
 from burnish.surgery.quantization import quantize
 from burnish.surgery.recalibrate import recalibrate
 from burnish.surgery.replace_head import Head, find_head, replace_head
@@ -26,6 +28,7 @@ __all__ = [
     "lora",
     "merge_adapters",
     "prepend_preprocessing",
+    "prune",
     "quantize",
     "recalibrate",
     "rename",

@@ -215,11 +215,27 @@ def test_first_and_last_layers_may_have_more_bits_and_others_stay(tmp_path: Path
     session = trained(
         1, weights="int4 per channel", first_and_last="int8", skip=["stage1.block1.second.convolution"], scales="fixed"
     )
-    tensors = initializers(session.export(tmp_path / "quantized.onnx"))
+    path = session.export(tmp_path / "quantized.onnx")
+    tensors = initializers(path)
     kinds = {name: onnx.TensorProto.DataType.Name(tensor.data_type) for name, tensor in tensors.items()}
     assert kinds["stem.convolution.weight_quantized"] == kinds["classifier.weight_quantized"] == "INT8"
     assert kinds["stage1.block1.first.convolution.weight_quantized"] == "INT4"
     assert kinds["stage1.block1.second.convolution.weight"] == "FLOAT"
+    runtime, operators = optimized(path, tmp_path)
+    # Those with weights of 4 bits too; not the layer that is left out, nor the one whose result that reads as it is.
+    assert operators["QLinearConv"] == 4
+    step = float(onnx.numpy_helper.to_array(tensors["logits_scale"]))
+    assert np.abs(runtime.run(None, {"x": X})[0] - session.predict({"x": X})["logits"]).max() <= 1.01 * step
+
+
+def test_an_export_may_leave_batch_normalization_apart(tmp_path: Path) -> None:
+    """Biases are then not rounded, as the integers are those of both."""
+    session = trained(1, scales="fixed", quantize_outputs=False)
+    path = session.export(tmp_path / "apart.onnx", fold_norm=False)
+    assert "BatchNormalization" in {node.op_type for node in onnx.load(path).graph.node}
+    computed = onnxruntime.InferenceSession(path).run(None, {"x": X})[0]
+    expected = session.predict({"x": X})["logits"]
+    assert np.abs(computed - expected).max() < 0.05 * np.abs(expected).max()
 
 
 CLIPPED = """<ir_version: 8, opset_import: ["": 18]>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,10 +159,20 @@ def quantize_activation(
     return step, builder.cast(zero, ir.DataType.from_numpy(dtype))
 
 
-def put_pair(place: Place, builder: Builder, scale: Tensor, zero_point: Tensor, mark: QuantizationMark, names: Names) -> None:
-    """Let all that reads an activation read it as integers give it; an output of the model keeps its name."""
-    value = place.value
-    readers = tuple(value.uses())
+def put_pair(
+    place: Place,
+    builder: Builder,
+    grid: tuple[Tensor, Tensor],
+    mark: QuantizationMark,
+    names: Names,
+    apart: Collection[ir.Node],
+) -> None:
+    """Let all that reads an activation, but what stays ``apart``, read it as integers give it.
+
+    An output of the model keeps its name. ``grid`` is scale and zero point.
+    """
+    value, (scale, zero_point) = place.value, grid
+    readers = [(reader, index) for reader, index in value.uses() if reader not in apart]
     was_output = value.is_graph_output()
     x = builder.tensor(value)
     integers = builder.op("QuantizeLinear", x, scale, zero_point, axis=0)

@@ -82,18 +82,40 @@ def _layer(node: ir.Node) -> Layer | None:
     return Layer(node, weight, axis, 1 - axis)
 
 
-def places(graph: ir.Graph, layers: Collection[ir.Node], quantize_outputs: bool) -> list[Place]:
+def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node]) -> set[ir.Node]:
+    """Return the linear layers that stay in floating-point numbers, and what only moves numbers to them.
+
+    They read activations as they are: where one came from a DequantizeLinear, ONNX Runtime (1.32) would quantize the weights too.
+    """
+    apart = {layer.node for layer in layers_of(graph)}.difference(layers)
+    for node in reversed(graph):
+        readers = [reader for output in node.outputs for reader, _ in output.uses()]
+        is_output = any(output.is_graph_output() for output in node.outputs)
+        if node.op_type in MOVING and readers and not is_output and all(reader in apart for reader in readers):
+            apart.add(node)
+    return apart
+
+
+def _is_read(value: ir.Value, apart: Collection[ir.Node], quantize_outputs: bool) -> bool:
+    """Whether anything reads a value as integers give it."""
+    if value.is_graph_output():
+        return quantize_outputs
+    return any(reader not in apart for reader, _ in value.uses())
+
+
+def places(graph: ir.Graph, layers: Collection[ir.Node], apart: Collection[ir.Node], quantize_outputs: bool) -> list[Place]:
     """Return the activations of a graph that are to be quantized, in its order.
 
     Args:
         graph: of a canonical model.
         layers: the linear layers that compute with integers.
+        apart: the nodes that read activations as they are.
         quantize_outputs: whether outputs of the model are quantized as well.
     """
     walk = _Walk(frozenset(layers))
     for node in graph:
         walk.visit(node)
-    found = [place for place in walk.found.values() if quantize_outputs or not place.value.is_graph_output()]
+    found = [place for place in walk.found.values() if _is_read(place.value, apart, quantize_outputs)]
     order = {value: index for index, value in enumerate(_values(graph))}
     return sorted(found, key=lambda place: order[place.value])
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, describe_node
+from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import QuantizationMark, Scales
 from burnish.importer import Source, load
 from burnish.passes import fold_batch_normalization
@@ -19,7 +20,7 @@ from burnish.surgery.measuring import Batch
 from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
 from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight, round_bias
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
-from burnish.surgery.quantization.placement import Layer, Place, layers_of, places
+from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places
 from burnish.surgery.selection import Patterns, select_layers
 
 Ends = Literal["int8", "float32"]
@@ -95,6 +96,7 @@ def quantize(
     chosen = _formats_of(layers_of(graph), weight_kind, weight_format("int8", reduce_range), skip, first_and_last)
     _check_foldable(graph, chosen)
     found: list[Place] = []
+    apart: set[ir.Node] = set()
     limits: dict[str, Range] = {}
     if activation_kind is not None:
         if calibration is None:
@@ -102,14 +104,16 @@ def quantize(
                 "quantize: the ranges of activations are measured on data: give batches with calibration=[...], or quantize "
                 "weights alone with activations=None"
             )
-        found = places(graph, [layer.node for layer, _ in chosen], quantize_outputs)
+        quantized = [layer.node for layer, _ in chosen]
+        apart = nodes_apart(graph, quantized)
+        found = places(graph, quantized, apart, quantize_outputs)
         own = [place.value.name or "" for place in found if place.grid is place.value]
         limits = ranges(model, own, calibration, method, percentile, activation_kind, engine)
     names = Names.of(graph)
     for layer, kind in chosen:
         quantize_weight(graph, names, layer, kind, training)
     if activation_kind is not None:
-        _quantize_activations(graph, names, found, limits, activation_kind, training)
+        _quantize_activations(graph, names, found, apart, limits, activation_kind, training)
         for layer, kind in chosen:
             if not kind.block:
                 round_bias(layer)
@@ -120,6 +124,7 @@ def _quantize_activations(
     graph: ir.Graph,
     names: Names,
     found: Sequence[Place],
+    apart: set[ir.Node],
     limits: Mapping[str, Range],
     activations: ActivationFormat,
     training: Training,
@@ -132,7 +137,7 @@ def _quantize_activations(
             grids[place.grid] = quantize_activation(builder, names, place, limits[place.value.name or ""], activations, training)
         scale, zero_point = grids[place.grid]
         own = mark if place.grid is place.value else _copied(mark)
-        put_pair(place, builder, builder.tensor(scale.value), builder.tensor(zero_point.value), own, names)
+        put_pair(place, builder, (builder.tensor(scale.value), builder.tensor(zero_point.value)), own, names, apart)
 
 
 def _copied(mark: QuantizationMark) -> QuantizationMark:
@@ -190,6 +195,10 @@ def _training(scales: Scales, momentum: float, freeze_after: int | None) -> Trai
 
 
 def _check_unquantized(graph: ir.Graph) -> None:
+    if (masked := next(masked_weights(graph), None)) is not None:
+        raise ConfigurationError(
+            f"quantize: {describe_node(masked[0])} masks weights: quantize the model first, and prune the result"
+        )
     for node in graph.all_nodes():
         if node.op_type in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
             raise ConfigurationError(

@@ -1,0 +1,27 @@
+"""Masked weights become single initializers again, with zeros where the mask has them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import constant_array, remove_node
+from burnish.graph.pruning_mark import masked_weights
+
+
+def fold_pruning(model: ir.Model) -> ir.Model:
+    """Compute, in place, the products of constant weights and their masks, as ``burnish.surgery.prune`` writes them.
+
+    Returns:
+        The same model.
+    """
+    for node, _ in list(masked_weights(model.graph)):
+        weight, mask = node.inputs
+        numbers, kept = constant_array(weight), constant_array(mask)
+        if weight is None or mask is None or numbers is None or kept is None or weight.name is None:
+            continue
+        weight.const_value = ir.Tensor(numbers * kept.astype(numbers.dtype), weight.dtype, name=weight.name)
+        node.outputs[0].replace_all_uses_with(weight)
+        remove_node(node)
+        if not mask.uses():
+            model.graph.initializers.pop(mask.name)  # type: ignore[arg-type]
+    return model

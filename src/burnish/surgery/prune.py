@@ -1,0 +1,174 @@
+"""Pruning: weights that are zero, and stay so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Names, add_initializer, attribute_value, bodies, constant_array, describe_node
+from burnish.graph.pruning_mark import PruningMark, masked_weights
+from burnish.graph.quantization_mark import QuantizationMark
+from burnish.importer import Source, load
+from burnish.settings import is_number, is_whole
+from burnish.surgery.selection import Patterns, select_layers
+
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_PATTERN = re.compile(r"(\d+):(\d+)")
+
+
+def prune(
+    source: Source,
+    sparsity: float | str,
+    layers: Patterns = "*",
+    *,
+    scope: Literal["tensor", "global"] = "tensor",
+    begin: int = 0,
+    end: int = 0,
+    every: int = 1,
+) -> ir.Model:
+    """Return a model whose layers compute with a part of their weights, those farthest from zero; the others are zero.
+
+    A weight is multiplied by its mask, ``<weight>_mask``, which is state (``stat/<weight>_mask``). No gradient reaches what is
+    masked: weights that were masked here stay zero in the state, and so does what an optimizer keeps for them. ``Session.export``
+    writes weights with zeros in place of the product.
+
+    Args:
+        source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is. It may be one that ``quantize`` returned.
+        sparsity: the part of the weights that is zero, above 0 and below 1; or ``2:4``, 2 of 4 that follow one another along the
+            inputs of a layer (its input channels) are kept, or another such pattern.
+        layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers, called after their weight or as
+            their node.
+        scope: whether ``sparsity`` is the part of each weight's tensor, or of all together.
+        begin, end: the steps of training between which the part grows from none, by a cubic (Zhu and Gupta 2017). Weights are
+            masked as they are then, and what is masked keeps its last number in the state, which nothing reads. With both 0 it
+            is there from the start.
+        every: steps from one change to the next.
+
+    Returns:
+        A canonical model.
+
+    Raises:
+        ConfigurationError: an option that does not fit, no such layer, or one whose inputs are no whole number of groups.
+        ModelError: the source is not a valid ONNX model.
+    """
+    pattern = _pattern_of(sparsity)
+    _check_schedule(begin, end, every, scope, pattern)
+    model = load(source)
+    if (masked := next(masked_weights(model.graph), None)) is not None:
+        raise ConfigurationError(f"prune: {describe_node(masked[0])} masks weights already: give the model before it was pruned")
+    found = {node: weight for node in model.graph if (weight := _weight_of(node)) is not None}
+    if not found:
+        raise ConfigurationError("prune: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is an initializer")
+    chosen = select_layers(list(found), layers, "layers", "Conv, Gemm or MatMul")
+    weights = {found[node]: node for node in chosen}
+    arrays = [_array(weight) for weight in weights]
+    part = 1 - pattern[0] / pattern[1] if pattern else float(sparsity)
+    mark = PruningMark(part, scope, begin, end, every)
+    if mark.changes:
+        masks = [np.ones(array.shape, bool) for array in arrays]
+    elif pattern:
+        masks = [_groups_kept(array, node, *pattern) for array, node in zip(arrays, weights.values(), strict=True)]
+    elif scope == "global":
+        masks = _largest(arrays, part)
+    else:
+        masks = [mask for array in arrays for mask in _largest([array], part)]
+    names = Names.of(model.graph)
+    for weight, array, mask in zip(weights, arrays, masks, strict=True):
+        _apply(model.graph, names, weight, array, mask, mark)
+    return model
+
+
+def _pattern_of(sparsity: float | str) -> tuple[int, int] | None:
+    """The two numbers of ``2:4``; None for a part."""
+    matched = _PATTERN.fullmatch(sparsity) if isinstance(sparsity, str) else None
+    if matched and 0 < int(matched[1]) < int(matched[2]):
+        return int(matched[1]), int(matched[2])
+    if isinstance(sparsity, str) or not is_number(sparsity) or not 0 < sparsity < 1:
+        raise ConfigurationError(f"prune: sparsity={sparsity!r}: give a number above 0 and below 1, or a pattern such as '2:4'")
+    return None
+
+
+def _check_schedule(begin: int, end: int, every: int, scope: str, pattern: tuple[int, int] | None) -> None:
+    if scope not in ("tensor", "global"):
+        raise ConfigurationError(f"prune: scope={scope!r}: give 'tensor' or 'global'")
+    if not (is_whole(begin) and is_whole(end) and is_whole(every)) or not 0 <= begin <= end or every < 1:
+        raise ConfigurationError(
+            f"prune: begin={begin!r}, end={end!r}, every={every!r}: give whole numbers of steps, end not before begin, and every "
+            "of 1 or more"
+        )
+    if pattern and (end > begin or scope == "global"):
+        raise ConfigurationError(
+            f"prune: '{pattern[0]}:{pattern[1]}' masks every group from the start: leave begin, end and scope out, or give "
+            "sparsity as a number"
+        )
+
+
+def _weight_of(node: ir.Node) -> ir.Value | None:
+    """The initializer that a layer computes with, through the quantization of a weight."""
+    if node.domain != "" or node.op_type not in LAYERS:
+        return None
+    value = node.inputs[1]
+    while value is not None and (producer := value.producer()) is not None:
+        is_part = producer.op_type in ("Clip", "Reshape", "Transpose") or QuantizationMark.of(producer) is not None
+        if not is_part:
+            return None
+        value = producer.inputs[0]
+    if value is None or not value.is_initializer() or value.dtype != ir.DataType.FLOAT or constant_array(value) is None:
+        return None
+    return value if len(_array(value).shape) >= 2 else None
+
+
+def _largest(arrays: Sequence[np.ndarray], sparsity: float) -> list[np.ndarray]:
+    """Masks of tensors that together keep the weights farthest from zero; of equal ones, those that come first."""
+    sizes = np.concatenate([np.abs(array).ravel() for array in arrays])
+    kept = np.zeros(sizes.size, bool)
+    count = max(1, round(sizes.size * (1 - sparsity)))
+    kept[np.argsort(-sizes, kind="stable")[:count]] = True
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    return [part.reshape(array.shape) for part, array in zip(np.split(kept, ends), arrays, strict=True)]
+
+
+def _groups_kept(array: np.ndarray, node: ir.Node, kept: int, group: int) -> np.ndarray:
+    """A mask that keeps some weights of each group along the inputs of a layer."""
+    axis = {"Conv": 1, "ConvTranspose": 0, "MatMul": array.ndim - 2}.get(node.op_type)
+    if axis is None:
+        axis = 1 if attribute_value(node, "transB", 0) else 0
+    if array.shape[axis] % group:
+        raise ConfigurationError(
+            f"prune: {describe_node(node)} has {array.shape[axis]} inputs, which are no whole number of groups of {group}: leave "
+            "the layer out with layers=[...]"
+        )
+    last = np.moveaxis(np.abs(array), axis, -1)
+    groups = last.reshape(-1, group)
+    mask = np.zeros(groups.shape, bool)
+    np.put_along_axis(mask, np.argsort(-groups, axis=1, kind="stable")[:, :kept], True, axis=1)
+    return np.moveaxis(mask.reshape(last.shape), -1, axis)
+
+
+def _apply(graph: ir.Graph, names: Names, weight: ir.Value, array: np.ndarray, mask: np.ndarray, mark: PruningMark) -> None:
+    """Put a mask between a weight and all that reads it."""
+    readers = tuple(weight.uses())
+    weight.const_value = ir.Tensor((array * mask).astype(array.dtype), name=weight.name)
+    nodes = {reader for reader, _ in readers}
+    first = next(
+        node for node in graph if node in nodes or any(inner in nodes for body in bodies(node) for inner in body.all_nodes())
+    )
+    builder = Builder(graph, before=first)
+    held = add_initializer(graph, names.take(f"{weight.name}_mask"), mask.astype(array.dtype))
+    product = builder.tensor(weight) * builder.tensor(held)
+    producer = product.value.producer()
+    assert producer is not None
+    mark.put(producer)
+    for reader, index in readers:
+        reader.replace_input_with(index, product.value)
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    array = constant_array(value)
+    assert array is not None
+    return array
