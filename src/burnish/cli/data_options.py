@@ -10,17 +10,24 @@ NAMES = {
     "npy": "a folder of .npy files",
     "tar": "tar archives of images",
     "images": "a folder of images",
+    "coco": "a COCO folder",
+    "voc": "a PASCAL VOC folder",
+    "masks": "a folder of images and masks",
     "csv": "a .csv file",
     "parquet": "a .parquet file",
     "txt": "a file of texts",
     "jsonl": "a .jsonl file",
 }
+IMAGES = {"images", "tar", "coco", "voc", "masks"}
 LABELS = {
     "digits": "which know theirs",
     "npz": "whose labels are the array y, or that of the loss's input",
     "npy": "whose labels are y.npy, or that of the loss's input",
     "tar": "whose classes are in files beside them",
     "images": "whose classes are its subfolders",
+    "coco": "which has its annotations",
+    "voc": "which has its annotations",
+    "masks": "whose labels are the masks",
     "txt": "whose labels come before a tab in each line",
 }
 
@@ -56,12 +63,12 @@ def check_data_options(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{NAMES[kind]}, {LABELS[kind]}: leave it out"
         )
-    if image_size is not None and not kinds.keys() & {"images", "tar"}:
+    if image_size is not None and not kinds.keys() & IMAGES:
         raise typer.BadParameter(
             f"--image-size is what the files in a folder of images are resized to, and '{source}' is {NAMES[kind]}, whose "
             "samples have a shape already: leave it out"
         )
-    if pixels is not None and not kinds.keys() & {"images", "tar", "npz", "npy"}:
+    if pixels is not None and not kinds.keys() & (IMAGES | {"npz", "npy"}):
         raise typer.BadParameter(
             f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {NAMES[kind]}, whose "
             "numbers are taken as they are: leave it out"

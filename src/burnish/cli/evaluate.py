@@ -35,7 +35,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="A folder of images (one subfolder per class), an .npz, .csv or .parquet file, or digits:test.",
+            help="A folder of images (one subfolder per class), a COCO or PASCAL VOC folder, one of images and masks, an .npz, "
+            ".csv or .parquet file, or digits:test.",
             show_default=False,
         ),
     ],

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from burnish.data.annotated.coco import instance_files, open_coco
+from burnish.data.annotated.masks import MaskImages, is_masks
+from burnish.data.annotated.voc import is_voc, open_voc
 from burnish.data.batches import Batches
 from burnish.data.column_images import ColumnImages, image_column
 from burnish.data.csv import read_csv
@@ -29,11 +32,12 @@ from burnish.errors import DataError
 
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
-Kind = Literal["digits", "npz", "npy", "images", "tar", "csv", "parquet", "txt", "jsonl"]
+Kind = Literal["digits", "npz", "npy", "images", "tar", "coco", "voc", "masks", "csv", "parquet", "txt", "jsonl"]
 
 FILES: dict[str, Kind] = {
     ".npz": "npz",
     ".tar": "tar",
+    ".json": "coco",
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
@@ -45,7 +49,8 @@ TEXTS = ("csv", "parquet", *TEXT_ALONE)
 
 FORMATS = (
     "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
-    "tar archives of images (WebDataset), a folder of .npy files, "
+    "tar archives of images (WebDataset), a COCO folder or .json file, a PASCAL VOC folder, a folder of 'images' and 'masks', "
+    "a folder of .npy files, "
     "a .csv, .tsv or .parquet file; or, with a tokenizer, texts in one of these three, a .txt or a .jsonl file"
 )
 
@@ -92,6 +97,12 @@ def open_dataset(
         return TarImages(source, spec, classes, image_size, pixels)
     if kind == "npy":
         return MappedArrays(path, spec, classes, pixels)
+    if kind == "coco":
+        return open_coco(path, spec, classes, image_size, pixels)
+    if kind == "voc":
+        return open_voc(path, spec, classes, image_size, pixels)
+    if kind == "masks":
+        return MaskImages(path, spec, image_size, pixels)
     if kind == "npz":
         return open_npz(path, spec, classes, pixels)
     refuse_pixels(source, kind, pixels)
@@ -138,9 +149,13 @@ def data_kind(source: str | Path) -> Kind:
         return "tar"
     if not path.exists():
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
+    if is_voc(path):
+        return "voc"
     if path.is_dir():
+        if is_masks(path):
+            return "masks"
         held = {child.suffix.lower() for child in path.iterdir() if child.is_file()}
-        return "tar" if ".tar" in held else "npy" if ".npy" in held else "images"
+        return "tar" if ".tar" in held else "npy" if ".npy" in held else "coco" if instance_files(path) else "images"
     kind = FILES.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")

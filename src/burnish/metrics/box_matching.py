@@ -61,13 +61,16 @@ def suppressed(scores: np.ndarray, classes: np.ndarray, boxes: np.ndarray, thres
     A box goes where it overlaps a likelier one of its class, which stays, by more than ``threshold``.
     """
     order = np.argsort(-scores, kind="mergesort")
-    kept = []
-    while len(order):
-        first, rest = order[0], order[1:]
-        kept.append(first)
-        same = classes[rest] == classes[first]
-        order = rest[~(same & (overlaps(boxes[first][None], boxes[rest])[0] > threshold))]
-    return np.asarray(kept, dtype=np.int64)
+    stays = np.ones(len(order), bool)
+    for index in np.unique(classes):
+        own = np.flatnonzero(classes[order] == index)
+        covers = overlaps(boxes[order[own]], boxes[order[own]]) > threshold
+        alive = np.ones(len(own), bool)
+        for place in range(len(own)):
+            if alive[place]:
+                alive[place + 1 :] &= ~covers[place, place + 1 :]
+        stays[own] = alive
+    return order[stays]
 
 
 def coco_average_precision(
@@ -169,7 +172,9 @@ def _coco_matches(
     height, width = picture.size
     sizes = (boxes[:, 2] - boxes[:, 0]) * width * (boxes[:, 3] - boxes[:, 1]) * height
     too_small_or_large = (sizes < bounds[0]) | (sizes > bounds[1])
-    for box in range(len(boxes)):
+    ignored[:] = too_small_or_large
+    overlapping = (pairs >= limits.min()).any(axis=1) if len(places) else np.zeros(len(boxes), bool)
+    for box in np.flatnonzero(overlapping):
         free = (~taken | crowd) & (pairs[box] >= limits[:, None])
         counted = free & ~outside
         best = _last_largest(pairs[box], np.where(counted.any(axis=1, keepdims=True), counted, free))
@@ -178,7 +183,6 @@ def _coco_matches(
         taken[rows, best[rows]] = True
         hits[:, box] = found
         ignored[rows, box] = outside[best[rows]]
-        ignored[~found, box] = too_small_or_large[box]
     return scores, hits, ignored, np.asarray((~outside).sum())
 
 

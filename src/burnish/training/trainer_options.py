@@ -26,12 +26,13 @@ def evaluated_parameters(program: Program, parameters: str | None) -> str | None
     return parameters
 
 
-def watched_figure(program: Program, best_metric: str | None) -> str:
-    """Return the figure that decides which epoch is the best."""
+def watched_figure(program: Program, best_metric: str | None, evaluates: bool) -> str:
+    """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
     signature = program.signature["step"]
     reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
-    # A step does not report what is a figure of a whole data set.
-    names = [*(name for name in program.options.get("metrics", ()) if name not in reported), *reported]
+    names = reported
+    if evaluates:
+        names = [*(name for name in program.options.get("metrics", ()) if name not in reported), *reported]
     if best_metric is None:
         return names[0]
     if best_metric not in names:

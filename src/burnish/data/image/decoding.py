@@ -93,7 +93,7 @@ def _decoded(image: Image.Image, preprocessing: Preprocessing, choose_box: Choos
 
     turn = _turn(image)
     width, height = image.size if turn is None or not _swaps_sides(turn) else image.size[::-1]
-    sides, corner = _sides(width, height, preprocessing)
+    sides, corner = resized_sides(width, height, preprocessing)
     box: Box | None = None
     if choose_box is not None:
         assert preprocessing.size is not None
@@ -121,7 +121,7 @@ def _decoded(image: Image.Image, preprocessing: Preprocessing, choose_box: Choos
     return image.crop((left, top, left + preprocessing.size[1], top + preprocessing.size[0]))
 
 
-def _sides(width: int, height: int, preprocessing: Preprocessing) -> tuple[tuple[int, int], tuple[int, int] | None]:
+def resized_sides(width: int, height: int, preprocessing: Preprocessing) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """Return what an image is resized to, width and height, and the left upper corner of what is cut out then, or None.
 
     Where the centre is cut out, sides and corner are rounded as torchvision's Resize and CenterCrop round them.
@@ -134,6 +134,27 @@ def _sides(width: int, height: int, preprocessing: Preprocessing) -> tuple[tuple
     longer_side = int(preprocessing.side * long / short)
     sides = (preprocessing.side, longer_side) if width <= height else (longer_side, preprocessing.side)
     return sides, (round((sides[0] - wanted[0]) / 2), round((sides[1] - wanted[1]) / 2))
+
+
+def upright_size(picture: Picture) -> tuple[int, int]:
+    """Return width and height of an image as its EXIF orientation turns it, from its header.
+
+    Raises:
+        UnreadableImage: no image, or of more than 100 million pixels.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with picture.open("rb") if isinstance(picture, Path) else picture.open() as file, Image.open(file) as image:
+            width, height = image.size
+            turn = _turn(image)
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(picture, "no format that Pillow knows") from error
+    except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
+        raise UnreadableImage(picture, str(error) or type(error).__name__) from error
+    if width * height > MOST_PIXELS:
+        raise UnreadableImage(picture, f"{width} x {height} pixels, and {MOST_PIXELS // 10**6} million are read at most")
+    return (width, height) if turn is None or not _swaps_sides(turn) else (height, width)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:

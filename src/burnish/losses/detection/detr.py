@@ -11,7 +11,7 @@ from burnish.graph import Tensor
 from burnish.losses.base import SIGMOID, Activation, Compared, LabelSpec, Reading, Term, check_number, sum_of
 from burnish.losses.binary import softplus
 from burnish.losses.boxes import BoxFormat, Corners, check_box_format, corners, overlap
-from burnish.losses.detection.targets import DetectionLoss, Objects, check_predictions, of_object, places_along
+from burnish.losses.detection.targets import DetectionLoss, Objects, check_predictions, given_names, of_object, places_along
 from burnish.ops.assignment import LINEAR_ASSIGNMENT
 from burnish.ops.stop_gradient import STOP_GRADIENT
 
@@ -202,5 +202,5 @@ def detr(
         gamma=gamma,
         box_format=box_format,
         crowd=crowd,
-        outputs=None if outputs is None else tuple(outputs),  # type: ignore[arg-type]
+        outputs=given_names(outputs),
     )

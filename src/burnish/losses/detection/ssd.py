@@ -17,6 +17,7 @@ from burnish.losses.detection.targets import (
     DetectionLoss,
     Objects,
     check_predictions,
+    given_names,
     in_crowd,
     of_object,
     places_along,
@@ -251,5 +252,5 @@ def ssd(
         beta=beta,
         suppression=suppression,
         crowd=crowd,
-        outputs=None if outputs is None else tuple(outputs),  # type: ignore[arg-type]
+        outputs=given_names(outputs),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import onnx_ir as ir
 
@@ -150,6 +150,11 @@ def check_predictions(
             f"(outputs=...){layout[1]}"
         )
     return scores[2]
+
+
+def given_names(outputs: Sequence[str] | None) -> Any:
+    """Return names of outputs as a loss keeps them, or what else was given, for it to refuse."""
+    return outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
 
 
 def places_along(tensor: Tensor, axis: int) -> Tensor:

@@ -15,7 +15,15 @@ from burnish.losses.base import SIGMOID, Compared, LabelSpec, Reading, Term, che
 from burnish.losses.binary import softplus
 from burnish.losses.boxes import Corners, corners, overlap
 from burnish.losses.detection.anchors import cell_centres, check_grids
-from burnish.losses.detection.targets import DetectionLoss, Objects, any_along, check_predictions, of_object, places_along
+from burnish.losses.detection.targets import (
+    DetectionLoss,
+    Objects,
+    any_along,
+    check_predictions,
+    given_names,
+    of_object,
+    places_along,
+)
 from burnish.ops.stop_gradient import STOP_GRADIENT
 from burnish.settings import is_whole
 
@@ -287,5 +295,5 @@ def task_aligned(
         channels_first=channels_first,
         suppression=suppression,
         crowd=crowd,
-        outputs=None if outputs is None else tuple(outputs),  # type: ignore[arg-type]
+        outputs=given_names(outputs),
     )

@@ -1,0 +1,134 @@
+"""Objects in COCO's format: one JSON file of instances, and the pictures that it names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.data.annotated.images import LeftOut, file_within
+from burnish.data.annotated.objects import ObjectImages, class_names, object_entries, scene_of
+from burnish.data.data_spec import DataSpec
+from burnish.data.image.reader import ImageReader, reader_for
+from burnish.data.pixel_presets import PixelsLike
+from burnish.errors import DataError
+
+PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")
+LARGEST_FILE = 1 << 30
+"""Bytes of a file of instances; those of COCO's training set take 450 MB."""
+
+
+def instance_files(folder: Path) -> list[Path]:
+    """Return the files of instances in a folder: those of the first pattern that there are any of."""
+    return next((found for pattern in PATTERNS if (found := sorted(folder.glob(pattern)))), [])
+
+
+def open_coco(
+    path: Path,
+    spec: DataSpec,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    pixels: PixelsLike | None = None,
+) -> ObjectImages:
+    """Return the pictures and objects of a COCO file.
+
+    Classes are numbered in the order of their ids. Pictures are looked for beside the file, and in the folders of the data: under
+    the name in it, in ``images``, and in the folder that is called as the file is behind ``instances_``. Annotations that cannot
+    be used are left out and counted.
+
+    Args:
+        path: the JSON file, or a folder with one, in it or in ``annotations``.
+        spec, classes, size, pixels: as ``open_dataset`` takes them.
+
+    Raises:
+        DataError: no such file, several, or one that is damaged or too large; a file name that leads out of the folder; or data
+            that do not fit the program.
+    """
+    file = _file_of(path)
+    root = file.parent.parent if file.parent.name == "annotations" else file.parent
+    object_entries(spec, str(path))
+    reader: ImageReader = reader_for(spec, str(path), size, pixels)
+    content = _read(file)
+    categories = sorted(_records(content, "categories", file, ("id", "name")), key=lambda one: str(one["id"]).zfill(20))
+    names = [str(one["name"]) for one in categories]
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: two of its categories have one name: {', '.join(names)}; give each a name of its own")
+    chosen = class_names(names, spec, classes, str(path))
+    index = {one["id"]: chosen.index(str(one["name"])) for one in categories}
+    left_out = LeftOut("objects")
+    pictures = {one["id"]: one for one in _records(content, "images", file, ("id", "file_name", "height", "width"))}
+    objects: dict[Any, list[Any]] = {number: [] for number in pictures}
+    for number, one in enumerate(_records(content, "annotations", file, ("image_id", "category_id", "bbox"))):
+        name = f"{one.get('id', number)}"
+        if one["image_id"] not in objects or one["category_id"] not in index:
+            left_out.total += 1
+            left_out.add("their pictures or categories are not in the file", name)
+            continue
+        box = _corners(one["bbox"])
+        area = one.get("area")
+        area = float(area) if isinstance(area, int | float) and math.isfinite(area) else None
+        crowd = bool(one.get("iscrowd", 0))
+        objects[one["image_id"]].append((name, box, index[one["category_id"]], crowd, area))
+    scenes = []
+    for number, one in pictures.items():
+        sides = one["height"], one["width"]
+        if not all(isinstance(side, int) and side > 0 for side in sides):
+            raise DataError(f"{file}: the picture '{one['file_name']}' has the size {sides}: give height and width in pixels")
+        scenes.append(scene_of(_picture(root, file, str(one["file_name"])), sides, objects[number], left_out))
+    return ObjectImages(scenes, chosen, spec, reader, str(path), left_out.notes())
+
+
+def _file_of(path: Path) -> Path:
+    if path.is_file():
+        return path
+    files = instance_files(path)
+    if len(files) != 1:
+        listed = ", ".join(str(file) for file in files) or "none"
+        raise DataError(f"{path}: a COCO folder has one file of instances, and this has {listed}: name the file itself")
+    return files[0]
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    size = file.stat().st_size
+    if size > LARGEST_FILE:
+        raise DataError(f"{file}: {size:,} bytes, and files of instances are read up to {LARGEST_FILE:,}: split it")
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: damaged, or no JSON ({error}); export it again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: it holds a {type(content).__name__}, and COCO's instances are an object: export it again")
+    return content
+
+
+def _records(content: Mapping[str, Any], key: str, file: Path, needed: Sequence[str]) -> list[Mapping[str, Any]]:
+    records = content.get(key)
+    if not isinstance(records, list):
+        raise DataError(f"{file}: no list '{key}'; COCO's instances have images, annotations and categories")
+    for number, record in enumerate(records):
+        lacks = [name for name in needed if not isinstance(record, dict) or name not in record]
+        if lacks:
+            raise DataError(f"{file}: number {number} of '{key}' has no '{lacks[0]}'; COCO's have {', '.join(needed)}")
+    for number, record in enumerate(records):
+        if any(isinstance(record[name], list | dict) for name in needed if name != "bbox"):
+            raise DataError(f"{file}: number {number} of '{key}' holds a list where a number or a name stands; export it again")
+    return records
+
+
+def _corners(box: Any) -> tuple[float, ...]:
+    """Return the corners of ``[left, top, width, height]``; nothing where it is none."""
+    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(side, int | float) for side in box):
+        return ()
+    left, top, width, height = (float(side) for side in box)
+    return left, top, left + width, top + height
+
+
+def _picture(root: Path, file: Path, name: str) -> Path:
+    """Return the file of a picture, or where it would be."""
+    split = file.stem.removeprefix("instances_")
+    within = [file_within(root, f"{folder}{name}", str(file)) for folder in ("", "images/", f"{split}/", f"images/{split}/")]
+    if file.parent != root:
+        within.append(file_within(root, f"{file.parent.name}/{name}", str(file)))
+    return next((picture for picture in within if picture.is_file()), within[0])

@@ -1,0 +1,140 @@
+"""Pairs of pictures and masks, for segmentation: the value of a mask's pixel is the class of the picture's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from burnish.data.annotated.images import AnnotatedImages, LeftOut
+from burnish.data.data_spec import DataSpec
+from burnish.data.image.decoding import UnreadableImage, resized_sides, upright_size
+from burnish.data.image.reader import SUFFIXES, image_files, reader_for
+from burnish.data.pixel_presets import PixelsLike
+from burnish.errors import DataError
+from burnish.program import Entry
+
+PICTURES, MASKS = "images", "masks"
+VOID = 255
+"""The value of a pixel that has no class, by the use of VOC and Cityscapes."""
+
+
+def is_masks(path: Path) -> bool:
+    """Whether a folder holds pictures and masks."""
+    return (path / PICTURES).is_dir() and (path / MASKS).is_dir()
+
+
+class MaskImages(AnnotatedImages):
+    """Pictures in ``images`` and masks of the same names in ``masks``, with one channel of class indices or a palette.
+
+    A mask is resized to the labels of the loss, its values as they are (nearest), and follows a cut of the centre and a flip. 255
+    is what the loss ignores (``ignore_index``). For a loss of yes or no, any value above 0 is a yes. Pairs that cannot be used
+    are left out and counted.
+
+    Args:
+        path: the folder.
+        spec: what the program takes.
+        size, pixels: as ``open_dataset`` takes them.
+
+    Raises:
+        DataError: no pair can be used, or a loss that compares no positions. ``batch`` raises it for a class that the model
+            does not have.
+    """
+
+    def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
+        label = spec.only_label(str(path))
+        self._label = label
+        rank = len(label.extents)
+        if rank != (4 if label.dtype.is_floating_point() else 3) or (rank == 4 and label.extents[1] != 1):
+            raise DataError(
+                f"{path}: masks give a class to each pixel, [batch, height, width], and the loss compares with '{label.name}' of "
+                f"shape {list(label.extents)}: use a loss of positions, such as cross_entropy or dice, on an output "
+                "[batch, classes, height, width]"
+            )
+        reader = reader_for(spec, str(path), size, pixels)
+        left_out = LeftOut("pictures")
+        pairs = _pairs(path, left_out)
+        self._masks = [mask for _, mask in pairs]
+        super().__init__([file for file, _ in pairs], reader, str(path), left_out.notes())
+        assert self.preprocessing.size is not None
+        sides = zip(label.extents[-2:], self.preprocessing.size, strict=True)
+        height, width = (extent if isinstance(extent, int) else side for extent, side in sides)
+        self._size = height, width
+
+    def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the labels of each position."""
+        masks = [
+            mask[:, ::-1] if flip else mask
+            for mask, flip in zip((self._mask(self._masks[place]) for place in places), flipped, strict=True)
+        ]
+        labels = np.stack(masks)
+        if len(self._label.extents) == 4:
+            labels = (labels[:, None] > 0) & (labels[:, None] != VOID)
+        return {self._label.name: labels.astype(self._label.numpy_dtype)}
+
+    def _mask(self, file: Path) -> np.ndarray:
+        from PIL import Image
+
+        try:
+            with Image.open(file) as image:
+                width, height = image.size
+                sides, corner = resized_sides(width, height, self.preprocessing)
+                image.load()
+                mask: Image.Image = image
+                if corner is not None:
+                    assert self.preprocessing.size is not None
+                    bottom, right = corner[1] + self.preprocessing.size[0], corner[0] + self.preprocessing.size[1]
+                    mask = mask.resize(sides, Image.Resampling.NEAREST).crop((*corner, right, bottom))
+                values = np.asarray(mask.resize((self._size[1], self._size[0]), Image.Resampling.NEAREST)).astype(np.int64)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{file}: damaged, or no image ({error}); repair or remove it and its picture") from error
+        return values if len(self._label.extents) == 4 else _classes(values, self._label, file)
+
+
+def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
+    """Return class indices, with what has no class as the loss ignores it."""
+    if label.ignored is not None:
+        values = np.where(values == VOID, label.ignored, values)
+    wrong = (values < 0) | (values > label.maximum) if label.maximum is not None else values < 0
+    if label.ignored is not None:
+        wrong &= values != label.ignored
+    if wrong.any():
+        has = "" if label.maximum is None else f", and the model has {label.maximum + 1}"
+        raise DataError(
+            f"{file}: it holds the class {values[wrong][0]}{has}; number the classes from 0, and write 255 where there is none"
+        )
+    return values
+
+
+def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
+    masks = {mask.relative_to(path / MASKS).with_suffix(""): mask for mask in image_files(path / MASKS)}
+    files = image_files(path / PICTURES)
+    if not files:
+        raise DataError(f"{path}: no pictures in '{PICTURES}'; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
+    left_out.total = len(files)
+    pairs = []
+    for file in files:
+        mask = masks.get(file.relative_to(path / PICTURES).with_suffix(""))
+        if mask is None:
+            left_out.add("they have no masks", file)
+        elif (reason := _misfit(file, mask)) is not None:
+            left_out.add("they or their masks cannot be used", reason)
+        else:
+            pairs.append((file, mask))
+    return pairs
+
+
+def _misfit(file: Path, mask: Path) -> str | None:
+    """Return why a pair cannot be used, from the headers of both; None where it can be."""
+    from PIL import Image
+
+    try:
+        size, other = upright_size(file), upright_size(mask)
+        with Image.open(mask) as image:
+            mode = image.mode
+    except UnreadableImage as error:
+        return error.what
+    if mode not in ("L", "P", "1"):
+        return f"{mask} (its pixels are {mode}, and a mask has one channel of 8 bits or a palette)"
+    return None if size == other else f"{mask} ({other[0]} x {other[1]}, and the picture {size[0]} x {size[1]})"

@@ -1,0 +1,160 @@
+"""Objects in PASCAL VOC's format: one XML file for each picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from burnish.data.annotated.images import LeftOut, file_within
+from burnish.data.annotated.objects import ObjectImages, class_names, object_entries, scene_of
+from burnish.data.data_spec import DataSpec
+from burnish.data.image.reader import reader_for
+from burnish.data.pixel_presets import PixelsLike
+from burnish.errors import DataError
+
+ANNOTATIONS, PICTURES, SETS = "Annotations", "JPEGImages", "ImageSets"
+LARGEST_FILE = 1 << 20
+"""Bytes of the annotations of one picture; those of VOC take some thousand."""
+DEEPEST = 8
+
+
+class DamagedXml(Exception):
+    """Annotations that are no XML, or hold what annotations do not."""
+
+
+def is_voc(path: Path) -> bool:
+    """Whether a path is a VOC folder, or a list of pictures in one."""
+    if path.is_dir():
+        return (path / ANNOTATIONS).is_dir() and (path / PICTURES).is_dir()
+    return path.suffix == ".txt" and SETS in path.parent.parts and is_voc(_root_of(path))
+
+
+def open_voc(
+    path: Path,
+    spec: DataSpec,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    pixels: PixelsLike | None = None,
+) -> ObjectImages:
+    """Return the pictures and objects of a VOC folder.
+
+    Classes are numbered in the order of their names. Coordinates count pixels from 1, and the last is in the box. Objects that
+    are difficult do not count. Annotations that cannot be used are left out and counted.
+
+    Args:
+        path: the folder, with ``Annotations`` and ``JPEGImages``; or a list of its pictures, ``ImageSets/Main/train.txt``.
+        spec, classes, size, pixels: as ``open_dataset`` takes them.
+
+    Raises:
+        DataError: no annotations, a file name that leads out of the folder, or data that do not fit the program.
+    """
+    root = path if path.is_dir() else _root_of(path)
+    object_entries(spec, str(path))
+    reader = reader_for(spec, str(path), size, pixels)
+    files = sorted((root / ANNOTATIONS).glob("*.xml"))
+    if not path.is_dir():
+        words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+        listed = [line[0] for line in words if line and line[-1] != "-1"]
+        files = [file_within(root / ANNOTATIONS, f"{name}.xml", str(path)) for name in listed]
+    unreadable, left_out = LeftOut("annotations"), LeftOut("objects")
+    unreadable.total = len(files)
+    read = []
+    for file in files:
+        try:
+            read.append((file, _read(file)))
+        except (DamagedXml, OSError) as error:
+            unreadable.add("they cannot be read", f"{file.name} ({error})")
+    if not read:
+        detail = f": {'; '.join(unreadable.notes())}" if files else ""
+        raise DataError(f"{path}: no annotations; a VOC folder has an XML file for each picture in '{ANNOTATIONS}'{detail}")
+    names = sorted({one["name"] for _, picture in read for one in picture["objects"]})
+    chosen = class_names(names, spec, classes, str(path))
+    scenes = []
+    for file, picture in read:
+        objects = [
+            (f"{one['name']} in {file.name}", one["box"], chosen.index(one["name"]), one["difficult"], None)
+            for one in picture["objects"]
+        ]
+        name = picture["filename"] or f"{file.stem}.jpg"
+        scenes.append(scene_of(file_within(root / PICTURES, name, str(file)), picture["size"], objects, left_out))
+    return ObjectImages(scenes, chosen, spec, reader, str(path), [*unreadable.notes(), *left_out.notes()])
+
+
+def _root_of(path: Path) -> Path:
+    parts = path.parts
+    place = len(parts) - 1 - parts[::-1].index(SETS)
+    return Path(*parts[:place]) if place else Path(".")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return file name, size and objects of an annotation.
+
+    Raises:
+        DamagedXml: it is none.
+    """
+    if file.stat().st_size > LARGEST_FILE:
+        raise DamagedXml(f"{file.stat().st_size:,} bytes, and {LARGEST_FILE:,} are read at most")
+    root = _elements(file.read_bytes())
+    try:
+        height, width = (int(_one(root, "size", side)) for side in ("height", "width"))
+        if height < 1 or width < 1:
+            raise DamagedXml(f"the size is {width} x {height}")
+        objects = [_object(one) for one in root.get("object", [])]
+    except (KeyError, ValueError, AttributeError) as error:
+        raise DamagedXml(f"an element is missing, or no number: {error}") from error
+    names = root.get("filename", [""])
+    return {"filename": names[0] if isinstance(names[0], str) else "", "size": (height, width), "objects": objects}
+
+
+def _one(element: dict[str, Any], *path: str) -> str:
+    for name in path[:-1]:
+        element = element[name][0]
+    text = element[path[-1]][0]
+    if not isinstance(text, str):
+        raise KeyError(path[-1])
+    return text
+
+
+def _object(element: dict[str, Any]) -> dict[str, Any]:
+    box = [float(_one(element, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
+    difficult = _one(element, "difficult") if "difficult" in element else "0"
+    is_number = all(math.isfinite(side) for side in box)
+    corners = (box[0] - 1, box[1] - 1, box[2], box[3]) if is_number else ()
+    return {"name": _one(element, "name"), "box": corners, "difficult": difficult.strip() == "1"}
+
+
+def _elements(content: bytes) -> dict[str, Any]:
+    """Return the elements of an XML document: name -> texts, or elements of the same kind.
+
+    Document types are refused, and with them all entities: these could name other files, or grow without end.
+    """
+    root: dict[str, Any] = {}
+    stack: list[tuple[str, dict[str, Any], list[str]]] = [("", root, [])]
+    parser = expat.ParserCreate()
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        if len(stack) > DEEPEST:
+            raise DamagedXml(f"elements are nested deeper than {DEEPEST}")
+        stack.append((name, {}, []))
+
+    def end(name: str) -> None:
+        _, children, text = stack.pop()
+        stack[-1][1].setdefault(name, []).append(children or "".join(text).strip())
+
+    def refuse(*_: Any) -> None:
+        raise DamagedXml("it declares a document type, which annotations do not have")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = lambda text: stack[-1][2].append(text)
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise DamagedXml(f"no XML: {error}") from error
+    top: Any = next(iter(root.values()))[0]
+    if not isinstance(top, dict):
+        raise DamagedXml("it holds no elements")
+    return top

@@ -1,0 +1,90 @@
+"""A detector and a segmentation network as ONNX files that a processor trains in seconds: a small SSD, and a small U-Net."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Builder, Tensor
+
+SIDE = 32
+SSD = {"grids": [[8, 8], [4, 4]], "scales": [0.3, 0.45, 0.6], "ratios": [[], []]}
+SSD_TEXT = "ssd:grids=[[8,8],[4,4]],scales=[0.3,0.45,0.6]"
+PER_CELL = 2
+
+
+class _Layers:
+    def __init__(self, seed: int):
+        x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 3, SIDE, SIDE]))
+        self.graph = ir.Graph([x], [], nodes=[], name="pictures", opset_imports={"": 18})
+        self.builder, self.rng, self.count = Builder(self.graph), np.random.default_rng(seed), 0
+        self.x = self.builder.tensor(x)
+
+    def weight(self, array: np.ndarray) -> Tensor:
+        self.count += 1
+        name = f"weight{self.count}"
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(array.shape))
+        value.const_value = ir.tensor(array.astype(np.float32), name=name)
+        self.graph.register_initializer(value)
+        return self.builder.tensor(value)
+
+    def conv(self, x: Tensor, channels: int, stride: int = 1, kernel: int = 3, relu: bool = True) -> Tensor:
+        assert x.shape is not None
+        inner = int(x.shape.dims[1])
+        drawn = self.rng.normal(size=(channels, inner, kernel, kernel)) * np.sqrt(2 / (inner * kernel * kernel))
+        y = self.builder.op(
+            "Conv",
+            x,
+            self.weight(drawn),
+            self.weight(np.zeros(channels)),
+            kernel_shape=[kernel] * 2,
+            pads=[kernel // 2] * 4,
+            strides=[stride] * 2,
+        )
+        return self.builder.op("Relu", y) if relu else y
+
+    def model(self, outputs: Sequence[tuple[str, Tensor]]) -> ir.Model:
+        for name, tensor in outputs:
+            tensor.value.name = name
+            self.graph.outputs.append(tensor.value)
+        return ir.Model(self.graph, ir_version=10)
+
+
+def small_ssd(classes: int = 2, seed: int = 0) -> ir.Model:
+    """``x [batch, 3, 32, 32]`` to ``scores [batch, 160, 1 + classes]`` and ``boxes [batch, 160, 4]``, of grids of 8 and 4."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    fine = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
+    fine = layers.conv(fine, 32)
+    coarse = layers.conv(layers.conv(fine, 48, stride=2), 48)
+    rows: dict[str, list[Tensor]] = {"scores": [], "boxes": []}
+    for features in (fine, coarse):
+        for name, numbers in (("scores", 1 + classes), ("boxes", 4)):
+            head = layers.conv(features, PER_CELL * numbers, relu=False)
+            head = builder.op("Transpose", head, perm=[0, 2, 3, 1])
+            rows[name].append(builder.op("Reshape", head, builder.integers([0, -1, numbers])))
+    return layers.model([(name, builder.op("Concat", *parts, axis=1)) for name, parts in rows.items()])
+
+
+def small_unet(classes: int = 3, seed: int = 0, reduction: int = 1) -> ir.Model:
+    """``x [batch, 3, 32, 32]`` to ``logits [batch, classes, 32, 32]``; with ``reduction=2`` at half of height and width."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    first = layers.conv(layers.x, 8)
+    second = layers.conv(first, 16, stride=2)
+    third = layers.conv(second, 32, stride=2)
+    scales = builder.constant(np.array([1, 1, 2, 2], np.float32))
+
+    def up(x: Tensor) -> Tensor:
+        return builder.op(
+            "Resize", x, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+        )
+
+    fourth = layers.conv(layers.conv(third, 48, stride=2), 48)
+    y = layers.conv(builder.op("Concat", up(fourth), third, axis=1), 32)
+    y = layers.conv(builder.op("Concat", up(y), second, axis=1), 16)
+    if reduction == 1:
+        y = layers.conv(builder.op("Concat", up(y), first, axis=1), 12)
+    return layers.model([("logits", layers.conv(y, classes, kernel=1, relu=False))])
