@@ -29,8 +29,8 @@ class Data(OptionGroup):
         typer.Option(
             "--data",
             help="digits, an .npz file (x, y), a folder of images (one subfolder per class), .tar archives of images, a COCO "
-            "folder or .json file, a PASCAL VOC folder, a folder of images and masks, a folder of .npy files, a .csv, .tsv or .parquet "
-            "file; with a tokenizer texts in these three, a .txt or a .jsonl file.",
+            "folder or .json file, a PASCAL VOC folder, a folder of images and masks, a folder of .npy files, a .csv, .tsv or "
+            ".parquet file; with a tokenizer texts in these three, a .txt or a .jsonl file.",
             show_default=False,
         ),
     ]

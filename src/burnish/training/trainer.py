@@ -141,8 +141,7 @@ class Trainer:
         self._data, self.loader = data, data.training_loader(program, batch_size, seed, self._group, data_workers)
         self.eval_loader, self._notes = data.evaluation_loader(batch_size), data.notes(program, batch_size)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
-        self._watched = watched_figure(program, best_metric, evaluates=self.eval_loader is not None)
-        self._parameters = evaluated_parameters(program, parameters)
+        self._watched, self._parameters = watched_figure(program, best_metric, data), evaluated_parameters(program, parameters)
         self._clock, self._rates = StepClock(), Rates.of(program, lr, schedule, monitor, self._names)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         self._callbacks = Callbacks(callbacks, self._group.rank == 0)

@@ -8,6 +8,7 @@ from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.settings import is_whole
+from burnish.training.run_data import RunData
 
 
 def check_run(seed: int, parallel: DataParallel | None, **numbers: int | None) -> None:
@@ -26,12 +27,12 @@ def evaluated_parameters(program: Program, parameters: str | None) -> str | None
     return parameters
 
 
-def watched_figure(program: Program, best_metric: str | None, evaluates: bool) -> str:
+def watched_figure(program: Program, best_metric: str | None, data: RunData) -> str:
     """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
     signature = program.signature["step"]
     reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
     names = reported
-    if evaluates:
+    if data.evaluation is not None:
         names = [*(name for name in program.options.get("metrics", ()) if name not in reported), *reported]
     if best_metric is None:
         return names[0]
