@@ -216,6 +216,7 @@ def _choose(
         "schedule": planned.schedule,
         "batch_size": planned.batch_size,
         "outputs": prepared.head.output,
+        "head": prepared.head.names,
         "batch": prepared.batch,
         "stages": [
             {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages

@@ -47,6 +47,12 @@ class Head:
         return int(_array(self.weight).shape[self.class_axis])
 
     @property
+    def names(self) -> dict[str, str]:
+        """The names of its initializers, ``weight`` and, where there is one, ``bias``."""
+        values = {"weight": self.weight, "bias": self.bias}
+        return {role: value.name or "" for role, value in values.items() if value is not None}
+
+    @property
     def initializers(self) -> tuple[str, ...]:
         """The names of its weight and bias."""
         return tuple(value.name or "" for value in (self.weight, self.bias) if value is not None)

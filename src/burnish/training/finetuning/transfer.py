@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from burnish import optim
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.graph import FLOATING
 from burnish.importer import InitializerKind, Source, classify_initializers, folded_layers, load
 from burnish.optim.base import Rate
 from burnish.program import Program
@@ -120,6 +121,7 @@ def transfer(
         DataError: the data cannot be read, or hold no classes.
     """
     model = load(source)
+    output = output or _output_of(model)
     head = find_head(model, output)
     batch = "open" if _takes_one_sample(model) else None
     spec = _unbounded(DataSpec.by(_probe(model, head, batch)))
@@ -147,6 +149,17 @@ def transfer(
     elif is_new:
         notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
     return Transfer(model, head, is_new, frozen, batch, tuple(notes)), dataset
+
+
+def _output_of(model: ir.Model) -> str | None:
+    """The output with the classes, where the model has several and one head alone leads to any; None where that is not told."""
+    heads: dict[ir.Node, str] = {}
+    for value in model.graph.outputs:
+        if value.dtype in FLOATING:
+            with suppress(ConfigurationError):
+                head = find_head(model, value.name)
+                heads.setdefault(head.node, head.output)
+    return next(iter(heads.values())) if len(heads) == 1 else None
 
 
 def _probe(model: ir.Model, head: Head, batch: str | None) -> Program:

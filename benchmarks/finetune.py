@@ -1,0 +1,247 @@
+"""``burnish finetune`` beside the same transfer by hand in PyTorch: accuracy, seconds, and frozen tensors bit for bit.
+
+    python benchmarks/finetune.py [MODEL ...] [--what all head]
+
+Each model (``finetune_models.py``) is pretrained here on the digits 0 to 4, or on five topics of made-up sentences, and exported
+as its exporters do. ``burnish finetune FILE --data DATA`` then learns the digits 5 to 9, or other topics, with no further option
+(``all``), or with ``--freeze-until head`` (``head``). ``finetune_by_hand.py`` does the same with the module, from the same new
+head, in the same order, with the rate, batch size and schedule that burnish chose, which it need not search. Seconds are those of
+whole commands, imports and all; accuracy is that on samples that neither saw, of the tuned file on stock ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import numpy_helper
+
+from burnish.data import ArrayDataset, Loader
+from burnish.training.finetuning.planning import warmup_steps
+from finetune_by_hand import Samples, batch_of
+from finetune_models import CLASSES, MODELS, PIXELS, TOKENS, VOCABULARY, Model
+
+TRAINED, WORDS = 60, 12
+"""Samples of each class to learn from; words that tell a topic."""
+PRETRAINING = 6
+"""Epochs."""
+
+
+def write_images(folder: Path) -> None:
+    """Digits as pictures: those to learn, and others to evaluate on."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for digit in range(5, 10):
+        images = digits.images[digits.target == digit]
+        for number, image in enumerate(images):
+            place = folder / ("train" if number < TRAINED else "held") / f"digit-{digit}"
+            place.mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(np.uint8(image * 255 / 16)).resize((PIXELS, PIXELS), Image.Resampling.BILINEAR)
+            picture.convert("RGB").save(place / f"{number:04}.png")
+
+
+def write_table(folder: Path) -> None:
+    """Digits as 64 columns, 0 to 1."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    rows: dict[str, list[list[object]]] = {"train": [], "held": []}
+    for digit in range(5, 10):
+        for number, row in enumerate(digits.data[digits.target == digit]):
+            rows["train" if number < TRAINED else "held"].append([*(row / 16).round(4), f"digit-{digit}"])
+    for name, lines in rows.items():
+        _write_csv(folder / f"{name}.csv", [*(f"pixel{number}" for number in range(64)), "label"], lines)
+
+
+def write_texts(folder: Path) -> None:
+    """Sentences of five topics, of which each has words of its own among many that all have; and the tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", *(f"word{number}" for number in range(VOCABULARY - 2))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+    tokenizer.no_padding()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    rng = np.random.default_rng(1)
+    for name, each in (("train", TRAINED), ("held", 120)):
+        lines = [
+            [" ".join(f"word{word}" for word in sentence(rng, 5 + topic)), f"topic-{topic}"]
+            for topic in range(5)
+            for _ in range(each)
+        ]
+        _write_csv(folder / f"{name}.csv", ["text", "label"], lines)
+
+
+def sentence(rng: np.random.Generator, topic: int) -> np.ndarray:
+    """The words of a sentence: two of its topic, the others of all."""
+    words = rng.integers(0, VOCABULARY - 2, int(rng.integers(8, TOKENS)))
+    words[rng.choice(len(words), 2, replace=False)] = topic * WORDS + rng.integers(0, WORDS, 2)
+    return words
+
+
+def _write_csv(path: Path, header: list[str], rows: list[list[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def known_samples(model: Model) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """What the model was pretrained on: inputs and labels."""
+    if model.kind == "text":
+        rng = np.random.default_rng(0)
+        topics = rng.integers(0, 5, 1500)
+        tokens = [(torch.from_numpy(sentence(rng, int(topic))) + 2, int(topic)) for topic in topics]
+        return batch_of(tokens, is_text=True)
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    chosen = digits.target < 5
+    labels = torch.from_numpy(digits.target[chosen])
+    if model.kind == "table":
+        return (torch.from_numpy(np.float32(digits.data[chosen] / 16)),), labels
+    images = torch.from_numpy(np.float32(digits.images[chosen] / 16))[:, None]
+    images = torch.nn.functional.interpolate(images, (PIXELS, PIXELS), mode="bilinear").expand(-1, 3, -1, -1)
+    return ((images if model.channels_first else images.permute(0, 2, 3, 1)).contiguous(),), labels
+
+
+def pretrained(name: str, folder: Path) -> Path:
+    """Pretrain a model, keep its weights, and return its file."""
+    model = MODELS[name]
+    torch.manual_seed(0)
+    module = model.build()
+    inputs, labels = known_samples(model)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+    module.train()
+    for _ in range(PRETRAINING * (3 if model.kind != "images" else 1)):
+        for batch in torch.randperm(len(labels)).split(32):
+            loss = torch.nn.functional.cross_entropy(model.logits(module, *(each[batch] for each in inputs)), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    np.savez(folder / "pretrained.npz", **{key: value.numpy() for key, value in module.state_dict().items()})
+    path = folder / f"{name}.onnx"
+    model.export(module, path)
+    return path
+
+
+def timed(command: list[str]) -> tuple[float, str]:
+    """Run a command; return its seconds and what it printed."""
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return time.perf_counter() - begin, done.stdout
+
+
+def accuracy_of(path: Path, model: Model, held: Path, classes: list[str]) -> float:
+    """The accuracy of a tuned file on stock ONNX Runtime."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    output = session.get_outputs()[-1].name
+    samples, right = Samples(model, held, classes), 0
+    for begin in range(0, len(samples), 64):
+        part = [samples[index] for index in range(begin, min(begin + 64, len(samples)))]
+        inputs, labels = batch_of(part, model.kind == "text")
+        feeds = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+        right += int((session.run([output], feeds)[0].argmax(1) == labels.numpy()).sum())
+    return right / len(samples)
+
+
+def kept_bits(start: Path, tuned: Path, head: dict[str, str]) -> bool:
+    """Whether all tensors but the head are bit for bit what they were."""
+    before, after = (
+        {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer} for path in (start, tuned)
+    )
+    frozen = [name for name in before if name not in head.values()]
+    return all(name in after and before[name].tobytes() == after[name].tobytes() for name in frozen)
+
+
+def compare(name: str, what: str, data: dict[str, Path], folder: Path, file: Path, threads: int) -> list[str]:
+    """One line of the table."""
+    model, run = MODELS[name], folder / f"run-{what}"
+    place = data[model.kind]
+    train, held = (
+        place / ("train" if model.kind == "images" else "train.csv"),
+        place / ("held" if model.kind == "images" else "held.csv"),
+    )
+    options = ["--tokenizer", str(place / "tokenizer.json")] if model.kind == "text" else []
+    options += ["--freeze-until", "head", "--no-fold"] if what == "head" else []
+    command = [sys.executable, "-m", "burnish", "finetune", str(file), "--data", str(train), "--output", str(run), *options]
+    seconds, said = timed(command)
+    choices = json.loads((run / "finetune.json").read_text(encoding="utf-8"))
+    metadata = {entry.key: entry.value for entry in onnx.load(run / "tuned.onnx").metadata_props}
+    classes = json.loads(metadata["burnish.classes"])
+    epochs, samples = choices["stages"][0]["epochs"], choices["samples"]
+    loader = Loader(ArrayDataset({"x": np.zeros(samples)}), choices["batch_size"])
+    chosen = {
+        "model": name,
+        "what": what,
+        "data": str(train),
+        "eval_data": str(held),
+        "classes": classes,
+        "start": str(run / "start.onnx"),
+        "head": choices["head"],
+        "lr": choices["lr"],
+        "batch_size": choices["batch_size"],
+        "warmup": warmup_steps(epochs * len(loader), choices["schedule"]),
+        "order": [loader.order(epoch).tolist() for epoch in range(epochs)],
+        "threads": threads,
+    }
+    (folder / "chosen.json").write_text(json.dumps(chosen), encoding="utf-8")
+    by_hand, printed = timed([sys.executable, str(Path(__file__).with_name("finetune_by_hand.py")), str(folder)])
+    figures = 100 * accuracy_of(run / "tuned.onnx", model, held, classes), 100 * float(printed.split()[-1])
+    bits = "-" if what == "all" else "yes" if kept_bits(run / "start.onnx", run / "tuned.onnx", choices["head"]) else "NO"
+    note = "features once" if "features: computed once" in said else ""
+    form = f"{model.origin}, {model.exporter}, batch {model.batch}"
+    within = "yes" if figures[0] >= figures[1] - 1 else "NO"
+    return [name, form, what, *(f"{figure:.1f}" for figure in figures), within, f"{seconds:.1f}", f"{by_hand:.1f}", bits, note]
+
+
+HEADER = ["model", "file", "trains", "burnish %", "PyTorch %", "within a point", "burnish s", "PyTorch s", "frozen bits", ""]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--what", nargs="+", choices=["all", "head"], default=["all", "head"])
+    arguments = parser.parse_args()
+    assert CLASSES == 5
+    print(" | ".join(HEADER), flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as name:
+        data = {kind: Path(name, kind) for kind in ("images", "table", "text")}
+        for place in data.values():
+            place.mkdir()
+        write_images(data["images"])
+        write_table(data["table"])
+        write_texts(data["text"])
+        for model in arguments.models or MODELS:
+            folder = Path(name, model)
+            folder.mkdir()
+            file = pretrained(model, folder)
+            for what in arguments.what:
+                rows.append(compare(model, what, data, folder, file, os.cpu_count() or 1))
+                print(" | ".join(rows[-1]), flush=True)
+    failed = sum("NO" in row for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} as by hand or better; {sum(float(row[6]) for row in rows):.0f} s and "
+          f"{sum(float(row[7]) for row in rows):.0f} s in all")  # fmt: skip
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
