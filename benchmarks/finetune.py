@@ -34,7 +34,7 @@ from finetune_models import CLASSES, MODELS, PIXELS, TOKENS, VOCABULARY, Model
 
 TRAINED, WORDS = 60, 12
 """Samples of each class to learn from; words that tell a topic."""
-PRETRAINING = 6
+PRETRAINING = 5
 """Epochs."""
 
 
@@ -104,7 +104,7 @@ def known_samples(model: Model) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]
     """What the model was pretrained on: inputs and labels."""
     if model.kind == "text":
         rng = np.random.default_rng(0)
-        topics = rng.integers(0, 5, 1500)
+        topics = rng.integers(0, 5, 800)
         tokens = [(torch.from_numpy(sentence(rng, int(topic))) + 2, int(topic)) for topic in topics]
         return batch_of(tokens, is_text=True)
     from sklearn.datasets import load_digits
@@ -127,7 +127,7 @@ def pretrained(name: str, folder: Path) -> Path:
     inputs, labels = known_samples(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     module.train()
-    for _ in range(PRETRAINING * (3 if model.kind != "images" else 1)):
+    for _ in range(PRETRAINING):
         for batch in torch.randperm(len(labels)).split(32):
             loss = torch.nn.functional.cross_entropy(model.logits(module, *(each[batch] for each in inputs)), labels[batch])
             optimizer.zero_grad()

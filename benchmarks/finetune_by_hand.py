@@ -1,8 +1,8 @@
 """The transfer that ``burnish finetune`` makes, written by hand in PyTorch: what ``finetune.py`` runs beside it.
 
-It is what a person with the module writes: a data set that decodes images, a new head with ten times the rate of the rest, SGD with
-momentum, a rate that rises and falls as a cosine. Head, order of the samples, batch size and rate are those that burnish chose, so
-that both train the same; nothing is searched here.
+It is what a person with the module writes: a data set that decodes images, a new head with ten times the rate of the rest, SGD
+with momentum, a rate that rises and falls as a cosine. Head, order of the samples, batch size and rate are those that burnish
+chose, so that both train the same; nothing is searched here.
 """
 
 from __future__ import annotations
