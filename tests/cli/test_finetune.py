@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from burnish.cli.application import app
 from burnish.importer import load
 from burnish.models import residual_network
 from burnish.training.finetuning import find_rate, transfer
+from burnish.training.finetuning.rates import trials_of
 from oracles.small_networks import CLASSES, Network, perceptron
 
 Image = pytest.importorskip("PIL.Image")
@@ -153,6 +155,37 @@ def test_the_learning_rate_is_found_from_the_data():
         rates.append(find_rate(program, batches, threads=1))
     assert 0.001 < rates[0] <= 0.1
     assert rates[1] < rates[0] / 20
+
+
+def test_the_head_is_found_among_several_outputs(tmp_path):
+    """A file as skl2onnx writes it: labels beside the probabilities, and no option says which are the classes."""
+    network = Network("two", [6])
+    builder = network.builder
+    hidden = builder.op("Relu", network.dense("hidden", network.input, 6, 8))
+    probabilities = builder.op("Softmax", network.dense("head", hidden, 8, CLASSES), axis=1)
+    model = network.model(probabilities)
+    highest = builder.op("ArgMax", probabilities, axis=1, keepdims=0)
+    label = builder.op("Gather", builder.constant(np.arange(CLASSES)), highest, axis=0).value
+    label.name = "label"
+    model.graph.outputs.insert(0, label)
+    rng = np.random.default_rng(0)
+    count = CLASSES + 2
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((42, 6)).astype(np.float32), y=np.arange(42) % count)
+    prepared, _ = transfer(model, tmp_path / "data.npz")
+    assert prepared.head.initializers[0] == "head.weight"
+    assert prepared.head.output == model.graph.outputs[1].name
+    tuned = burnish.finetune(model, tmp_path / "data.npz", output=tmp_path / "tuned.onnx", epochs=1, lr=0.1, threads=1)
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in onnx.load(tuned.path).graph.output]
+    assert [len(shape) for shape in shapes] == [1, 2]
+    assert shapes[1][1] == count
+    session = onnxruntime.InferenceSession(tuned.path, providers=["CPUExecutionProvider"])
+    labels, scores = session.run(None, {"x": 10 * rng.standard_normal((200, 6)).astype(np.float32)})
+    np.testing.assert_array_equal(labels, scores.argmax(axis=1))
+    assert labels.max() >= CLASSES
+
+
+def test_trial_steps_are_few_where_the_run_is_short():
+    assert [trials_of(steps) for steps in (5, 100, 1000)] == [16, 25, 40]
 
 
 def test_what_is_refused(model, tmp_path):

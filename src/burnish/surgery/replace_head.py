@@ -191,15 +191,37 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
         if wanted is not None and old in wanted:
             settled = np.where(wanted == old, classes, wanted).astype(wanted.dtype)
             node.replace_input_with(1, Builder(graph, before=node).constant(settled).value)
+        _number_classes(node, old, classes)
         for value in node.outputs:
             value.shape = None
         infer_outputs(node, dict(graph.opset_imports))
     for value, shape in before.items():
-        if value.producer() in behind and value.shape is not None and value.shape == shape and classes != old:
+        is_as_before = value.shape is not None and value.shape == shape and old in value.shape.dims
+        if value.producer() in behind and is_as_before and classes != old:
             raise ConfigurationError(
                 f"replace_head: the output '{value.name}' would still have {old} classes behind the new head: cut the model "
                 "at the head (burnish.surgery.truncate)"
             )
+
+
+def _number_classes(node: ir.Node, old: int, classes: int) -> None:
+    """Let a table of class labels behind the head, as classical toolkits write it, have as many as there are: 0, 1, 2 and so on.
+
+    Raises:
+        ConfigurationError: the labels are text.
+    """
+    table = node.inputs[0] if node.op_type == "Gather" and node.domain == "" else None
+    labels = None if table is None else constant_array(table)
+    if labels is None or labels.shape != (old,) or node.graph is None:
+        return
+    if labels.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"replace_head: {describe_node(node)} returns the file's own classes as text, such as '{labels[0]}': cut the model "
+            "at the head (burnish.surgery.truncate)"
+        )
+    assert isinstance(node.graph, ir.Graph)
+    numbers = Builder(node.graph, before=node).constant(np.arange(classes, dtype=labels.dtype))
+    node.replace_input_with(0, numbers.value)
 
 
 def _array(value: ir.Value) -> np.ndarray:

@@ -16,7 +16,7 @@ from burnish.optim.base import Rate
 from burnish.program import Program, Role
 from burnish.settings import is_whole
 from burnish.training.finetuning.batches import chosen_batch
-from burnish.training.finetuning.rates import UNKNOWN_RATE, begun, find_rate, repeated
+from burnish.training.finetuning.rates import UNKNOWN_RATE, begun, find_rate, repeated, trials_of
 from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
 
 GRADUAL = "gradual"
@@ -129,7 +129,7 @@ def plan(
             batches = repeated(dataset, batch_size, seed)
             if last.cached:
                 batches = begun(program, batches, -(-len(dataset) // batch_size), **run)
-            lr = find_rate(program, batches, **run)
+            lr = find_rate(program, batches, trials_of(epochs * -(-len(dataset) // batch_size)), **run)
             notes.append(f"lr: {lr:g}, a tenth of the rate at which trial steps had the least loss")
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")

@@ -12,12 +12,14 @@ from burnish.errors import NonFiniteLossError
 from burnish.program import Program
 from burnish.training.session import Session
 
-LOWEST_RATE, HIGHEST_RATE, TRIALS = 1e-5, 1.0, 40
+LOWEST_RATE, HIGHEST_RATE = 1e-5, 1.0
+TRIALS, FEWEST_TRIALS = 40, 16
+"""Trial steps at most; at least, where a run has few steps itself."""
 SMOOTHING, DIVERGED = 0.7, 3.0
 UNKNOWN_RATE = 0.001
 
 
-def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], **options: Any) -> float:
+def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], trials: int = TRIALS, **options: Any) -> float:
     """Return a learning rate for a program: a tenth of that from which on its loss no longer falls.
 
     Steps on the batches, at rates that rise from 1e-5 to 1, from the program's initial state, in a session of their own. The rate
@@ -26,16 +28,17 @@ def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], **options:
 
     Args:
         program: takes ``lr`` with each step.
-        batches: as ``Session.step`` takes them; at most 40 are used.
+        batches: as ``Session.step`` takes them.
+        trials: how many of them are used at most.
         options: as ``Session`` takes them.
     """
     least = smoothed = math.inf
     best = UNKNOWN_RATE
     with Session(program, **options) as session:
         for trial, batch in enumerate(batches):
-            if trial == TRIALS:
+            if trial == trials:
                 break
-            rate = LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** (trial / (TRIALS - 1))
+            rate = LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** (trial / (trials - 1))
             try:
                 loss = session.step(batch, lr=rate)["loss"]
             except NonFiniteLossError:
@@ -46,6 +49,11 @@ def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], **options:
             if smoothed < least:
                 least, best = smoothed, rate
     return float(f"{best / 10:.1g}")
+
+
+def trials_of(steps: int) -> int:
+    """Return how many trial steps a run of so many steps is worth: a quarter of them, from 16 to 40."""
+    return min(max(steps // 4, FEWEST_TRIALS), TRIALS)
 
 
 def repeated(dataset: Dataset, batch_size: int, seed: int) -> Iterable[Mapping[str, Any]]:
