@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ import burnish
 from burnish.graph import Tensor
 from burnish.models import bert, residual_network
 from burnish.optim.schedules import cosine, warmup
+from oracles.mobilenet import mobilenet_v2
 from oracles.small_networks import CLASSES, Network, mobile, perceptron
 
 STEPS, CHECKPOINT_AT, BATCHES = 100, 50, 10
 CACHED = "cached"
 """The network whose features are cached."""
+MOBILENETS = ("mobilenet-frozen", "mobilenet-cached")
+"""Of the campaign alone."""
 SCHEDULED = 120
 """Steps of the schedule that follows ten of warm-up; it is not at its end when the steps are done."""
 
@@ -108,6 +111,11 @@ def read_batches(folder: Path) -> list[dict[str, np.ndarray]]:
     return [{name: arrays[f"{index}/{name}"] for name in names} for index in range(BATCHES)]
 
 
+def save_batches(path: Path, data: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Write the arrays of each batch as ``<index of the batch>/<name>``."""
+    save_file({f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()}, path)
+
+
 def write(name: str, folder: Path) -> None:
     """Write a program, its batches, and what Python computes in 100 steps of them, with a checkpoint after half of these.
 
@@ -120,10 +128,7 @@ def write(name: str, folder: Path) -> None:
     program.save(folder / "program")
     burnish.compile(build(), optimizer=optimizer(), metrics=("accuracy",), target="webgpu").save(folder / "webgpu")
     data = batches(model)
-    save_file(
-        {f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()},
-        folder / "batches.safetensors",
-    )
+    save_batches(folder / "batches.safetensors", data)
     with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
         save_file(session.state(), folder / "initial.safetensors")
         figures = []
@@ -162,17 +167,11 @@ def write_cached(folder: Path) -> None:
             model, trainable=["classifier*"], cached_features="auto", optimizer=optimizer, metrics=("accuracy",), **options
         ).save(folder / name)
     data = batches(model)
-    save_file(
-        {f"{index}/{key}": array for index, batch in enumerate(data) for key, array in batch.items()},
-        folder / "batches.safetensors",
-    )
+    save_batches(folder / "batches.safetensors", data)
     program = burnish.Program.load(folder / "program")
     with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
         features = [session.features(batch) for batch in data]
-        save_file(
-            {f"{index}/{key}": array for index, batch in enumerate(features) for key, array in batch.items()},
-            folder / "features.safetensors",
-        )
+        save_batches(folder / "features.safetensors", features)
         figures = []
         for step in range(2 * BATCHES):
             if step == BATCHES:
@@ -182,6 +181,32 @@ def write_cached(folder: Path) -> None:
         save_file(dict(session.predict({"x": data[0]["x"]})), folder / "predicted.safetensors")
         session.export(folder / "tuned.onnx", fold_norm=False)
     expected = {"onnxruntime": onnxruntime.__version__, "steps": figures}
+    (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
+def write_mobilenet(name: str, folder: Path) -> None:
+    """Write MobileNetV2 at 224 x 224 pixels with a frozen backbone, and what Python computes in two epochs of two batches.
+
+    Args:
+        name: ``mobilenet-frozen``, whose steps run the whole network, or ``mobilenet-cached``, whose steps begin at features.
+        folder: to write into.
+    """
+    model, generator = mobilenet_v2(), np.random.default_rng(0)
+    options = {"cached_features": "auto"} if name == "mobilenet-cached" else {}
+    optimizer = burnish.optim.sgd(lr=0.01, momentum=0.9)
+    program = burnish.compile(model, optimizer=optimizer, trainable=["head.*"], **options)
+    shutil.rmtree(folder, ignore_errors=True)
+    program.save(folder / "program")
+    data = [
+        {"x": generator.normal(size=(2, 3, 224, 224)).astype(np.float32), "labels": generator.integers(0, 10, 2)}
+        for _ in range(2)
+    ]
+    save_batches(folder / "batches.safetensors", data)
+    with burnish.Session(program, engine="onnxruntime", threads=1) as session:
+        if options:
+            data = [{**session.features({"x": batch["x"]}), "labels": batch["labels"]} for batch in data]
+        losses = [session.step(batch)["loss"] for batch in 2 * data]
+    expected = {"onnxruntime": onnxruntime.__version__, "losses": losses}
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
 
 
@@ -206,6 +231,8 @@ def main(command: str, folder: str, *arguments: str) -> None:
         for name in arguments or (*NETWORKS, CACHED):
             if name == CACHED:
                 write_cached(Path(folder, name))
+            elif name in MOBILENETS:
+                write_mobilenet(name, Path(folder, name))
             else:
                 write(name, Path(folder, name))
     elif command == "resume":

@@ -16,9 +16,9 @@ import pytest
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 
 
-def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout: float = 600, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    return subprocess.run(command, cwd=CLIENT, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=CLIENT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,17 @@ def node() -> str:
 def test_the_client_computes_in_node_what_python_does(node: str, tmp_path: Path) -> None:
     files = sorted(str(path.relative_to(CLIENT)) for path in (CLIENT / "test" / "node").glob("*.test.mjs"))
     finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable, BURNISH_CLIENT_FIXTURES=str(tmp_path))
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+
+
+@pytest.mark.campaign
+def test_mobilenet_with_a_frozen_backbone_trains_in_node_and_chromium_as_in_python(node: str, tmp_path: Path) -> None:
+    bundled = run(node, "bundle.mjs")
+    assert bundled.returncode == 0, bundled.stderr
+    file = "test/campaign/mobilenet.test.mjs"
+    variables = {"PYTHON": sys.executable, "BURNISH_CLIENT_FIXTURES": str(tmp_path)}
+    finished = run(node, "--test", "--test-reporter=spec", file, timeout=3600, **variables)
+    print(finished.stdout)
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 
