@@ -344,7 +344,7 @@ def hostile_folders(good: Path, root: Path) -> list[Path]:
         "many": "[" + "1," * 3_000_000 + "1]",
         "nan": manifest.replace('"version": 1', '"version": NaN'),
         "infinite": manifest.replace('"version": 1', '"version": 1e999'),
-        "newer": manifest.replace('"version": 1', '"version": 2'),
+        "newer": manifest.replace('"version": 1', '"version": 3'),
         "anonymous": manifest.replace('"identity"', '"nobody"'),
         "null_name": manifest.replace('"name": "x"', '"name": null'),
         "zero_byte": manifest.replace('"name": "x"', '"name": "x\\u0000y"'),
