@@ -36,4 +36,5 @@ def test_the_file_says_of_decoded_images_what_the_run_says_of_files(folder, run)
 def test_a_run_on_numbers_has_no_preprocessing(folder, run):
     run("train", "model.onnx", "--data", "data.npz", "--output", "run")
     done = run("export", "run", "--output", "whole.onnx", "--with-preprocessing", code=1)
-    assert "does not say what is done to its pixels" in done.output
+    assert "does not say what is done to its pixels, as it was trained on numbers" in done.output
+    assert not (folder / "whole.onnx").exists()

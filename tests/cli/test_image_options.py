@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 from PIL import Image
+
+import burnish
 
 
 def write(folder):
@@ -53,3 +62,32 @@ def test_mixed_images_are_tuned_on_shares_of_classes(folder, run):
     assert "take cross_entropy:probabilities=true (--loss cross_entropy:probabilities=true)" in done.output
     done = run("train", "model.onnx", "--data", "data.npz", "--output", "other", "--augment", "flip", code=1)
     assert "changes to image files as they are read, and the data are of type ArrayDataset" in done.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_reading_processes_and_saves_the_run(folder, run):
+    """Sent to the whole group, as a terminal sends it."""
+    write(folder)
+    options = ["--data", "images", "--epochs", "100000", "--batch-size", "4", "--augment", "crop", "--data-workers", "2"]
+    command = [sys.executable, "-m", "burnish", "train", "model.onnx", *options, "--engine", "onnxruntime", "--output", "run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch"):
+        assert process.poll() is None
+    children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(children) == 2
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 130
+    assert "resume, and training goes on as if it had not stopped" in output
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+
+
+@pytest.mark.slow
+def test_finetune_in_python_changes_images(folder):
+    write(folder)
+    tuned = burnish.finetune(
+        folder / "model.onnx", folder / "images", epochs=1, lr=0.01, augment="crop,flip", data_workers=1, engine="onnxruntime"
+    )
+    assert tuned.result.steps == 2  # eleven images
+    assert (folder / "tuned.onnx").is_file()

@@ -141,6 +141,8 @@ def test_arrays_of_bytes_are_pixels_too(tmp_path, channels_first):
     expected = ((pixels / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(dataset.batch(np.arange(5))["x"], expected, rtol=0, atol=1e-6)
     assert dataset.preprocessing == PRESETS["imagenet"]
+    turned = f"{tmp_path / 'data.npz'}: 'x' is turned to the model's NCHW, and lies as NHWC"
+    assert dataset.note == (None if channels_first else turned)
 
 
 def test_every_byte_becomes_the_same_255th_as_by_division_in_float32(tmp_path):

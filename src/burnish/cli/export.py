@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -64,11 +65,25 @@ def export(
         output().print(line)
         return
     parameters = exported_parameters(program.parent) if average is None else AVERAGE if average else None
+    if with_preprocessing:
+        _check_described({**session.program.metadata, **session.metadata}, source)
     session.export(path, fold_norm=fold, parameters=parameters)
     if with_preprocessing:
         _read_images(path)
     what = "the model" if parameters is None else "the average of the model's weights"
     output().print(export_line(path, what, session.step_count, session.program, fold, parameters))
+
+
+def _check_described(metadata: Mapping[str, str], source: Path) -> None:
+    """Raise ConfigurationError, before anything is written, where nothing says what is done to pixels."""
+    from burnish.data import DataDescription
+    from burnish.errors import ConfigurationError
+
+    if DataDescription.read(metadata, str(source)).preprocessing is None:
+        raise ConfigurationError(
+            f"'{source}' does not say what is done to its pixels, as it was trained on numbers: leave out --with-preprocessing, or "
+            "put it in from Python (burnish.surgery.prepend_preprocessing)"
+        )
 
 
 def _read_images(path: Path) -> None:

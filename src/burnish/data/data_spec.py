@@ -134,6 +134,8 @@ class DataSpec:
         """Fit features, of the only data input or by input name, and labels to the inputs of the program."""
         arrays = features if isinstance(features, Mapping) else {self.only_data(source).name: features}
         label = self.only_label(source)
+        if turned := turned_inputs(arrays, self.data):
+            note = f"{source}: {turned}" if note is None else f"{note}; {turned}"
         samples, described = self.samples(arrays, source, pixels)
         fitted, names = fit_label(labels, label, source, classes, self)
         return ArrayDataset({**samples, label.name: fitted}, names, note, described, table)
@@ -301,6 +303,19 @@ def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
         f"{source}: '{entry.name}' wants samples of shape {shape_text(extents[1:])}, and those of the data have shape "
         f"{shape_text(array.shape[1:])}; resize or rearrange the data, or take a model with that input"
     )
+
+
+def turned_inputs(arrays: Mapping[str, np.ndarray], entries: Sequence[Entry]) -> str | None:
+    """Return, in words, which images lie in another layout than the model takes and are turned to it; None where none are."""
+    turned = []
+    for entry in entries:
+        array, extents = arrays[entry.name], entry.extents
+        if array.ndim == len(extents) == 4 and not _fits(array.shape, extents):
+            layout = "NCHW" if extents[1] in (1, 3) and _fits(array.transpose(0, 3, 1, 2).shape, extents) else "NHWC"
+            turned.append(
+                f"'{entry.name}' is turned to the model's {layout}, and lies as {'NHWC' if layout == 'NCHW' else 'NCHW'}"
+            )
+    return "; ".join(turned) or None
 
 
 def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data.data_spec import DataSpec, fit_data, fit_label
+from burnish.data.data_spec import DataSpec, fit_data, fit_label, turned_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import takes_bytes
 from burnish.errors import DataError
@@ -31,12 +31,11 @@ class MappedArrays:
     Attributes:
         classes: names of the classes, where the labels are names.
         preprocessing: what is done to arrays of bytes; None where there are none.
+        note: what a person should know of the arrays.
 
     Raises:
         DataError: an array is missing, damaged, of Python objects or of another length than the others, or does not fit.
     """
-
-    note = None
 
     def __init__(self, path: Path, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None):
         self._source = str(path)
@@ -59,6 +58,8 @@ class MappedArrays:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"{path}: its arrays hold {counts} samples; each sample needs one entry in every array")
         self._length = next(iter(lengths.values()))
+        turned = turned_inputs(self._arrays, spec.data)
+        self.note = None if turned is None else f"{path}: {turned}"
         self.batch(np.arange(1))
 
     def __len__(self) -> int:

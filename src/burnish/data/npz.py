@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.data_spec import DataSpec, fit_label
+from burnish.data.data_spec import DataSpec, fit_label, turned_inputs
 from burnish.data.dataset import ArrayDataset
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
@@ -56,7 +56,7 @@ def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, p
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     try:
-        return ArrayDataset(chosen, names, unread_note(arrays, spec, path), described)
+        return ArrayDataset(chosen, names, _note(arrays, spec, path), described)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -70,12 +70,17 @@ def npz_inputs(
         DataError: as ``open_npz``.
     """
     arrays = read_npz(path)
-    return *_inputs(arrays, path, spec, pixels), unread_note(arrays, spec, path)
+    return *_inputs(arrays, path, spec, pixels), _note(arrays, spec, path)
 
 
 def _inputs(
     arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec, pixels: PixelsLike | None
 ) -> tuple[dict[str, np.ndarray], Preprocessing | None]:
+    return spec.samples(_chosen(arrays, path, spec), str(path), pixels)
+
+
+def _chosen(arrays: Mapping[str, np.ndarray], path: Path, spec: DataSpec) -> dict[str, np.ndarray]:
+    """Return the array of each input."""
     chosen: dict[str, np.ndarray] = {}
     for entry in spec.data:
         name = entry.name if entry.name in arrays or len(spec.data) > 1 else "x"
@@ -85,7 +90,16 @@ def _inputs(
                 f"{path}: no array {expected} for the model's input '{entry.name}'; the file has {_available(arrays)}"
             )
         chosen[entry.name] = arrays[name]
-    return spec.samples(chosen, str(path), pixels)
+    return chosen
+
+
+def _note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:
+    """Return what a person should know of the arrays: which nothing reads, and which are turned to the model's layout."""
+    unread = unread_note(arrays, spec, path)
+    turned = turned_inputs(_chosen(arrays, path, spec), spec.data)
+    if turned is None:
+        return unread
+    return f"{path}: {turned}" if unread is None else f"{unread}; {turned}"
 
 
 def unread_note(arrays: Mapping[str, np.ndarray], spec: DataSpec, path: Path) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
 from burnish.engines import Engine
 from burnish.importer import Source
 from burnish.program import Program
@@ -55,6 +55,8 @@ def finetune(
     layer_decay: float | None = None,
     cached_features: bool = True,
     patience: int | None = None,
+    augment: str | ImageAugmentation | None = None,
+    data_workers: int | None = None,
     head_output: str | None = None,
     seed: int = 0,
     engine: str | Engine = "auto",
@@ -82,8 +84,11 @@ def finetune(
         layer_decay: what the rate is multiplied by from each layer to the one before it, such as 0.9.
         cached_features: compute what stands before the layers that train once for each sample, where that can be done.
         patience: stop after so many epochs without a lower loss; None trains to the last.
+        augment: random changes to images, ``crop``, ``flip`` and ``rand_augment``, as ``Trainer`` takes them; nothing is then
+            computed once for each sample.
+        data_workers: as ``Trainer`` takes it.
         head_output: the output with the classes, where there are several.
-        options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
+        options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
     Raises:
         ConfigurationError: no head can be told, or ``freeze_until`` names nothing, or an option is out of range.
@@ -100,7 +105,7 @@ def finetune(
         schedule=schedule,
         unfreeze=unfreeze,
         layer_decay=layer_decay,
-        cached_features=cached_features,
+        cached_features=cached_features and augment is None,
         seed=seed,
         **run,
     )
@@ -117,6 +122,8 @@ def finetune(
                 seed=seed + number,
                 run_directory=Path(folder, str(number)),
                 state=_carried(program, state),
+                augment=augment,
+                data_workers=data_workers,
                 callbacks=[EarlyStopping(patience)] if patience is not None and stage is decided.stages[-1] else [],
                 **run,
             )
