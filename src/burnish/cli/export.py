@@ -81,8 +81,8 @@ def _check_described(metadata: Mapping[str, str], source: Path) -> None:
 
     if DataDescription.read(metadata, str(source)).preprocessing is None:
         raise ConfigurationError(
-            f"'{source}' does not say what is done to its pixels, as it was trained on numbers: leave out --with-preprocessing, or "
-            "put it in from Python (burnish.surgery.prepend_preprocessing)"
+            f"'{source}' does not say what is done to its pixels, as it was trained on numbers: leave out --with-preprocessing, "
+            "or put it in from Python (burnish.surgery.prepend_preprocessing)"
         )
 
 

@@ -96,19 +96,9 @@ def finetune(
     """
     prepared, dataset = transfer(source, data, output=head_output, freeze_until=freeze_until, seed=seed, **options)
     run: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
-    decided = plan(
-        prepared,
-        dataset,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        schedule=schedule,
-        unfreeze=unfreeze,
-        layer_decay=layer_decay,
-        cached_features=cached_features and augment is None,
-        seed=seed,
-        **run,
-    )
+    course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
+    rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
+    decided = plan(prepared, dataset, cached_features=cached_features and augment is None, **course, **rates, **run)
     state: Mapping[str, np.ndarray] | None = None
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         for number, stage in enumerate(decided.stages):
