@@ -19,6 +19,7 @@ from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
 from burnish.cli.package import package
 from burnish.cli.predict import predict
+from burnish.cli.quantize import quantize
 from burnish.cli.report import report
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
@@ -85,5 +86,5 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, finetune, predict, evaluate, report, compile, inspect, check, compare, export, package, demo):
+for command in (train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package, demo):
     app.command()(command)

@@ -1,0 +1,129 @@
+"""``burnish quantize``: a model that trains as it will compute with integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from burnish.cli.console import counted, output
+from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
+from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.data.dataset import Dataset
+
+BATCH = 32
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Integers(OptionGroup):
+    """What weights and activations become."""
+
+    panel: ClassVar = "Integers"
+    weights: Annotated[
+        str,
+        typer.Option("--weights", metavar="FORMAT", help="int8, int8 per channel, int4, int4 per channel or int4 blocks of 32."),
+    ] = "int8 per channel"
+    activations: Annotated[
+        str, typer.Option("--activations", metavar="FORMAT", help="uint8, int8, or none for weights alone.")
+    ] = "uint8"
+    method: Annotated[
+        str, typer.Option("--method", help="How far the range of activations goes: minmax, percentile or entropy.")
+    ] = "minmax"
+    scales: Annotated[
+        str, typer.Option("--scales", help="learned by gradients, observed from the data of training, or fixed.")
+    ] = "learned"
+    freeze_observers_after: Annotated[
+        int | None,
+        typer.Option("--freeze-observers-after", metavar="STEPS", min=0, help="The step from which observed ranges stay."),
+    ] = None
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="PATTERN", help="Layers that stay in float32; any number of times.")
+    ] = None
+    first_and_last: Annotated[
+        str | None,
+        typer.Option("--first-and-last", metavar="FORMAT", help="int8 or float32 for the first and the last layer."),
+    ] = None
+    reduce_range: Annotated[
+        bool,
+        typer.Option(
+            "--reduce-range/--full-range", help="Use 7 of 8 bits for weights, for x86 processors without VNNI, or all of them."
+        ),
+    ] = True
+
+
+@takes_options()
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file in float32.", show_default=False)],
+    *,
+    path: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The ONNX file to write, to be trained.", show_default=False, rich_help_panel=RESULT),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="What the ranges of activations are measured on, as predict takes it.", rich_help_panel=DATA),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Column of a table to leave out.", rich_help_panel=DATA)] = None,
+    image_size: ImageSizeOption = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="How many of the data are read at most.", rich_help_panel=DATA)
+    ] = 256,
+    pixels: Pixels,
+    texts: TextOptions,
+    integers: Integers,
+) -> None:
+    """Let a model train as it will compute with integers: writes a file for train, whose export then holds them."""
+    from burnish import surgery
+    from burnish.data.unlabelled import open_samples
+    from burnish.formats.export import save_inference
+    from burnish.training.trained_model import open_model
+
+    activations = None if integers.activations == NONE else integers.activations
+    if path.suffix != ".onnx":
+        raise typer.BadParameter(f"--output {path}: a model is written as .onnx")
+    if activations is not None and data is None:
+        raise typer.BadParameter(
+            "the ranges of activations are measured on data: give --data, or --activations none for weights alone"
+        )
+    calibration, read = None, 0
+    if data is not None:
+        opened = open_model(model, to_evaluate=False)
+        text = texts.settings_for(model, data, opened.described)
+        found = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings(), text=text)
+        entries = opened.to_predict.data
+        fixed = next((entry.shape[0] for entry in entries if entry.shape and isinstance(entry.shape[0], int)), None)
+        calibration, read = _batches(found.dataset, samples, fixed or BATCH)
+    chosen: dict[str, Any] = {
+        name: getattr(integers, name)
+        for name in ("weights", "method", "scales", "freeze_observers_after", "first_and_last", "reduce_range")
+    }
+    quantized = surgery.quantize(model, activations=activations, calibration=calibration, skip=integers.skip or (), **chosen)
+    save_inference(quantized, path)
+    count = sum(node.op_type == "QuantizeLinear" for node in quantized.graph)
+    measured = f", calibrated on {counted(read, 'sample')} of {data}" if read else ""
+    output().print(f"{path}: {counted(count, 'quantization')}{measured}; burnish train {path} trains it, and exports integers")
+
+
+def _batches(dataset: Dataset, samples: int, size: int) -> tuple[list[Mapping[str, np.ndarray]], int]:
+    """Batches of samples spread evenly over a data set, and how many samples they are."""
+    import numpy as np
+
+    count = min(samples, len(dataset))
+    count = max(count - count % size, min(size, count))
+    chosen = np.linspace(0, len(dataset) - 1, count).astype(np.int64)
+
+    def each() -> Iterator[Mapping[str, np.ndarray]]:
+        for start in range(0, count, size):
+            yield dataset.batch(chosen[start : start + size])
+
+    return list(each()), count
