@@ -12,9 +12,9 @@ from burnish.graph.edits import remove_node
 from burnish.graph.uses import is_used
 
 KEY = "burnish.quantization.bias"
-INTEGERS, BIAS = "integers", "bias"
+INTEGERS, BIAS, PART = "integers", "bias", "part"
 """What the marked nodes give: the integers, and what the layer reads as its bias. An Add adds to the bias that the layer has;
-another operator stands for one that it has not."""
+another operator stands for one that it has not. Parts are what else is computed on the way."""
 
 
 def mark(value: ir.Value, part: str) -> None:
@@ -22,6 +22,11 @@ def mark(value: ir.Value, part: str) -> None:
     producer = value.producer()
     assert producer is not None
     producer.metadata_props[KEY] = part
+
+
+def readers_of(weight: ir.Value) -> list[ir.Node]:
+    """Return the nodes that read a weight, each time they do, but for those that round a bias by it."""
+    return [reader for reader, _ in weight.uses() if reader.metadata_props.get(KEY) is None or reader.metadata_props[KEY] == BIAS]
 
 
 def rounded_biases(graph: ir.Graph) -> list[tuple[ir.Node, ir.Node]]:

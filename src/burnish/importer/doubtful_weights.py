@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import constant_array
+from burnish.graph.rounded_bias import readers_of
 from burnish.importer.classify import InitializerKind, classify_initializers
 from burnish.importer.export_notes import missing_parameters, noted_kinds, parameters_behind
 
@@ -29,11 +30,12 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
         return merged
     for name, kind in classify_initializers(model).items():
         value = model.graph.initializers[name]
-        if kind is not InitializerKind.WEIGHT or len(value.uses()) < 2 or value.shape is None or len(value.shape) != 1:
+        readers = readers_of(value)
+        if kind is not InitializerKind.WEIGHT or len(readers) < 2 or value.shape is None or len(value.shape) != 1:
             continue
         array = constant_array(value)
         if array is not None and array.size > 1 and (array == array[0]).all():
-            merged[name] = len(value.uses())
+            merged[name] = len(readers)
     return merged
 
 

@@ -201,7 +201,7 @@ def round_bias(layer: Layer) -> None:
     given = node.inputs[2] if len(node.inputs) > 2 else None
     if x is None or weight is None or not _is_vector(given):
         return
-    builder = Builder(node.graph, before=node)
+    builder, present = Builder(node.graph, before=node), set(node.graph)
     scale = builder.tensor(x.inputs[1]) * builder.tensor(weight.inputs[1])  # type: ignore[arg-type]
     bias = None if given is None else builder.tensor(given)
     normalization = _normalization_of(node)
@@ -220,6 +220,9 @@ def round_bias(layer: Layer) -> None:
         off = (rounded * (scale * size) - total) / builder.op("Where", vanishes, builder.scalar(1.0, factor), factor)
         off = builder.op("Where", vanishes, builder.scalar(0.0, factor), off)
         result = off if bias is None else bias + off
+    for part in node.graph:
+        if part not in present:
+            part.metadata_props[rounded_bias.KEY] = rounded_bias.PART
     rounded_bias.mark(rounded.value, rounded_bias.INTEGERS)
     rounded_bias.mark(result.value, rounded_bias.BIAS)
     node.resize_inputs(3)
