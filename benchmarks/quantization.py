@@ -4,7 +4,7 @@
     python benchmarks/quantization.py --models resnet --weights int8 --epochs 1
 
 A residual network and a MobileNetV2 (He et al. 2015, Sandler et al. 2018), small ones, train on scikit-learn's digits in float32.
-Each is then quantized after training (``onnxruntime.quantization.quantize_static``, min-max, per channel, 7 of 8 bits), and by
+Each is then quantized after training (``onnxruntime.quantization.quantize_static``, min-max, 7 of 8 bits), and by
 ``burnish.surgery.quantize`` and some epochs more. Columns: accuracy on the test digits; how much of the accuracy that was lost
 after training comes back; how far the exported file is from evaluation, in steps of its outputs; and how much faster it is than
 float32 in ONNX Runtime, on one thread. Where the test digits show no loss, there is nothing to come back.
@@ -36,7 +36,8 @@ from torch_models import MobileNetV2, export_onnx
 BATCH = 64
 CALIBRATED = 256
 MOBILE = ((1, 16, 1, 1), (4, 24, 2, 2), (4, 32, 2, 2))
-WEIGHTS = {"int8": "int8 per channel", "int4": "int4 per channel"}
+WEIGHTS = {"int8": "int8 per channel", "int4": "int4 per channel", "int4-tensor": "int4"}
+"""What the columns call formats of weights; the last has one scale for a whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Calibration(CalibrationDataReader):
 def after_training(path: Path, data: Digits, weights: str) -> Path:
     """Quantize a file by ONNX Runtime's quantizer."""
     model, quantized = onnx.load(path), path.with_name(f"{path.stem}-after-{weights}.onnx")
-    if weights == "int4":
+    if weights != "int8":
         model = onnx.version_converter.convert_version(model, 21)
         onnx.save(model, path.with_name("opset21.onnx"))
         path = path.with_name("opset21.onnx")
@@ -103,7 +104,7 @@ def after_training(path: Path, data: Digits, weights: str) -> Path:
         quantized,
         Calibration(data.x[:CALIBRATED]),
         quant_format=QuantFormat.QDQ,
-        per_channel=True,
+        per_channel=weights != "int4-tensor",
         reduce_range=weights == "int8",
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8 if weights == "int8" else QuantType.QInt4,
@@ -160,7 +161,7 @@ def measure(name: str, kinds: list[str], epochs: int, more: int, folder: Path) -
         recovered = f"{(accuracy - full + lost) / lost:6.0%}" if lost > 0 else "   -  "
         apart, faster = steps_apart(path, trained, test.x), speedup(folded, path, test.x[:BATCH])
         yield (
-            f"{name:10} {kind:6} {full:8.2%} {full - lost:14.2%} {accuracy:12.2%} {simulated:10.2%} {recovered:>9} {apart:6.2f} "
+            f"{name:10} {kind:11} {full:8.2%} {full - lost:14.2%} {accuracy:12.2%} {simulated:10.2%} {recovered:>9} {apart:6.2f} "
             f"{faster:8.2f} x"
         )
 
@@ -173,7 +174,7 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=4, help="epochs of training as quantized")
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # the quantizer advises to prepare the model, which an export is
-    print("model      weights  float32 after training  in training  simulated recovered  steps   faster")
+    print("model      weights      float32 after training  in training  simulated recovered  steps   faster")
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.models:
             for row in measure(name, arguments.weights, arguments.epochs, arguments.more, Path(folder)):

@@ -161,6 +161,7 @@ def _apply(graph: ir.Graph, names: Names, weight: ir.Value, array: np.ndarray, m
     builder = Builder(graph, before=first)
     held = add_initializer(graph, names.take(f"{weight.name}_mask"), mask.astype(array.dtype))
     product = builder.tensor(weight) * builder.tensor(held)
+    product.value.name = names.take(f"{weight.name}:masked")  # layers are still called after their weight
     producer = product.value.producer()
     assert producer is not None
     mark.put(producer)

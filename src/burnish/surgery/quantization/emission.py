@@ -71,7 +71,9 @@ def quantize_weight(graph: ir.Graph, names: Names, layer: Layer, weights: Weight
     bounds = [builder.constant(np.asarray(bound, np.int8)) for bound in (-weights.levels, weights.levels)]
     result = builder.op("DequantizeLinear", builder.op("Clip", integers, *bounds), scale, zero, axis=along, like=numbers)
     _put_mark(result, mark)
-    layer.node.replace_input_with(1, (_out_of_blocks(result, weight, layer.input_axis) if blocks else result).value)
+    value = (_out_of_blocks(result, weight, layer.input_axis) if blocks else result).value
+    value.name = names.take(f"{layer.weight.name}:quantized")  # the layer is still called after its weight
+    layer.node.replace_input_with(1, value)
 
 
 def _block_of(layer: Layer, block: int) -> int:
