@@ -13,6 +13,8 @@ EXPORTS_VENV := .venv-exports
 EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
+SITE_VENV := .venv-site
+SITE_STAMP := $(SITE_VENV)/.set-up-for-site
 # Every Python that burnish is held to and that is here; 3.11 is the lowest.
 LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
 LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
@@ -20,7 +22,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench gpu docs clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench gpu docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -100,11 +102,16 @@ GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
 gpu:  ## Test and measure on a CUDA GPU within ten minutes; the results are in runs/gpu.json. Again: GPU_OPTIONS=--resume
 	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
-docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew
+docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew, and the documentation as a site into build/site
 	$(PYTHON) docs/generate_operator_table.py
+	$(MAKE) site
+
+# An environment of its own: the theme is larger than burnish. Strict: a link that leads nowhere is an error.
+site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -140,6 +147,11 @@ $(DEMO_STAMP): pyproject.toml | $(PYTHON)
 $(FLOWER_STAMP): pyproject.toml | $(PYTHON)
 	$(PYTHON) -m venv $(FLOWER_VENV)
 	$(FLOWER_VENV)/bin/python -m pip install --editable ".[demo,flower]" "pytest>=8" "hypothesis>=6.100"
+	@touch $@
+
+$(SITE_STAMP): pyproject.toml | $(PYTHON)
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip --disable-pip-version-check install "mkdocs-material>=9.6" "mkdocstrings[python]>=1"
 	@touch $@
 
 $(EXPORTS_STAMP): pyproject.toml | $(PYTHON)
