@@ -73,12 +73,8 @@ def test_a_network_learns_to_segment_shapes(tmp_path: Path) -> None:
     assert onnxruntime.InferenceSession(exported).get_outputs()[0].shape == ["batch", 3, 16, 16]
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [losses.ssd(**SSD, outputs=["boxes", "scores"]), losses.ssd(**SSD, crowd=True, outputs=["boxes", "scores"])],
-    ids=["plain", "crowd"],
-)
-def test_a_few_steps_on_a_folder_make_the_loss_smaller(loss: losses.Loss, tmp_path: Path) -> None:
+def test_a_few_steps_on_a_folder_make_the_loss_smaller(tmp_path: Path) -> None:
+    loss = losses.ssd(**SSD, crowd=True, outputs=["boxes", "scores"])
     folder = write_coco(tmp_path / "shapes", drawn(12, 0))
     program = burnish.compile(small_ssd(), loss=loss, optimizer=burnish.optim.adam(lr=3e-3))
     trainer = burnish.Trainer(
