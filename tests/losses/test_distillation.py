@@ -183,6 +183,7 @@ def test_logits_that_were_computed_before_are_those_of_the_teacher(tmp_path: Pat
     teacher, student = network(9, 1), network(3, 2)
     theirs = (hidden_of(torch.from_numpy(X), teacher) @ array(teacher, "second")).numpy()
     program = compiled(student, losses.distill(temperature=3.0, alpha=0.7))
+    assert "weighs_alike" not in program.options
     assert [entry.name for entry in program.signature["step"].inputs_of(Role.LABEL)] == ["labels", "teacher_logits"]
     with_teacher = burnish.Session(compiled(student, losses.distill(teacher, temperature=3.0, alpha=0.7)), threads=1)
     session = burnish.Session(program, threads=1)
@@ -193,7 +194,10 @@ def test_logits_that_were_computed_before_are_those_of_the_teacher(tmp_path: Pat
     with pytest.raises(InputError, match="teacher_logits"):
         session.step({"x": X, "labels": LABELS})
     np.savez(tmp_path / "data.npz", x=X, labels=LABELS, teacher_logits=theirs)
-    burnish.Trainer(program, str(tmp_path / "data.npz"), epochs=1, batch_size=4, run_directory=tmp_path / "run").run()
+    data = str(tmp_path / "data.npz")
+    result = burnish.Trainer(program, data, data, epochs=1, batch_size=4, run_directory=tmp_path / "run").run()
+    assert result.best is not None
+    assert result.best["metric"] == "accuracy"  # and not a term of the loss
 
 
 def test_ignored_labels_take_no_part_in_what_is_soft() -> None:

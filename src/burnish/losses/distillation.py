@@ -27,6 +27,7 @@ from burnish.losses.base import (
     size_of,
     sum_of,
 )
+from burnish.losses.cross_entropy import CrossEntropy
 from burnish.losses.inlining import inlined
 from burnish.losses.registry import LossLike, get
 from burnish.ops.labels import CLASS_AXIS
@@ -174,14 +175,14 @@ class Distillation(PlainSettings):
         hard = list(labels) if self.teacher is not None else list(labels[:-1])
         logits, *values = predictions
         theirs, *hints = self._teacher_outputs(logits) if self.teacher is not None else (labels[-1],)
+        own = self.loss.terms([logits], hard) if self.alpha < 1 else ()
         terms = []
         if self.alpha > 0:
             check_same_shape(f"{self.name}: the teacher", logits, theirs)
-            terms.append(self._soft(logits, theirs, hard))
-        if self.alpha < 1:
-            for term in self.loss.terms([logits], hard):
-                name = f"hard:{term.name}" if term.name else "hard"
-                terms.append(Term(term.total, term.weight, term.coefficient * (1 - self.alpha), name))
+            terms.append(self._soft(logits, theirs, hard, own))
+        for term in own:
+            name = f"hard:{term.name}" if term.name else "hard"
+            terms.append(Term(term.total, term.weight, term.coefficient * (1 - self.alpha), name))
         for hint, value, aim in zip(self.hints, values, hints, strict=True):
             check_same_shape(f"{self.name}: the hint for '{hint.student}'", value, aim)
             difference = value - value.builder.cast(aim, value.dtype)
@@ -209,7 +210,7 @@ class Distillation(PlainSettings):
             "teacher_output": self.teacher_output,
         }
 
-    def _soft(self, logits: Tensor, theirs: Tensor, labels: Sequence[Tensor]) -> Term:
+    def _soft(self, logits: Tensor, theirs: Tensor, labels: Sequence[Tensor], own: Sequence[Term]) -> Term:
         builder = logits.builder
         axis = self.axis
         log_p = builder.op("LogSoftmax", logits / self.temperature, axis=axis)
@@ -220,6 +221,8 @@ class Distillation(PlainSettings):
         if ignored is not None:
             counts = builder.cast(builder.op("Not", builder.op("Equal", labels[0], ignored)), divergence.dtype)
             divergence, weight = divergence * counts, sum_of(counts)
+        if own and isinstance(self.loss, CrossEntropy) and self.loss.weight is None and self.loss.reduction == "mean":
+            weight = own[0].weight  # the same number, which an accumulation then weighs both terms by
         return Term(sum_of(divergence), weight, self.alpha * self.temperature**2, "soft")
 
     def _teacher_outputs(self, logits: Tensor) -> tuple[Tensor, ...]:

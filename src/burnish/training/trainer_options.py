@@ -31,9 +31,9 @@ def watched_figure(program: Program, best_metric: str | None, data: RunData) -> 
     """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
     signature = program.signature["step"]
     reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
-    names = reported
-    if data.evaluation is not None:
-        names = [*(name for name in program.options.get("metrics", ()) if name not in reported), *reported]
+    # Metrics first: among what is reported stand the terms of a loss too.
+    metrics = [name for name in program.options.get("metrics", ()) if name in reported or data.evaluation is not None]
+    names = [*metrics, *(name for name in reported if name not in metrics)]
     if best_metric is None:
         return names[0]
     if best_metric not in names:
