@@ -13,7 +13,7 @@ from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.export import save_inference
 from burnish.formats.file_writing import file_path, replacing
-from burnish.formats.peft import write_peft
+from burnish.formats.peft import Names, write_peft
 from burnish.formats.state_file import write_state_file
 from burnish.graph import constant_array
 from burnish.graph.edits import replace_uses
@@ -37,7 +37,7 @@ def check_form(form: str, metadata: Mapping[str, str]) -> None:
         )
 
 
-def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str, names: Mapping[str, str] | None = None) -> Path:
+def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str, names: Names = None) -> Path:
     """Write a model whose adapters are initializers, in one of the forms; ``merged`` are already, and there are none left.
 
     Args:
@@ -59,7 +59,7 @@ def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str,
     if form in ("merged", "kept"):
         return save_inference(model, path)
     if form == "peft":
-        return write_peft(model, Path(path), names or {})
+        return write_peft(model, Path(path), names)
     path = file_path(path, "tuned.onnx")
     arrays = as_inputs(model, is_optional=form == "apart")
     saved = save_inference(model, path)

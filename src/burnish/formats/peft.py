@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,17 @@ PARTS = {
 LARGEST_CONFIGURATION = 1 << 20
 MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """The path of a module in PyTorch."""
+
+
+Names = Mapping[str, str] | Callable[[str], str] | None
+"""What layers and initializers of a model are called in PyTorch: None, as in the model."""
+
+
+def called(name: str, names: Names) -> str:
+    """Return what a layer or initializer is called in PyTorch."""
+    if names is None:
+        return name
+    return names.get(name, name) if isinstance(names, Mapping) else names(name)
 
 
 @dataclass(frozen=True)
@@ -69,14 +80,14 @@ class PeftAdapters:
         return float(next(own, self.configuration["lora_alpha"]))
 
 
-def write_peft(model: ir.Model, folder: Path, names: Mapping[str, str]) -> Path:
+def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
     """Write the adapters of a model into a folder that ``peft.PeftModel.from_pretrained`` reads.
 
     Args:
         model: with adapters as initializers, and its metadata naming them.
         folder: made where it is not there; files of these names in it are replaced.
-        names: layer -> PyTorch module, where the layer is called otherwise; also for initializers that were trained beside the
-            adapters, by their names.
+        names: layer -> PyTorch module, or a function of the one that gives the other, where they are called otherwise; also for
+            initializers that were trained beside the adapters, and what they are called in PyTorch.
 
     Returns:
         The folder.
@@ -89,7 +100,7 @@ def write_peft(model: ir.Model, folder: Path, names: Mapping[str, str]) -> Path:
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, Adapter] = {}
     for adapter in adapters.adapters:
-        module = names.get(adapter.layer, adapter.layer)
+        module = called(adapter.layer, names)
         _check_writable(adapter, module, model)
         modules[module] = adapter
         for part, name in adapter.parameters.items():
@@ -99,8 +110,8 @@ def write_peft(model: ir.Model, folder: Path, names: Mapping[str, str]) -> Path:
     for name in adapters.also_trained:
         array = constant_array(model.graph.initializers[name])
         assert array is not None
-        arrays[f"{PREFIX}{names.get(name, name)}"] = array
-    saved = sorted({names.get(name, name).rpartition(".")[0] for name in adapters.also_trained})
+        arrays[f"{PREFIX}{called(name, names)}"] = array
+    saved = sorted({called(name, names).rpartition(".")[0] for name in adapters.also_trained})
     configuration = _configuration(modules, saved)
     try:
         folder.mkdir(parents=True, exist_ok=True)

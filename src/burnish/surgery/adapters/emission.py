@@ -75,8 +75,7 @@ def _magnitude_factor(builder: Builder, layer: Layer, magnitude: Tensor, a: Tens
     rank = layer.weight.shape
     assert rank is not None
     if layer.node.op_type == "Conv":
-        shape = builder.integers([layer.outputs, -1])
-        flat = builder.op("MatMul", builder.op("Reshape", b, shape), builder.op("Flatten", a, axis=1))
+        flat = builder.op("MatMul", *(builder.op("Flatten", part, axis=1) for part in (b, a)))
         delta = builder.op("Reshape", flat, builder.integers([int(extent) for extent in rank.numpy()]), like=weight)
     else:
         delta = builder.op("MatMul", a, b)

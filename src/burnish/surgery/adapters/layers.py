@@ -13,6 +13,7 @@ from burnish.graph import FLOATING, attribute_value, describe_node, static_shape
 from burnish.graph.evaluation import constant_result
 from burnish.graph.integer_weights import NARROW_INTEGERS
 from burnish.graph.uses import only_user
+from burnish.importer.export_notes import module_of
 from burnish.settings import matches_pattern, suggestion
 
 OPERATORS = ("MatMul", "Gemm", "Conv", "Gather")
@@ -44,7 +45,7 @@ class Layer:
     @property
     def names(self) -> tuple[str, ...]:
         """What a pattern may call it: the layer, its node, its weight."""
-        return (self.name, self.node.name or "", self.source.name or "")
+        return (self.name, f"{self.name}.weight", self.node.name or "", self.source.name or "")
 
     @property
     def groups(self) -> int:
@@ -192,7 +193,7 @@ def _name(node: ir.Node, source: ir.Value) -> str:
         return name.rsplit(".", 1)[0]
     if (node.name or "").startswith("/") and len(path) > 1:
         return ".".join(path[:-1])
-    return node.name or name
+    return module_of(node) or node.name or name
 
 
 def _named_apart(layers: list[Layer]) -> list[Layer]:

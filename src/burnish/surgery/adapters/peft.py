@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import ConfigurationError
 from burnish.formats.adapter_files import check_form, save_with_adapters
-from burnish.formats.peft import PeftAdapters, from_layout_of_peft, read_peft
+from burnish.formats.peft import Names, PeftAdapters, called, from_layout_of_peft, read_peft
 from burnish.importer import Source, load
 from burnish.passes import merge_adapters as merged
 from burnish.settings import suggestion
@@ -20,15 +20,16 @@ from burnish.surgery.adapters.layers import Layer, find_layers
 from burnish.surgery.adapters.lora import adapted
 
 
-def load_peft(source: Source, folder: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> ir.Model:
+def load_peft(source: Source, folder: str | os.PathLike[str], names: Names = None) -> ir.Model:
     """Return a model with the adapters of a folder of PEFT, to predict with, to train on or to merge.
 
     Args:
         source: the model that they are for: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         folder: with ``adapter_model.safetensors`` and ``adapter_config.json``: LoRA, DoRA or (IA)³.
-        names: layer of the model -> module of PyTorch, where they are called otherwise; also for initializers that were trained
-            beside the adapters (``modules_to_save``). Without it a layer is that of the same name, or the only one whose name
-            ends in the module's, or the other way round: exporters often wrap a module in another.
+        names: layer of the model -> module of PyTorch, or a function of the one that gives the other, where they are called
+            otherwise; also for initializers that were trained beside the adapters (``modules_to_save``). Else a layer is that of
+            the same name, or the only one whose name ends in the module's, or the other way round: exporters often wrap a module
+            in another.
 
     Returns:
         A canonical model.
@@ -40,10 +41,9 @@ def load_peft(source: Source, folder: str | os.PathLike[str], names: Mapping[str
         ModelError: the source is not a valid ONNX model.
     """
     held, model = read_peft(Path(folder)), load(source)
-    modules = {module: layer for layer, module in (names or {}).items()}
     layers, _ = find_layers(model.graph)
-    chosen = {layer: module for module in held.modules for layer in _layers_of(module, modules, layers, held)}
-    others = {_initializer_of(name, modules, model.graph.initializers): array for name, array in held.others.items()}
+    chosen = {layer: module for module in held.modules for layer in _layers_of(module, names, layers, held)}
+    others = {_initializer_of(name, names, model.graph.initializers): array for name, array in held.others.items()}
     options = {layer: _options(held, module, layer) for layer, module in chosen.items()}
     present = set(model.graph.initializers)
     model = adapted(model, options, tuple(others))
@@ -61,14 +61,14 @@ def load_peft(source: Source, folder: str | os.PathLike[str], names: Mapping[str
     return model
 
 
-def save_peft(source: Source, folder: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> Path:
+def save_peft(source: Source, folder: str | os.PathLike[str], names: Names = None) -> Path:
     """Write the adapters of a model for PEFT: ``adapter_model.safetensors`` and ``adapter_config.json``.
 
     Args:
         source: a model with adapters, as ``lora`` returns it and ``Session.export(..., adapters="kept")`` writes it.
         folder: made where it is not there.
-        names: layer of the model -> module of PyTorch, where they are called otherwise; also for initializers that were trained
-            beside the adapters.
+        names: layer of the model -> module of PyTorch, or a function of the one that gives the other, where they are called
+            otherwise; also for initializers that were trained beside the adapters.
 
     Returns:
         The folder.
@@ -102,18 +102,17 @@ def merge_adapters(source: Source) -> ir.Model:
     return merged(load(source))
 
 
-def _layers_of(module: str, modules: Mapping[str, str], layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
+def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
     """The layers of a module: one, or several that read the same weight."""
     fitting = [layer for layer in layers if (layer.node.op_type == "Gather") == (module in held.tables)]
-    wanted = modules.get(module, module)
-    exact = [layer for layer in fitting if wanted in layer.names]
+    exact = [layer for layer in fitting if called(layer.name, names) == module]
     near = [layer for layer in fitting if module.endswith(f".{layer.name}") or layer.name.endswith(f".{module}")]
-    found = exact or ([] if module in modules else near)
+    found = exact or near
     if not found or len({layer.name for layer in found}) > 1:
-        names = [layer.name for layer in fitting]
+        present = [layer.name for layer in fitting]
         what = "has no such layer" if not found else f"has several, {', '.join(repr(layer.name) for layer in found[:4])}"
         raise ConfigurationError(
-            f"load_peft: the adapters are for the module '{module}', and the model {what}{suggestion(module, names)}: say "
+            f"load_peft: the adapters are for the module '{module}', and the model {what}{suggestion(module, present)}: say "
             f"which layer it is, names={{'<layer>': '{module}'}}"
         )
     return found
@@ -129,10 +128,9 @@ def _options(held: PeftAdapters, module: str, layer: Layer) -> dict[str, object]
     return {**common, "rank": rank, "alpha": held.alpha(module), "dropout": held.dropout, "rslora": held.rslora}
 
 
-def _initializer_of(name: str, modules: Mapping[str, str], initializers: Collection[str]) -> str:
+def _initializer_of(name: str, names: Names, initializers: Collection[str]) -> str:
     """The initializer that a parameter is."""
-    wanted = modules.get(name, name)
-    found = [one for one in initializers if one == wanted]
+    found = [one for one in initializers if called(one, names) == name]
     found = found or [one for one in initializers if name.endswith(f".{one}") or one.endswith(f".{name}")]
     if len(found) != 1:
         raise ConfigurationError(
