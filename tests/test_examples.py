@@ -57,6 +57,17 @@ def test_fine_tuning_raises_accuracy_on_the_new_data(digits_model, tmp_path):
     np.testing.assert_array_equal(tuned["stem.convolution.weight"], original["stem.convolution.weight"])
 
 
+def test_an_adapter_serves_other_digits_beside_the_same_model(digits_model, tmp_path):
+    path, _ = digits_model
+    printed = run(tmp_path, "train_adapters.py", str(path), "--epochs", "6")
+    light, dark, adapted = (float(number) for number in re.findall(r"the adapter: ([\d.]+)", printed))
+    assert light > 0.8
+    assert adapted > dark + 0.2
+    sizes = {name: int(size.replace(",", "")) for name, size in re.findall(r"^(\S+): ([\d,]+) bytes", printed, re.MULTILINE)}
+    assert sizes.keys() == {"digits.onnx", "digits.onnx_adapter", "last.safetensors"}
+    assert sizes["digits.onnx_adapter"] < sizes["digits.onnx"] / 2
+
+
 def test_a_recommendation_model_is_as_good_as_that_of_pytorch(tmp_path):
     pytest.importorskip("torch", reason="the example trains PyTorch's model where PyTorch is there")
     printed = run(tmp_path, "train_dlrm.py", "--samples", "20000")

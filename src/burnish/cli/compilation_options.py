@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from burnish.cli import launch
+from burnish.cli.adapter_options import AdapterOptions
 from burnish.cli.compilation_values import (
     read_batch,
     read_bind,
@@ -163,6 +164,7 @@ class Compilation(OptionGroup):
     ] = None
     batch: BatchOption = None
     bind: BindOption = None
+    adapters: AdapterOptions = AdapterOptions()  # noqa: RUF009  # it is frozen
 
     def program(self, model: Path, batch_size: int | None = None, target: str = "onnxruntime") -> Program:
         """Compile a model, at a constant rate, or load a program from its folder.
@@ -181,10 +183,12 @@ class Compilation(OptionGroup):
         optimizer = self.optimizer.built()
         policies = read_norms(self.norm or [])
         from burnish.compiler.compile import compile
+        from burnish.surgery import lora
 
+        settings = self.adapters.settings()
         with options_named(), untrained_weights_named():
             return compile(
-                model,
+                model if settings is None else lora(model, **settings),
                 loss=self.loss,
                 optimizer=optimizer,
                 trainable=split(self.trainable) if self.trainable else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,18 @@ from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.program_lines import export_line
 from burnish.cli.train_options import FoldOption
+
+if TYPE_CHECKING:
+    from burnish.training import Session
+
+MERGED = "merged"
+FORMS = {
+    "kept": "the model, with its adapters beside its weights",
+    "apart": "the model; ONNX Runtime gives it the adapters in the .onnx_adapter beside it",
+    "inputs": "the model; its adapters are inputs, with their values in the .safetensors beside it",
+    "peft": "the adapters, as PEFT reads them",
+}
+"""What is written of a run with adapters, where they are not merged."""
 
 
 def export(
@@ -28,6 +40,15 @@ def export(
             help="Write the average of the weights that the optimizer keeps, or not; by default as the run did.",
         ),
     ] = None,
+    adapters: Annotated[
+        str,
+        typer.Option(
+            "--adapters",
+            metavar="FORM",
+            help="Of a run with adapters: merged into the weights; kept beside them; apart, in an .onnx_adapter beside the "
+            "model; as inputs, with a .safetensors beside it; or peft, a folder for PEFT.",
+        ),
+    ] = MERGED,
     training: Annotated[
         bool, typer.Option("--training", help="Write the training and its state too, as training_info in the same file.")
     ] = False,
@@ -46,10 +67,7 @@ def export(
     from burnish.training import Session
     from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
 
-    if best and source.is_file():
-        raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
-    if training and with_preprocessing:
-        raise typer.BadParameter("--training writes the program as it is; leave out --with-preprocessing")
+    _check(best and source.is_file(), training, with_preprocessing, adapters)
     checkpoint = checkpoint_of(source, best)
     program = program_beside(checkpoint)
     if program is None:
@@ -61,17 +79,33 @@ def export(
     session.restore(checkpoint)
     if training:
         write_training_model(session.program.to_onnx(session.state(), session.metadata), path)
-        line = f"{path}: the model and its training after {counted(session.step_count, 'step')}"
-        output().print(line)
+        output().print(f"{path}: the model and its training after {counted(session.step_count, 'step')}")
         return
     parameters = exported_parameters(program.parent) if average is None else AVERAGE if average else None
+    _write(session, path, source, fold, parameters, adapters, with_preprocessing)
+
+
+def _write(
+    session: Session, path: Path, source: Path, fold: bool, parameters: str | None, adapters: str, with_preprocessing: bool
+) -> None:
+    """Write the model in the state of a session, and say so."""
     if with_preprocessing:
         _check_described({**session.program.metadata, **session.metadata}, source)
-    session.export(path, fold_norm=fold, parameters=parameters)
+    session.export(path, fold_norm=fold, parameters=parameters, adapters=adapters)
     if with_preprocessing:
         _read_images(path)
-    what = "the model" if parameters is None else "the average of the model's weights"
-    output().print(export_line(path, what, session.step_count, session.program, fold, parameters))
+    what = FORMS.get(adapters, "the model" if parameters is None else "the average of the model's weights")
+    output().print(export_line(path, what, session.step_count, session.program, fold and adapters == MERGED, parameters))
+
+
+def _check(chooses_in_file: bool, training: bool, with_preprocessing: bool, adapters: str) -> None:
+    """Refuse options that contradict each other."""
+    if chooses_in_file:
+        raise typer.BadParameter("--best chooses among the checkpoints of a run; give the folder of the run")
+    if training and with_preprocessing:
+        raise typer.BadParameter("--training writes the program as it is; leave out --with-preprocessing")
+    if adapters != MERGED and (training or with_preprocessing):
+        raise typer.BadParameter("--adapters is for the model alone; leave out --training and --with-preprocessing")
 
 
 def _check_described(metadata: Mapping[str, str], source: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from burnish.cli.adapter_options import AdapterOptions
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
 from burnish.cli.configuration import Repetition, configuration_of
 from burnish.cli.console import output
@@ -92,6 +93,7 @@ def finetune(
     pixels: Pixels,
     texts: TextOptions,
     tuning: Tuning,
+    adapters: AdapterOptions,
     course: Course,
     results: Results,
     repetition: Repetition,
@@ -117,7 +119,7 @@ def finetune(
             choices = _read(own)
         else:
             check_free(own, results.overwrite)
-            choices = _choose(model, own, data, pixels, texts, tuning, course)
+            choices = _choose(model, own, data, pixels, texts, tuning, adapters, course)
         chosen = {"seed": course.seed, "epochs": course.epochs, "lr": choices["lr"], "batch_size": choices["batch_size"]}
         configuration = configuration_of(context, **chosen)
         course = replace(course, batch_size=choices["batch_size"])
@@ -167,27 +169,31 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 
 def _choose(
-    model: Path, folder: Path, data: Data, pixels: Pixels, texts: TextOptions, tuning: Tuning, course: Course
+    model: Path,
+    folder: Path,
+    data: Data,
+    pixels: Pixels,
+    texts: TextOptions,
+    tuning: Tuning,
+    adapters: AdapterOptions,
+    course: Course,
 ) -> dict[str, Any]:
     """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
     from burnish.formats.model_file import save_model
     from burnish.training.finetuning import plan, transfer
 
-    console = output()
+    read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
     prepared, dataset = transfer(
         model,
         data.data,
         output=tuning.outputs,
         freeze_until=tuning.freeze_until,
+        adapters=adapters.settings(),
         seed=course.seed,
-        label=data.label,
-        image_size=data.image_size,
-        pixels=pixels.settings(),
-        text=texts.settings(),
         missing=data.missing,
+        **read,
     )
-    for note in prepared.notes:
-        console.print(note)
+    _say(prepared.notes)
     planned = plan(
         prepared,
         dataset,
@@ -203,8 +209,7 @@ def _choose(
         device=course.device,
         threads=course.threads,
     )
-    for note in planned.notes:
-        console.print(note)
+    _say(planned.notes)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / STAGES, ignore_errors=True)
     save_model(prepared.model, folder / START)
@@ -224,6 +229,11 @@ def _choose(
     }
     (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
     return choices
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        output().print(note)
 
 
 def _read_unfreeze(text: str | None) -> str | list[int] | None:

@@ -54,11 +54,10 @@ def trained(variant: str, steps: int = 4) -> burnish.Session:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     before = outputs(ir.from_proto(layered_model()), batch())
-    model = surgery.lora(layered_model(), "*", **VARIANTS[variant])
-    program = burnish.compile(model)
+    program = trained(variant).program
     kept = export_inference(program, program.initial_state(), merge=False)
     np.testing.assert_allclose(outputs(kept, batch()), before, rtol=1e-5, atol=1e-6)
-    assert [adapter.layer for adapter in read_adapters(model.metadata_props).adapters] == list(LAYERS)
+    assert [adapter.layer for adapter in read_adapters(program.metadata).adapters] == list(LAYERS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -237,7 +236,7 @@ REFUSED = {
     "also trained": ({"patterns": "*", "also_trained": "haed.*"}, "lora: also_trained: 'haed.*' matches no weight"),
     "trained twice": (
         {"patterns": "*", "also_trained": "head.*"},
-        "matches 'head.weight', which an adapter stands beside and which stays as it is",
+        "also_trained matches 'head.weight', beside which an adapter is to stand, and which then stays as it is",
     ),
     "groups": ({"patterns": "*", "rank": 3, "model": convolution(2)}, "lora: rank=3 does not fit Conv 'filter' (output 'y')"),
     "dora in groups": (

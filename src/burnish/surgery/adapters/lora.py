@@ -15,12 +15,12 @@ from burnish.importer import InitializerKind, Source, classify_initializers, loa
 from burnish.random import check_seed
 from burnish.settings import is_number, is_whole, matches_pattern, suggestion
 from burnish.surgery.adapters.emission import emit, scaled_axis
-from burnish.surgery.adapters.layers import Layer, added_bias, select
+from burnish.surgery.adapters.layers import Layer, added_bias, find_layers, select
 
 
 def lora(
     source: Source,
-    patterns: str | Sequence[str],
+    patterns: str | Sequence[str] | None = None,
     rank: int = 8,
     alpha: float | None = None,
     variant: str = "lora",
@@ -49,7 +49,7 @@ def lora(
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         patterns: names or shell-style patterns of layers (``encoder.0.query`` for ``encoder.0.query.weight``), of nodes or of
-            initializers.
+            initializers. None: every ``MatMul``, ``Gemm`` and ``Conv`` that can be adapted, as far as its weight does not train.
         rank: of A and B; not read for ``ia3``.
         alpha: None is ``rank``, a scaling of 1.
         variant: ``lora``, ``dora`` or ``ia3``.
@@ -71,12 +71,17 @@ def lora(
     options = _options(rank, alpha, variant, dropout, rslora, feedforward)
     check_seed(seed)
     model = load(source)
-    layers = select(model.graph, patterns, "patterns")
+    others = _initializers(model, also_trained)
+    layers = _unnamed(model, others) if patterns is None else select(model.graph, patterns, "patterns")
+    if both := next((layer for layer in layers if layer.source.name in others), None):
+        raise ConfigurationError(
+            f"lora: also_trained matches '{both.source.name}', beside which an adapter is to stand, and which then stays as it "
+            "is: leave its layer out of the patterns, or it out of also_trained"
+        )
     scaled = set()
     if feedforward:
         scaled = {layer.node for layer in select(model.graph, feedforward, "feedforward")}
         _check_within(scaled, layers)
-    others = _initializers(model, also_trained, {layer.source.name or "" for layer in layers})
     return adapted(model, {layer: {**options, "feedforward": layer.node in scaled} for layer in layers}, others, seed)
 
 
@@ -135,7 +140,19 @@ def _options(
     return {"rank": int(rank), "alpha": float(alpha), "variant": variant, "dropout": float(dropout), "rslora": rslora}
 
 
-def _initializers(model: ir.Model, patterns: str | Sequence[str], adapted_weights: Collection[str]) -> tuple[str, ...]:
+def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
+    """The layers that are adapted where none is named."""
+    layers, _ = find_layers(model.graph)
+    chosen = [layer for layer in layers if layer.node.op_type != "Gather" and layer.source.name not in others]
+    if not chosen:
+        raise ConfigurationError(
+            "lora: the model has no MatMul, Gemm or Conv with a weight of its own that an adapter could stand beside: name "
+            "others with patterns, such as an embedding"
+        )
+    return chosen
+
+
+def _initializers(model: ir.Model, patterns: str | Sequence[str]) -> tuple[str, ...]:
     """Return the weights that patterns match."""
     kinds = classify_initializers(model)
     weights = [name for name, kind in kinds.items() if kind in (InitializerKind.WEIGHT, InitializerKind.BUFFER)]
@@ -144,11 +161,6 @@ def _initializers(model: ir.Model, patterns: str | Sequence[str], adapted_weight
         matching = [name for name in weights if matches_pattern(name, pattern)]
         if not matching:
             raise ConfigurationError(f"lora: also_trained: '{pattern}' matches no weight{suggestion(pattern, weights)}")
-        if both := next((name for name in matching if name in adapted_weights), None):
-            raise ConfigurationError(
-                f"lora: also_trained: '{pattern}' matches '{both}', which an adapter stands beside and which stays as it is: "
-                "leave its layer out of the patterns, or it out of also_trained"
-            )
         chosen |= dict.fromkeys(matching)
     return tuple(chosen)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
+from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
@@ -21,7 +22,7 @@ from burnish.importer import InitializerKind, Source, classify_initializers, fol
 from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.settings import matches_pattern, suggestion
-from burnish.surgery import Head, find_head, replace_head
+from burnish.surgery import Head, find_head, lora, replace_head
 
 HEAD = "head"
 HEAD_SCALE = 10.0
@@ -77,7 +78,7 @@ class Transfer:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """The names of all weights, in the order of the file."""
+        """The names of all weights, in the order of the file; of a model with adapters, what trains beside them."""
         return tuple(_trainable(self.model))
 
     @property
@@ -102,6 +103,7 @@ def transfer(
     *,
     output: str | None = None,
     freeze_until: str | None = None,
+    adapters: Mapping[str, Any] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Transfer, Dataset]:
@@ -113,7 +115,9 @@ def transfer(
         output: of the model, where it has several.
         freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
             before the first of these as it is; None trains everything.
-        seed: of the new head.
+        adapters: settings of ``burnish.surgery.lora``: adapters train beside the head, and all other weights stay as they are.
+            None trains the weights themselves.
+        seed: of the new head, and of adapters.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
 
     Raises:
@@ -138,8 +142,11 @@ def transfer(
         notes.append(f"head: '{head.weight.name}' stays, as the file's {count} classes are those of the data")
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
+    if adapters is not None:
+        model = _with_adapters(model, head, adapters, seed, notes)
     frozen = _frozen(model, head, freeze_until)
-    if folded := [name for name in folded_layers(model) if name not in frozen]:
+    trained = _trainable(model)
+    if folded := [name for name in folded_layers(model) if name in trained and name not in frozen]:
         notes.append(
             f"normalization: the exporter folded that of {len(folded)} layer{'s' * (len(folded) != 1)} into their weights; it "
             "stays there, and these train as they are"
@@ -160,6 +167,22 @@ def _output_of(model: ir.Model) -> str | None:
                 head = find_head(model, value.name)
                 heads.setdefault(head.node, head.output)
     return next(iter(heads.values())) if len(heads) == 1 else None
+
+
+def _with_adapters(model: ir.Model, head: Head, settings: Mapping[str, Any], seed: int, notes: list[str]) -> ir.Model:
+    """A model whose head and adapters train; noted is what share of the numbers they are."""
+    before = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
+    model = lora(model, also_trained=head.initializers, seed=seed, **settings)
+    listed = read_adapters(model.metadata_props)
+    sizes = [
+        value.const_value.size for name in listed.trained if (value := model.graph.initializers[name]).const_value is not None
+    ]
+    whole = sum(tensor.size for tensor in before.values())
+    notes.append(
+        f"adapters: {listed.adapters[-1].variant} beside {len(listed.adapters)} layers; with the head {sum(sizes):,} numbers "
+        f"train, and the other {whole - sum(before[name].size for name in head.initializers):,} stay as they are"
+    )
+    return model
 
 
 def _probe(model: ir.Model, head: Head, batch: str | None) -> Program:
@@ -207,6 +230,8 @@ def _takes_one_sample(model: ir.Model) -> bool:
 
 
 def _trainable(model: ir.Model) -> list[str]:
+    if adapters := read_adapters(model.metadata_props):
+        return list(adapters.trained)
     kinds = classify_initializers(model)
     return [name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
 

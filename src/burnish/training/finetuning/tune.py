@@ -57,6 +57,7 @@ def finetune(
     patience: int | None = None,
     augment: str | ImageAugmentation | None = None,
     data_workers: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
     head_output: str | None = None,
     seed: int = 0,
     engine: str | Engine = "auto",
@@ -87,6 +88,8 @@ def finetune(
         augment: random changes to images, ``crop``, ``flip`` and ``rand_augment``, as ``Trainer`` takes them; nothing is then
             computed once for each sample.
         data_workers: as ``Trainer`` takes it.
+        adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``: adapters and the head train, and are
+            merged into what is written; None trains the weights themselves.
         head_output: the output with the classes, where there are several.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
@@ -94,7 +97,8 @@ def finetune(
         ConfigurationError: no head can be told, or ``freeze_until`` names nothing, or an option is out of range.
         DataError: the data cannot be read, or hold no classes.
     """
-    prepared, dataset = transfer(source, data, output=head_output, freeze_until=freeze_until, seed=seed, **options)
+    where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
+    prepared, dataset = transfer(source, data, seed=seed, **where, **options)
     run: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
     course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
