@@ -11,20 +11,20 @@ from burnish.errors import DataError
 
 
 class Numbered:
-    """Sample i is the number i; one batch may go wrong."""
+    """Sample i is the number i. With faults, 5 and 7 raise errors, and 9 ends the process that reads it."""
 
-    def __init__(self, fault: str = ""):
-        self.fault = fault
+    def __init__(self, faults: bool = False):
+        self.faults = faults
 
     def __len__(self) -> int:
         return 12
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        if 7 in indices and self.fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if 7 in indices and self.fault == "raises":
-            raise ValueError("seven")
-        if 7 in indices and self.fault == "refuses":
+        if self.faults and 5 in indices:
+            raise ValueError("five")
+        if self.faults and 7 in indices:
             raise DataError("seven.png: no good")
+        if self.faults and 9 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
         print("a library says something")
         return {"x": np.asarray(indices, np.float32), "names": np.asarray([f"n{i}" for i in indices])}
