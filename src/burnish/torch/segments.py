@@ -42,6 +42,8 @@ class Segment(torch.nn.Module):
         self.reads = _read_by(nodes)
         self.gives = _read_of(nodes)
         self._engine = engine
+        _refuse_complex((*self.reads, *self.gives))
+        self._device = next((tensor.device.type for tensor in map(example_of, self.gives)), "cpu")
         with tracing(None), _disable_current_modes():  # an export of its own, which adds no guards to the captured graph
             extracted = _Extracted(nodes, self.reads, self.gives, parameters)
             exported = export_module(extracted.module, tuple(extracted.examples), None, extracted.dynamic_shapes)
@@ -67,7 +69,7 @@ class Segment(torch.nn.Module):
         return self._graphs[precision]
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        device = next(value.device.type for value in values if isinstance(value, torch.Tensor))
+        device = next((value.device.type for value in values if isinstance(value, torch.Tensor)), self._device)
         precision = autocast_precision(device)
         graph = self.bound(precision)
         data = [values[self._data[name]] for name in graph.data]
@@ -190,6 +192,18 @@ def _read_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """The nodes that others read."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
+
+
+def _refuse_complex(boundary: Iterable[fx.Node]) -> None:
+    """Refuse complex numbers that others compute or read: in a graph they are pairs of real ones.
+
+    Raises:
+        UnsupportedOperatorError: there are such.
+    """
+    for node in boundary:
+        example = example_of(node)
+        if isinstance(example, torch.Tensor) and example.is_complex():
+            raise UnsupportedOperatorError(f"'{node.name}', which is read or computed outside, is complex")
 
 
 def writes_outside(node: fx.Node, nodes: set[fx.Node]) -> bool:

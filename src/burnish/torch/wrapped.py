@@ -85,12 +85,27 @@ def wrap(
     _warn_of_hooks(module)
     engine = engine or TorchEngine(capture=False)
     if engine.channels_last:
-        for parameter in module.parameters():
-            if parameter.dim() == 4:
-                parameter.data = laid_out(parameter.data)
+        for kernel in _kernels(module):
+            kernel.data = laid_out(kernel.data)
     calls = _calls(module, arguments(example_inputs), dynamic_shapes, engine, partial)
     calls.prepare()
     return _with_calls(module, calls)
+
+
+def _kernels(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The kernels of two-dimensional convolutions that nothing but PyTorch's own ``forward`` reads.
+
+    Other code may take views of a parameter that its memory has to lie in order for, as layers do that standardize their weight.
+    """
+    layers = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+    read_by = {layer.forward for layer in layers}
+    own = [part for part in module.modules() if type(part).forward in read_by and _convolves_as_written(type(part))]
+    weights = [part._parameters.get("weight") for part in own]
+    return [weight for weight in weights if weight is not None]
+
+
+def _convolves_as_written(cls: type[torch.nn.Module]) -> bool:
+    return not issubclass(cls, torch.nn.Conv2d) or cls._conv_forward is torch.nn.Conv2d._conv_forward
 
 
 def _calls(

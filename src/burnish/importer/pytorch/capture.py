@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -12,10 +14,13 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
+from torch.nn.modules import transformer
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
-from burnish.importer.pytorch.refusals import OwnBackwardError
+from burnish.importer.pytorch.refusals import OwnBackwardError, PackingError
 
 DEFAULT_MOMENTUM = 0.1
 """Stands for the momentum None of a layer while it is traced; what the layer does is its policy."""
@@ -54,6 +59,9 @@ def capture(
         _countless(module) as cumulative,
         _returns_tensors(module, returned, kwargs),
         _no_own_backward(),
+        _masks_unexamined(),
+        _no_packing(),
+        _partial_graph_unprinted(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -126,11 +134,19 @@ def _returns_tensors(module: torch.nn.Module, returned: list[Any], kwargs: Mappi
 
 @contextlib.contextmanager
 def _no_own_backward() -> Iterator[None]:
-    """Refuse functions with a backward of their own, which a trace of their forward loses; those of PyTorch lose nothing."""
+    """Refuse functions with a backward of their own, which a trace of their forward loses, and with it all gradients.
+
+    Reentrant checkpoints are one, whose backward is that of what they run: this is traced in their place. What else PyTorch has
+    of them lies in layers and collectives; those that its tracers use, and the one that calls hooks, lose nothing.
+    """
     own = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not cls.__module__.startswith("torch."):
+        if cls is CheckpointFunction:
+            run_function, _, *inputs = args
+            return run_function(*inputs)
+        is_layers = cls.__module__.startswith(("torch.nn.", "torch.distributed.")) and cls is not BackwardHookFunction
+        if is_layers or not cls.__module__.startswith("torch."):
             raise OwnBackwardError(f"the torch.autograd.Function {cls.__name__} has a backward of its own, and a graph would not")
         return own.__get__(None, cls)(*args, **kwargs)
 
@@ -139,6 +155,46 @@ def _no_own_backward() -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _no_packing() -> Iterator[None]:
+    """Refuse packed sequences with what to write in their place."""
+
+    def pack(*_: Any) -> Any:
+        raise PackingError(
+            "pack_padded_sequence packs by the values of lengths, and a graph has no extents that depend on values; give the "
+            "recurrent layer the padded sequences, and gather its outputs at the lengths"
+        )
+
+    torch._VF._pack_padded_sequence = pack  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del torch._VF._pack_padded_sequence  # the module looks up what it has no attribute for
+
+
+@contextlib.contextmanager
+def _partial_graph_unprinted() -> Iterator[None]:
+    """Keep to itself what PyTorch prints of the graph where an export fails: the error has the line, and the way round."""
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        yield
+    sys.stderr.write(printed.getvalue())
+
+
+@contextlib.contextmanager
+def _masks_unexamined() -> Iterator[None]:
+    """Let ``torch.nn.Transformer`` take masks as they are, without a look at whether their values are those of a causal one.
+
+    A trace has no values; the mask is added to the scores either way.
+    """
+    own = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = own
 
 
 def register_dataclasses(value: Any) -> None:

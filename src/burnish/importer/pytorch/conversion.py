@@ -16,6 +16,7 @@ import torch
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
+from burnish.errors import UnsupportedOperatorError
 from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.pytorch.capture import Captured
 from burnish.importer.pytorch.exported import Structure
@@ -43,8 +44,26 @@ def convert(program: torch.export.ExportedProgram) -> tuple[ir.Model, tuple[str,
     tensors = {**program.state_dict, **program.constants}
     for name, value in model.graph.initializers.items():
         value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
+    _refuse_complex(model.graph)
     _read_originals(model.graph)
     return model, changed
+
+
+def _refuse_complex(graph: ir.Graph) -> None:
+    """Refuse complex parameters and constants, which no operator of ONNX reads; what a Fourier transform gives is pairs already.
+
+    Raises:
+        UnsupportedOperatorError: there is one, which is named.
+    """
+    constants = ((node.outputs[0].name, node.attributes["value"].as_tensor()) for node in graph if "value" in node.attributes)
+    parameters = ((name, value.const_value) for name, value in graph.initializers.items())
+    for name, tensor in (*parameters, *constants):
+        if tensor is not None and tensor.dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+            raise UnsupportedOperatorError(
+                f"'{name}' is complex, and ONNX computes with real numbers: hold it as pairs of them, in a last axis of two, and "
+                "read it by torch.view_as_complex where it is multiplied. Or wrap the parts around it, or let PyTorch compute "
+                "it: burnish.torch.wrap(module, example_inputs, partial=True)"
+            )
 
 
 def _read_originals(graph: ir.Graph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,13 @@ from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperator
 class OwnBackwardError(Exception):
     """A ``torch.autograd.Function`` of the user's, whose backward a graph would not have."""
 
+
+class PackingError(Exception):
+    """Sequences that are packed by the values of lengths: a graph has open extents, and none that depend on values."""
+
+
+_FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
+"""A frame of a stack as Python writes it; the line of code below it may hold quotes as well."""
 
 _LIBRARIES = ("site-packages", "dist-packages")
 
@@ -140,10 +148,9 @@ def _noted_place(node: fx.Node) -> tuple[str | None, str]:
     """Return the line and the part that PyTorch noted beside a node of a trace."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     part = next((path for path, _ in reversed(list(stack.values())) if path), "")
-    pieces = [frame.strip().split('"') for frame in reversed((node.meta.get("stack_trace") or "").splitlines())]
-    lines = [(piece[1], int(piece[2].split("line ")[1].split(",")[0])) for piece in pieces if len(piece) == 3]
+    lines = [(filename, int(number)) for filename, number in _FRAME.findall(node.meta.get("stack_trace") or "")]
     for belongs in (_is_users, _is_other_librarys):
-        for filename, number in lines:
+        for filename, number in reversed(lines):
             if belongs(filename):
                 return _line(filename, number), part
     return None, part
@@ -160,4 +167,4 @@ def _reason(error: BaseException) -> str:
     first = next(iter(_causes(error)))
     text = next((line.strip() for line in str(first).splitlines() if line.strip()), "")
     text = text.rstrip(".")
-    return text if isinstance(first, OwnBackwardError) else f"{type(first).__name__}: {text}"
+    return text if isinstance(first, OwnBackwardError | PackingError) else f"{type(first).__name__}: {text}"
