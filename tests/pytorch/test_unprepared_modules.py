@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+import burnish
 import burnish.torch
 from burnish.torch.backend import compile_graph, reported
 
@@ -149,6 +150,26 @@ def test_a_wrapped_module_computes_what_it_does_in_pytorch(name: str) -> None:
     for batch in (3, 2):
         agree(wrapped, reference, shapes, batch)
     agree(burnish.torch.unwrap(wrapped), reference, shapes, 2)  # PyTorch computes it with the memory that it has by now
+
+
+class Difference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.layer(first) - 2 * torch.tanh(self.layer(second)) * scale
+
+
+def test_one_example_for_several_inputs_leaves_them_apart() -> None:
+    torch.manual_seed(0)
+    reference = Difference().double()
+    x = normal(4, 3)
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), {"first": x, "second": x, "scale": x})
+    agree(wrapped, reference, ((3,), (3,), (3,)), 2)
+    model = burnish.load(reference, example_inputs=(x[:3], x[:3], reference.layer.weight))
+    uses = {value.name: len(value.uses()) for value in model.graph.inputs}
+    assert uses == {"first": 1, "second": 1, "scale": 1}
 
 
 @pytest.mark.parametrize(("name", "operators"), [("mixed", {"linear", "tanh"}), ("examined", {"ones", "triu", "linear", "tanh"})])

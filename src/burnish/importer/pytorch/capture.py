@@ -214,6 +214,25 @@ def bound_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapp
     return bound | bound.pop(others, {})
 
 
+def told_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the examples with a tensor of its own for each: a trace takes one that is given twice for one input.
+
+    The same goes for one that is a parameter or a buffer of the module.
+    """
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in seen:
+            leaf = leaf.detach().clone()
+        seen.add(id(leaf))
+        return leaf
+
+    apart: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, (args, kwargs))
+    return apart
+
+
 def with_several_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the examples with two samples where they have one: PyTorch takes an extent of 1 for one that never changes."""
     if _batch((args, kwargs)) != 1:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
-from burnish.importer.pytorch.capture import Captured, capture, fixed_batch, open_batch, with_several_samples
+from burnish.importer.pytorch.capture import Captured, capture, fixed_batch, open_batch, told_apart, with_several_samples
 from burnish.importer.pytorch.conversion import (
     convert,
     lift_buffers,
@@ -58,7 +58,8 @@ def export_module(
         UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
         ConfigurationError: PyTorch cannot call the module with the examples either.
     """
-    traced = _traced(module, args, {} if kwargs is None else dict(kwargs), dynamic_shapes)
+    args, kwargs = told_apart(module, args, {} if kwargs is None else dict(kwargs))
+    traced = _traced(module, args, kwargs, dynamic_shapes)
     training, evaluation = traced.training, traced.evaluation
     shared = shared_names(module)
     canonical = {other: name for name, others in shared.items() for other in others}
