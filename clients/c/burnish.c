@@ -1198,6 +1198,11 @@ static burnish_status take_batch(burnish_session *session, graph *graph, const b
         else if ((graph == &session->graphs[PREDICT] && has_label(&session->graphs[STEP], batch[k].name)) ||
                  (graph == &session->graphs[FEATURES] && is_known))
             continue; /* labels are not used */
+        else if (has_input(&session->graphs[FEATURES], batch[k].name))
+            status = fail(BURNISH_INPUT_ERROR,
+                          "The batch has the input '%s', in whose place this program takes features: give what burnish_features "
+                          "or burnish_cache_features returns",
+                          batch[k].name);
         else
             status = fail(BURNISH_INPUT_ERROR,
                           "The batch has an unexpected input '%s': leave it out; docs of the program name what it takes",

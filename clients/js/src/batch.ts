@@ -25,15 +25,19 @@ export type Batch = Record<string, ArrayLike>;
  * Arrays of the right dtype are passed through, not copied. Floating-point values are rounded to the graph's type, and integers
  * widened or narrowed where every value fits.
  *
+ * @param ignored names that may be in the batch, and are not used.
+ * @param features names of inputs that are computed from the model's own, once for each sample.
  * @throws InputError that names the input, what is wrong with it, and what to do; nothing has run.
  */
-export function checkBatch(signature: GraphSignature, batch: Batch, ignored: readonly string[] = []): Map<string, Tensor> {
+export function checkBatch(
+  signature: GraphSignature, batch: Batch, ignored: readonly string[] = [], features: readonly string[] = [],
+): Map<string, Tensor> {
   const entries = entriesOf(signature.inputs, "data", "label");
   const expected = new Map(entries.map((entry) => [entry.name, entry]));
   if (typeof batch !== "object" || batch === null || Array.isArray(batch) || ArrayBuffer.isView(batch)) {
     throw new InputError(`A batch is an object of arrays by input name: give {${[...expected.keys()].map((name) => `'${name}': ...`).join(", ")}}`);
   }
-  checkNames(expected, batch, ignored);
+  checkNames(expected, batch, ignored, features);
   const extents = new Map<string, { extent: number; name: string }>();
   const arrays = new Map<string, Tensor>();
   for (const [name, entry] of expected) {
@@ -100,12 +104,13 @@ export function checkHyperparameters(signature: GraphSignature, requested: Reado
   return values;
 }
 
-function checkNames(expected: ReadonlyMap<string, Entry>, batch: Batch, ignored: readonly string[]): void {
+function checkNames(expected: ReadonlyMap<string, Entry>, batch: Batch, ignored: readonly string[], features: readonly string[]): void {
   const unexpected = Object.keys(batch).filter((name) => !expected.has(name) && !ignored.includes(name));
   for (const [name, entry] of expected) {
     if (batch[name] !== undefined) continue;
     const instead = unexpected.length ? `; instead it has ${unexpected.map((other) => `'${other}'`).join(", ")}` : "";
-    throw new InputError(`The batch lacks the input '${name}' (${described(entry)})${instead}: add it to the batch`);
+    const remedy = features.includes(name) ? "give what session.features, or a FeatureCache, returns" : "add it to the batch";
+    throw new InputError(`The batch lacks the input '${name}' (${described(entry)})${instead}: ${remedy}`);
   }
   if (unexpected.length) {
     throw new InputError(

@@ -47,6 +47,7 @@ export class Session extends EventTarget {
   private current = new Map<string, OrtTensor>();
   private readonly graphs = new Map<GraphName, Promise<InferenceSession>>();
   private readonly updates: ReadonlyMap<string, string>;
+  private readonly featureNames: readonly string[];
   private turn: Promise<unknown> = Promise.resolve();
   private isClosed = false;
   private epoch = 1;
@@ -56,6 +57,7 @@ export class Session extends EventTarget {
     private readonly runtime: Runtime,
   ) {
     super();
+    this.featureNames = (program.signature[FEATURES]?.outputs ?? []).map(({ name }) => name);
     this.updates = new Map(program.signature.step.outputs.flatMap(({ updates, name }) => (updates === undefined ? [] : [[updates, name]])));
   }
 
@@ -101,7 +103,7 @@ export class Session extends EventTarget {
   step(batch: Batch, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
     return this.alone(async () => {
       const signature = this.program.signature.step;
-      const feeds = this.feeds("step", [...checkBatch(signature, batch), ...checkHyperparameters(signature, hyperparameters)]);
+      const feeds = this.feeds("step", [...checkBatch(signature, batch, [], this.featureNames), ...checkHyperparameters(signature, hyperparameters)]);
       if (signature.end !== null && this.stepCount >= signature.end) {
         throw new ConfigurationError(
           `The learning-rate schedule of this program ends after ${signature.end} steps, and the state has taken ${this.stepCount}: ` +
@@ -197,7 +199,7 @@ export class Session extends EventTarget {
   gradients(batch: Batch): Promise<Map<string, Tensor>> {
     return this.alone(async () => {
       const signature = this.program.signature.grad;
-      return this.results(signature.outputs, await this.run("grad", this.feeds("grad", checkBatch(signature, batch))));
+      return this.results(signature.outputs, await this.run("grad", this.feeds("grad", checkBatch(signature, batch, [], this.featureNames))));
     });
   }
 
@@ -374,7 +376,7 @@ export class Session extends EventTarget {
     const instead = this.averages(parameters);
     return this.alone(async () => {
       const signature = this.program.signature[name];
-      const outputs = await this.run(name, this.feeds(name, checkBatch(signature, batch, ignored), instead));
+      const outputs = await this.run(name, this.feeds(name, checkBatch(signature, batch, ignored, this.featureNames), instead));
       return this.results(signature.outputs, outputs);
     });
   }

@@ -107,7 +107,7 @@ describe("cached features of a frozen backbone", () => {
     await refused(() => cache.features([], inputsOf), InputError, /samples: none/);
     await refused(() => cache.features([0, 1], () => inputsOf([0, 1, 2])), InputError, /for 2 samples: give the inputs of exactly the samples/);
     await refused(() => session.features({ y: batches[0].x }), InputError, /lacks the input 'x'.*instead it has 'y'/);
-    await refused(() => session.step(batches[0]), InputError, /lacks the input '.*' .*; instead it has 'x'/);
+    await refused(() => session.step(batches[0]), InputError, /lacks the input '.*' .*; instead it has 'x': give what session.features, or a FeatureCache, returns/);
     assert.throws(() => new FeatureCache(session, { limit: -1 }), (error) => error instanceof ConfigurationError && /limit=-1/.test(error.message));
     assert.equal(cache.computed, 0);
     await Promise.all([session.close(), other.close()]);
