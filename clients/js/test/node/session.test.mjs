@@ -122,22 +122,24 @@ test("a zip and one ONNX file train as the folder does, and take its checkpoints
   }
 });
 
-test("gradients and an update by them are a step", async () => {
-  const batches = batchesOf("residual");
-  const program = await loadProgram(join(folderOf("residual"), "program"));
-  const [whole, halves] = [await Session.open(program, { threads: 1 }), await Session.open(program, { threads: 1 })];
-  for (let step = 0; step < 5; step++) {
-    const figures = await whole.step(batches[step]);
-    const gradients = await halves.gradients(batches[step]);
-    assert.equal(gradients.get("loss").data[0], figures.loss);
-    await halves.applyGradients(gradients);
-  }
-  assertSameArrays(await halves.state(), await whole.state(), false, "state");
-  const [state, other] = [await whole.state(), await halves.state()];
-  for (const [name, { data }] of state) {
-    data.forEach((value, place) => assert.ok(Math.abs(Number(value) - Number(other.get(name).data[place])) < 1e-6, name));
-  }
-});
+for (const network of ["residual", "dropout"]) {
+  test(`gradients of ${network} and an update by them are a step`, async () => {
+    const batches = batchesOf(network);
+    const program = await loadProgram(join(folderOf(network), "program"));
+    const [whole, halves] = [await Session.open(program, { threads: 1 }), await Session.open(program, { threads: 1 })];
+    for (let step = 0; step < 5; step++) {
+      const figures = await whole.step(batches[step]);
+      const gradients = await halves.gradients(batches[step]);
+      assert.equal(gradients.get("loss").data[0], figures.loss);
+      await halves.applyGradients(gradients);
+    }
+    assertSameArrays(await halves.state(), await whole.state(), false, "state");
+    const [state, other] = [await whole.state(), await halves.state()];
+    for (const [name, { data }] of state) {
+      data.forEach((value, place) => assert.ok(Math.abs(Number(value) - Number(other.get(name).data[place])) < 1e-6, name));
+    }
+  });
+}
 
 test("steps are reported, one after the other, as events and by an iterator", async () => {
   const batches = batchesOf("convolutional");
