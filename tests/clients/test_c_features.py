@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named(open_session, tmp_path):
             cache.features(samples, batch)
     assert cache.computed == 0
     cache.close()
-    with pytest.raises(c_library.ClientError, match=r"InputError: The batch has the input 'x', in whose place .*: give what burnish_features or"):
+    with pytest.raises(c_library.ClientError, match=r"InputError: .* 'x', in whose place .*: give what burnish_features or"):
         session.step(part([0, 1]))
     programs.program("dropout")[0].save(tmp_path / "plain")
     plain = open_session(tmp_path / "plain")
