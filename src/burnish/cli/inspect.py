@@ -170,6 +170,8 @@ def _say_folded(layers: list[str], convolutions: int, say: Callable[[str], None]
 
 
 def _say_data(summary: dict[str, Any], say: Callable[[str], None]) -> None:
+    if "columns" in summary:
+        say(f"columns: {summary['columns']}")
     if "pixels" in summary:
         say(f"pixels: {summary['pixels']}")
     if "classes" in summary:

@@ -99,9 +99,10 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a model's metadata says of its data: ``pixels`` and ``classes``, where they are there."""
+    """Return what a model's metadata says of its data: ``pixels``, ``columns`` and ``classes``, where they are there."""
     described = DataDescription.read(metadata)
     pixels = {} if described.preprocessing is None else {"pixels": described.preprocessing.text()}
+    pixels |= {} if described.table is None else {"columns": described.table.text()}
     return {**pixels, **({} if described.classes is None else {"classes": list(described.classes)})}
 
 
