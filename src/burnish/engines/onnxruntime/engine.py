@@ -18,7 +18,7 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
-from burnish.engines.onnxruntime.kernels import call_kernels, library
+from burnish.engines.onnxruntime.kernels import OPERATORS, call_kernels, library
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
@@ -83,8 +83,8 @@ class OnnxRuntimeEngine(RunsModels):
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
-        kernels: run chains of elementwise arithmetic and updates by kernels of burnish's own, each in one pass over memory. They
-            are built where they are missing, which takes a C++ compiler and some seconds, once.
+        kernels: run batch normalization, chains of elementwise arithmetic and updates by kernels of burnish's own. They are built
+            where they are missing, which takes a C++ compiler and some seconds, once.
         verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
             something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
@@ -132,7 +132,8 @@ class OnnxRuntimeEngine(RunsModels):
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
         self.kernels = library(build=True) if kernels else None
-        self.target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
+        target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
+        self.target = target if self.kernels is None else target.with_kernels(OPERATORS)
 
     def open(
         self,

@@ -9,10 +9,18 @@ import onnx_ir as ir
 from burnish.engines.kernels.building import build_library, find_built, is_switched_off
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
+from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
+from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, replace_uses
+from burnish.lowering import lower_semantic_operators
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.passes.remove_unused import remove_unused
 
-SOURCE = Path(__file__).parent / "native" / "elementwise_operators.cpp"
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD)
+"""The semantic operators that there are kernels for."""
+
+SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
 
 def library(build: bool) -> Path | None:
@@ -36,7 +44,37 @@ def library(build: bool) -> Path | None:
 
 
 def call_kernels(model: ir.Model) -> None:
-    """Rewrite a graph of standard operators so that it calls kernels where it can, in place."""
-    fuse_elementwise(model.graph)
-    join_groups(model.graph)
+    """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered."""
+    graph = model.graph
+    fuse_batch_normalization(graph)
+    graph.sort()
+    for node in list(graph):
+        if (FUSED_BATCH_NORM.is_of(node) or FUSED_BATCH_NORM_GRAD.is_of(node)) and "present" not in node.attributes:
+            _leave_out_what_is_missing(graph, node)
+    called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
+    lower_semantic_operators(model, keep=called)
+    fuse_elementwise(graph)
+    join_groups(graph)
+    remove_unused(model)
     model.opset_imports[BURNISH_DOMAIN] = 1
+
+
+def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
+    """Say by an attribute which operands a node has, and give it no others; the last output goes where nothing reads it."""
+    outputs = list(node.outputs)
+    if FUSED_BATCH_NORM_GRAD.is_of(node) and not outputs[-1].uses() and not outputs[-1].is_graph_output():
+        outputs.pop()
+    attributes = {
+        **node.attributes,
+        "present": ir.AttrInt64s("present", [int(value is not None) for value in node.inputs]),
+        "output_count": ir.AttrInt64("output_count", len(outputs)),
+    }
+    operands = [value for value in node.inputs if value is not None]
+    replacement = ir.Node(node.domain, node.op_type, operands, list(attributes.values()), num_outputs=len(outputs))
+    graph.insert_before(node, replacement)
+    for value, new in zip(outputs, replacement.outputs, strict=True):
+        new.type, new.shape = value.type, value.shape
+        name = value.name
+        replace_uses(value, new)
+        value.name, new.name = None, name
+    graph.remove(node, safe=True)

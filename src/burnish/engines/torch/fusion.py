@@ -10,6 +10,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
+from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
 from burnish.engines.torch.families.attention.fusion import fuse_attention
 from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
@@ -21,7 +22,6 @@ from burnish.engines.torch.families.embedding.fusion import use_row_kernels
 from burnish.engines.torch.families.fused import fused_operators, replace_whole_nodes
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
 from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
-from burnish.engines.torch.families.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
 from burnish.engines.torch.families.normalization.row_fusion import fuse_normalization
 from burnish.engines.torch.families.normalization.synchronized_fusion import fuse_synchronized
@@ -31,8 +31,9 @@ from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PROD
 from burnish.engines.torch.families.softmax.fusion import use_cross_entropy_kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
+from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
-FUSED = fused_operators()
+FUSED = fused_operators() | {BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 

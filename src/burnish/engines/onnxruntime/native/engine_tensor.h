@@ -108,6 +108,9 @@ class Tensor {
   std::shared_ptr<char[]> memory_;  // null where it is ONNX Runtime's
 };
 
+// In how many parts kernels cut what they sum up by threads: ONNX Runtime does not say how many it has, and so the bits do not depend on it.
+inline int64_t get_num_threads() { return 8; }
+
 // Calls `run(begin, end)` with parts of a range, of `grain` or more each, on the threads of ONNX Runtime's session. The first exception
 // comes out of the call, as it would from a loop: none may pass through a thread of ONNX Runtime's.
 template <typename Run>

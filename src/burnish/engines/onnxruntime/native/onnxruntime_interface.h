@@ -56,7 +56,8 @@ struct OrtApi {
   OrtStatus* (*GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo* information, const char** names, size_t count);
   void* places64[1];
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** information);
-  void* places66[20];
+  void* places66[19];
+  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* information, const char* name, float* value);
   OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* information, const char* name, int64_t* value);
   void* places87[1];
   OrtStatus* (*KernelContext_GetInputCount)(const OrtKernelContext* context, size_t* count);

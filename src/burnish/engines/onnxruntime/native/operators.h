@@ -65,6 +65,12 @@ class Attributes {
     return value;
   }
 
+  double real(const char* name) const {
+    float value;
+    check_call(api->KernelInfoGetAttribute_float(information_, name, &value));
+    return value;
+  }
+
   std::vector<int64_t> numbers(const char* name) const { return all<int64_t>(name, api->KernelInfoGetAttributeArray_int64); }
   std::vector<float> floats(const char* name) const { return all<float>(name, api->KernelInfoGetAttributeArray_float); }
 
@@ -110,6 +116,12 @@ class Call {
     tensors.reserve(count);
     for (size_t index = 0; index < count; ++index) tensors.push_back(input(index));
     return tensors;
+  }
+
+  size_t output_count() const {
+    size_t count;
+    check_call(api->KernelContext_GetOutputCount(context_, &count));
+    return count;
   }
 
   // The output of this place, in memory of ONNX Runtime's.

@@ -27,37 +27,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> batch_norm_training(
       std::fill_n(statistic.mutable_data_ptr<float>(), statistic.numel(), NAN);
     return std::make_tuple(y, mean, inverse_std, variance, saved);
   }
-  const T* source = x.const_data_ptr<T>();
-  float *pilot = saved.mutable_data_ptr<float>(), *shift = pilot + channels;
-  std::vector<double> delta, spread;
-  pilot_and_moments(source, walk, pilot, delta, spread);
-  std::vector<float> gain(channels);
-  float *means = mean.mutable_data_ptr<float>(), *inverses = inverse_std.mutable_data_ptr<float>(),
-        *variances = variance.mutable_data_ptr<float>();
-  const float* scales = scale.const_data_ptr<float>();
-#pragma omp simd
-  for (int64_t c = 0; c < channels; ++c) {
-    double inverse = 1.0 / std::sqrt(spread[c] + epsilon);
-    shift[c] = static_cast<float>(delta[c]);
-    means[c] = static_cast<float>(pilot[c] + delta[c]);
-    variances[c] = static_cast<float>(spread[c]);
-    inverses[c] = static_cast<float>(inverse);
-    gain[c] = static_cast<float>(scales[c] * inverse);
-  }
-  Columns<4> values(walk);
-  values.set(0, pilot);
-  values.set(1, shift);
-  values.set(2, gain.data());
-  values.set(3, bias.const_data_ptr<float>());
-  T* target = y.mutable_data_ptr<T>();
-  float bound = limit_of(activation, limit);
-  with_activation(activation, [&](auto kind) {
-    constexpr bool activated = decltype(kind)::value;
-    if (added.defined())
-      for_all(walk, Application<T, activated, true>{source, added.const_data_ptr<T>(), target, values.reader(), bound});
-    else
-      for_all(walk, Application<T, activated, false>{source, nullptr, target, values.reader(), bound});
-  });
+  const T* more = added.defined() ? added.const_data_ptr<T>() : nullptr;
+  Statistics statistics{mean.mutable_data_ptr<float>(), inverse_std.mutable_data_ptr<float>(), variance.mutable_data_ptr<float>(),
+                        saved.mutable_data_ptr<float>()};
+  train(walk, x.const_data_ptr<T>(), more, scale.const_data_ptr<float>(), bias.const_data_ptr<float>(), epsilon, activation, limit,
+        y.mutable_data_ptr<T>(), statistics);
   return std::make_tuple(y, mean, inverse_std, variance, saved);
 }
 

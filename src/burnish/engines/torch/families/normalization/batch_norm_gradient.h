@@ -7,8 +7,6 @@
 
 namespace burnish {
 
-// With r the inverse deviation, w the scale, N the elements of a channel, g the gradient before the activation:
-// dx = w r (g - sum(g) / N - (x - mean) r^2 sum(g (x - mean)) / N)   (Ioffe and Szegedy 2015, section 3)
 template <typename T, bool activated, Result result>
 std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tensor& x, const Tensor& scale, const Tensor& inverse_std,
                                                     const Tensor& saved, bool keeps) {
@@ -22,38 +20,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gradient(Operands<T> from, const Tens
     std::fill_n(bias_gradient, channels, 0.f);
     return {dx, dscale, dbias, before};
   }
-  const float *scales = scale.const_data_ptr<float>(), *inverses = inverse_std.const_data_ptr<float>();
-  const float* pilot = saved.const_data_ptr<float>();
-  std::vector<float> gain(channels), slope(channels), offset(channels);
-  for (int64_t c = 0; c < channels; ++c) gain[c] = static_cast<float>(static_cast<double>(scales[c]) * inverses[c]);
-  Values values(walk);
-  values.set(kPilot, pilot);
-  values.set(kShift, pilot + channels);
-  values.set(kGain, gain.data());
-  if (from.bias) values.set(kBias, from.bias);
-  T* kept = before.template mutable_data_ptr<T>();
-  std::vector<double> first, second;
-  if (keeps)
-    sum_channels(walk, Sums<T, activated, result, true>{from, values.reader(), kept}, first, second);
-  else
-    sum_channels(walk, Sums<T, activated, result, false>{from, values.reader(), nullptr}, first, second);
-  double count = static_cast<double>(walk.per_channel());
-  for (int64_t c = 0; c < channels; ++c) {
-    double r = inverses[c], weight = scales[c] * r;
-    scale_gradient[c] = static_cast<float>(second[c] * r);
-    bias_gradient[c] = static_cast<float>(first[c]);
-    slope[c] = static_cast<float>(-weight * r * r * second[c] / count);
-    offset[c] = static_cast<float>(-weight * first[c] / count);
-  }
-  values.set(kSlope, slope.data());
-  values.set(kOffset, offset.data());
-  T* target = dx.template mutable_data_ptr<T>();
-  if (keeps) {
-    from.dy = kept;
-    for_all(walk, InputGradient<T, false, Result::kKept>{from, values.reader(), target});
-  } else {
-    for_all(walk, InputGradient<T, activated, result>{from, values.reader(), target});
-  }
+  differentiate<T, activated, result>(walk, from, scale.const_data_ptr<float>(), inverse_std.const_data_ptr<float>(),
+                                      saved.const_data_ptr<float>(), keeps ? before.template mutable_data_ptr<T>() : nullptr,
+                                      {dx.template mutable_data_ptr<T>(), scale_gradient, bias_gradient});
   return {dx, dscale, dbias, before};
 }
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from burnish.engines.kernels.normalization.surroundings import ACTIVATION_GRADIENTS, following
 from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.normalization.surroundings import ACTIVATION_GRADIENTS, following
 from burnish.engines.torch.families.normalization.translation import FUSED_GROUP_NORM, FUSED_GROUP_NORM_GRAD
 from burnish.graph import Builder, attribute_value, remove_node, replace_node, replace_uses
 from burnish.ops.activation import SILU, SILU_GRAD

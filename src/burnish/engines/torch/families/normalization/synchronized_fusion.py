@@ -10,14 +10,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.normalization.surroundings import (
+from burnish.engines.kernels.normalization.surroundings import (
     Following,
     following,
     preceding,
     remove_preceding,
     replace_layer,
 )
+from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.translation import (
     FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD_APPLY,

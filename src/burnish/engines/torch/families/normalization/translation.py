@@ -7,16 +7,11 @@ from typing import Any
 import torch
 
 from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
 from burnish.engines.torch.families.images import as_image, from_image
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import Call, translates
 
-FUSED_BATCH_NORM = EngineOperator(
-    "FusedBatchNorm", ("x", "scale", "bias", "added"), ("y", "mean", "inverse_std", "variance", "saved")
-)
-FUSED_BATCH_NORM_GRAD = EngineOperator(
-    "FusedBatchNormGrad", ("dy", "x", "scale", "inverse_std", "saved", "y", "more", "bias"), ("dx", "dscale", "dbias", "before")
-)
 FUSED_BATCH_NORM_MOMENTS = EngineOperator("FusedBatchNormMoments", ("x",), ("moments", "pivot"))
 FUSED_BATCH_NORM_MERGE = EngineOperator(
     "FusedBatchNormMerge", ("gathered", "scale"), ("count", "center", "precise", "mean", "inverse_std", "variance", "gain")

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.normalization.surroundings import (
+from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.kernels.normalization.surroundings import (
     Following,
     following,
     preceding,
     remove_preceding,
     replace_layer,
 )
-from burnish.engines.torch.families.normalization.translation import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
 from burnish.graph import Builder, attribute_value, remove_node, replace_uses
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
 
-@fuses(BATCH_NORM_TRAINING, BATCH_NORM_GRAD)
 def fuse_batch_normalization(graph: ir.Graph) -> None:
     """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
     for node in list(graph):

@@ -25,12 +25,12 @@ struct Centering {
 enum Value : int64_t { kPilot, kShift, kGain, kBias, kSlope, kOffset, kValues };
 using Values = Columns<kValues>;
 
-template <typename V, bool biased>
-[[gnu::always_inline]] inline Centering<V> centering(const Values::Reader& values, int64_t column, float limit) {
-  return {values.get<V>(kPilot, column),
-          values.get<V>(kShift, column),
-          values.get<V>(kGain, column),
-          biased ? values.get<V>(kBias, column) : V{},
+template <typename V, bool biased, typename Reader>
+[[gnu::always_inline]] inline Centering<V> centering(const Reader& values, int64_t column, float limit) {
+  return {values.template get<V>(kPilot, column),
+          values.template get<V>(kShift, column),
+          values.template get<V>(kGain, column),
+          biased ? values.template get<V>(kBias, column) : V{},
           V{},
           V{} + limit};
 }
@@ -50,10 +50,10 @@ template <bool activated, Result result, typename V, typename T>
 
 // Sums of the gradient before the activation and of its products with x - mean; `before`, if any, gets that gradient, which is what the
 // addition passes on.
-template <typename T, bool activated, Result result, bool keeps>
+template <typename T, bool activated, Result result, bool keeps, typename Reader = Values::Reader>
 struct Sums {
   Operands<T> from;
-  Values::Reader values;
+  Reader values;
   T* before;
 
   template <typename V>
@@ -79,10 +79,10 @@ struct Sums {
   }
 };
 
-template <typename T, bool activated, Result result>
+template <typename T, bool activated, Result result, typename Reader = Values::Reader>
 struct InputGradient {
   Operands<T> from;
-  Values::Reader values;
+  Reader values;
   T* dx;
 
   template <typename V>
@@ -93,8 +93,8 @@ struct InputGradient {
 
   template <typename V>
   [[gnu::always_inline]] Own<V> columns(int64_t column) const {
-    return {centering<V, activated && result == Result::kAgain>(values, column, from.limit), values.get<V>(kSlope, column),
-            values.get<V>(kOffset, column)};
+    return {centering<V, activated && result == Result::kAgain>(values, column, from.limit), values.template get<V>(kSlope, column),
+            values.template get<V>(kOffset, column)};
   }
 
   template <typename V>
@@ -105,5 +105,51 @@ struct InputGradient {
     write(dx + index, flow * c.gain + (centered * own.slope + own.offset));
   }
 };
+
+template <typename T>
+struct Gradients {
+  T* dx;
+  float *dscale, *dbias;
+};
+
+// With r the inverse deviation, w the scale, N the elements of a channel, g the gradient before the activation:
+// dx = w r (g - sum(g) / N - (x - mean) r^2 sum(g (x - mean)) / N)   (Ioffe and Szegedy 2015, section 3)
+//
+// `before` gets g where it is not null, as it must where more is added to dy.
+template <typename T, bool activated, Result result, typename Layout>
+void differentiate(const Layout& walk, Operands<T> from, const float* scale, const float* inverse_std, const float* saved, T* before,
+                   const Gradients<T>& to) {
+  using Values = typename Layout::template Values<kValues>;
+  using Reader = typename Values::Reader;
+  int64_t channels = walk.channels;
+  std::vector<float> gain(channels), slope(channels), offset(channels);
+  for (int64_t c = 0; c < channels; ++c) gain[c] = static_cast<float>(static_cast<double>(scale[c]) * inverse_std[c]);
+  Values values(walk);
+  values.set(kPilot, saved);
+  values.set(kShift, saved + channels);
+  values.set(kGain, gain.data());
+  if (from.bias) values.set(kBias, from.bias);
+  std::vector<double> first, second;
+  if (before)
+    sum_channels(walk, Sums<T, activated, result, true, Reader>{from, values.reader(), before}, first, second);
+  else
+    sum_channels(walk, Sums<T, activated, result, false, Reader>{from, values.reader(), nullptr}, first, second);
+  double count = static_cast<double>(walk.per_channel());
+  for (int64_t c = 0; c < channels; ++c) {
+    double r = inverse_std[c], weight = scale[c] * r;
+    to.dscale[c] = static_cast<float>(second[c] * r);
+    to.dbias[c] = static_cast<float>(first[c]);
+    slope[c] = static_cast<float>(-weight * r * r * second[c] / count);
+    offset[c] = static_cast<float>(-weight * first[c] / count);
+  }
+  values.set(kSlope, slope.data());
+  values.set(kOffset, offset.data());
+  if (before) {
+    from.dy = before;
+    for_all(walk, InputGradient<T, false, Result::kKept, Reader>{from, values.reader(), to.dx});
+  } else {
+    for_all(walk, InputGradient<T, activated, result, Reader>{from, values.reader(), to.dx});
+  }
+}
 
 }  // namespace burnish

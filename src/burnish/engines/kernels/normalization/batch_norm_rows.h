@@ -27,6 +27,7 @@ inline float limit_of(int64_t activation, double limit) { return activation == k
 constexpr int64_t kRun = 16;  // rows of each stream that are summed in float32 before they enter the float64 sums
 constexpr int64_t kShortestPeriod = 128;  // elements: shorter rows would wait for their own sums
 constexpr int64_t kLeastShare = 8192;  // elements that are worth a thread
+constexpr int64_t kPilotRows = 16;    // of which the pilot is the mean
 constexpr int64_t kChunk = 128 << 10;  // elements of a stream that are read back in one go
 
 // A kernel written for a type V of values runs for whole vectors (V = Vector) and for the elements that fill none (V = float).
@@ -59,7 +60,13 @@ inline void check_rows(const Tensor& tensor, const Tensor& like, const char* nam
                 ": the shape and the type of x expected");
 }
 
+template <int64_t count>
+class Columns;
+
 struct Walk {
+  template <int64_t count>
+  using Values = Columns<count>;
+
   int64_t elements, channels, period, rows, threads, share;
 
   explicit Walk(const Tensor& x) : Walk(x.numel(), x.size(1), get_num_threads()) {}

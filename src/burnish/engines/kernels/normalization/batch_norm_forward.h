@@ -10,7 +10,6 @@
 
 namespace burnish {
 
-constexpr int64_t kPilotRows = 16;
 constexpr double kFarthestPilot = 4.0;  // (pilot - mean)^2 in variances: with a pilot farther off, the variance would lose digits
 
 // The mean of rows spread over x. It is counted from the first of them, so that a constant channel has itself as its pilot.
@@ -26,14 +25,15 @@ void choose_pilot(const T* x, const Walk& walk, float* pilot) {
   for (int64_t c = 0; c < channels; ++c) pilot[c] = static_cast<float>(x[c]) + sums[c] / static_cast<float>(count);
 }
 
-template <typename T>
+// Functions of elements read what belongs to a channel through a Reader: that of rows, or of planes.
+template <typename T, typename Reader = Columns<1>::Reader>
 struct Moments {
   const T* x;
-  Columns<1>::Reader pilot;
+  Reader pilot;
 
   template <typename V>
   [[gnu::always_inline]] V columns(int64_t column) const {
-    return pilot.get<V>(0, column);
+    return pilot.template get<V>(0, column);
   }
 
   template <typename V>
@@ -44,12 +44,13 @@ struct Moments {
   }
 };
 
-// The mean of x minus the pilot, and the variance.
-template <typename T>
-void moments(const T* x, const Walk& walk, const float* pilot, std::vector<double>& delta, std::vector<double>& variance) {
-  Columns<1> columns(walk);
+// The mean of x minus the pilot, and the variance. Elements are walked over in rows (Walk) or in planes (Planes).
+template <typename T, typename Layout>
+void moments(const T* x, const Layout& walk, const float* pilot, std::vector<double>& delta, std::vector<double>& variance) {
+  using Values = typename Layout::template Values<1>;
+  Values columns(walk);
   columns.set(0, pilot);
-  sum_channels(walk, Moments<T>{x, columns.reader()}, delta, variance);
+  sum_channels(walk, Moments<T, typename Values::Reader>{x, columns.reader()}, delta, variance);
   double count = static_cast<double>(walk.per_channel());
   for (int64_t c = 0; c < walk.channels; ++c) {
     delta[c] /= count;
@@ -58,11 +59,11 @@ void moments(const T* x, const Walk& walk, const float* pilot, std::vector<doubl
   }
 }
 
-template <typename T, bool activated, bool residual>
+template <typename T, bool activated, bool residual, typename Reader = Columns<4>::Reader>
 struct Application {
   const T *x, *added;
   T* y;
-  Columns<4>::Reader values;  // pilot, shift, gain, offset
+  Reader values;  // pilot, shift, gain, offset
   float limit;  // as limit_of gives it
 
   template <typename V>
@@ -72,7 +73,12 @@ struct Application {
 
   template <typename V>
   [[gnu::always_inline]] Values<V> columns(int64_t column) const {
-    return {values.get<V>(0, column), values.get<V>(1, column), values.get<V>(2, column), values.get<V>(3, column), V{}, V{} + limit};
+    return {values.template get<V>(0, column),
+            values.template get<V>(1, column),
+            values.template get<V>(2, column),
+            values.template get<V>(3, column),
+            V{},
+            V{} + limit};
   }
 
   template <typename V>
@@ -88,8 +94,8 @@ struct Application {
 };
 
 // The pilot, the mean of x minus the pilot, and the variance; x is not empty.
-template <typename T>
-void pilot_and_moments(const T* x, const Walk& walk, float* pilot, std::vector<double>& delta, std::vector<double>& variance) {
+template <typename T, typename Layout>
+void pilot_and_moments(const T* x, const Layout& walk, float* pilot, std::vector<double>& delta, std::vector<double>& variance) {
   choose_pilot(x, walk, pilot);
   moments(x, walk, pilot, delta, variance);
   bool far = false;
@@ -98,6 +104,47 @@ void pilot_and_moments(const T* x, const Walk& walk, float* pilot, std::vector<d
   // The rows of the pilot were not like the others.
   for (int64_t c = 0; c < walk.channels; ++c) pilot[c] = static_cast<float>(pilot[c] + delta[c]);
   moments(x, walk, pilot, delta, variance);
+}
+
+// What a layer knows of its channels: [C] each, and the pilot and the shift, [2, C], which its gradient reads.
+struct Statistics {
+  float *mean, *inverse_std, *variance, *saved;
+};
+
+// y = activation((x - mean) inverse_std scale + bias + added) of elements that are not empty: one pass for the sums, one for the result.
+// `added` may be null.
+template <typename T, typename Layout>
+void train(const Layout& walk, const T* x, const T* added, const float* scale, const float* bias, double epsilon, int64_t activation,
+           double limit, T* y, const Statistics& to) {
+  int64_t channels = walk.channels;
+  float *pilot = to.saved, *shift = pilot + channels;
+  std::vector<double> delta, spread;
+  pilot_and_moments(x, walk, pilot, delta, spread);
+  std::vector<float> gain(channels);
+#pragma omp simd
+  for (int64_t c = 0; c < channels; ++c) {
+    double inverse = 1.0 / std::sqrt(spread[c] + epsilon);
+    shift[c] = static_cast<float>(delta[c]);
+    to.mean[c] = static_cast<float>(pilot[c] + delta[c]);
+    to.variance[c] = static_cast<float>(spread[c]);
+    to.inverse_std[c] = static_cast<float>(inverse);
+    gain[c] = static_cast<float>(scale[c] * inverse);
+  }
+  using Values = typename Layout::template Values<4>;
+  using Reader = typename Values::Reader;
+  Values values(walk);
+  values.set(0, pilot);
+  values.set(1, shift);
+  values.set(2, gain.data());
+  values.set(3, bias);
+  float bound = limit_of(activation, limit);
+  with_activation(activation, [&](auto kind) {
+    constexpr bool activated = decltype(kind)::value;
+    if (added)
+      for_all(walk, Application<T, activated, true, Reader>{x, added, y, values.reader(), bound});
+    else
+      for_all(walk, Application<T, activated, false, Reader>{x, nullptr, y, values.reader(), bound});
+  });
 }
 
 }  // namespace burnish

@@ -1,5 +1,7 @@
 // Elementwise programs as operators of ONNX Runtime's (elementwise.h).
 
+#pragma once
+
 #include <vector>
 
 #include "elementwise.h"

@@ -1,0 +1,14 @@
+"""The operators that graph passes put where batch normalization was, for engines that have kernels of them.
+
+``activation`` and ``limit`` are those of ``surroundings``; ``saved`` [2, C] holds what the gradient reads of the statistics: the
+pilot and the shift of ``batch_norm_forward.h``.
+"""
+
+from burnish.engines.kernels.engine_operator import EngineOperator
+
+FUSED_BATCH_NORM = EngineOperator(
+    "FusedBatchNorm", ("x", "scale", "bias", "added"), ("y", "mean", "inverse_std", "variance", "saved")
+)
+FUSED_BATCH_NORM_GRAD = EngineOperator(
+    "FusedBatchNormGrad", ("dy", "x", "scale", "inverse_std", "saved", "y", "more", "bias"), ("dx", "dscale", "dbias", "before")
+)
