@@ -68,6 +68,37 @@ def small_ssd(classes: int = 2, seed: int = 0) -> ir.Model:
     return layers.model([(name, builder.op("Concat", *parts, axis=1)) for name, parts in rows.items()])
 
 
+def small_yolo(classes: int = 2, bins: int = 8, seed: int = 0) -> ir.Model:
+    """``x [batch, 3, 32, 32]`` to ``scores [batch, classes, 80]`` and ``distances [batch, 4 bins, 80]``, of grids of 8 and 4."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    fine = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
+    fine = layers.conv(fine, 32)
+    coarse = layers.conv(layers.conv(fine, 48, stride=2), 48)
+    rows: dict[str, list[Tensor]] = {"scores": [], "distances": []}
+    for features in (fine, coarse):
+        for name, numbers in (("scores", classes), ("distances", 4 * bins)):
+            head = layers.conv(features, numbers, relu=False)
+            rows[name].append(builder.op("Reshape", head, builder.integers([0, numbers, -1])))
+    return layers.model([(name, builder.op("Concat", *parts, axis=2)) for name, parts in rows.items()])
+
+
+def small_detr(classes: int = 2, seed: int = 0) -> ir.Model:
+    """``x [batch, 3, 32, 32]`` to ``scores [batch, 8, classes + 1]`` and ``boxes [batch, 8, 4]``, without attention."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    y = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
+    y = builder.op("Flatten", layers.conv(layers.conv(y, 48, stride=2), 16))
+    drawn = layers.rng.normal(size=(256, 128)) * np.sqrt(2 / 256)
+    y = builder.op("Relu", builder.op("MatMul", y, layers.weight(drawn)))
+    outputs = []
+    for name, numbers in (("scores", classes + 1), ("boxes", 4)):
+        head = builder.op("MatMul", y, layers.weight(layers.rng.normal(size=(128, 8 * numbers)) / np.sqrt(128)))
+        head = builder.op("Reshape", head, builder.integers([0, 8, numbers]))
+        outputs.append((name, builder.op("Sigmoid", head) if name == "boxes" else head))
+    return layers.model(outputs)
+
+
 def small_unet(classes: int = 3, seed: int = 0, reduction: int = 1) -> ir.Model:
     """``x [batch, 3, 32, 32]`` to ``logits [batch, classes, 32, 32]``; with ``reduction=2`` at half of height and width."""
     layers = _Layers(seed)

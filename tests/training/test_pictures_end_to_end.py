@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import burnish
 from burnish import losses
 from burnish.cli.application import app
 from oracles.shapes import NAMES, drawn, write_coco, write_masks
-from oracles.tiny_pictures_models import SSD, SSD_TEXT, small_ssd, small_unet
+from oracles.tiny_pictures_models import SSD, SSD_TEXT, small_detr, small_ssd, small_unet, small_yolo
 
 
 def run(*arguments: Any) -> str:
@@ -71,6 +72,39 @@ def test_a_network_learns_to_segment_shapes(tmp_path: Path) -> None:
     assert result.metrics["mean_iou"] > 0.75
     exported = trainer.session.export(tmp_path / "tuned.onnx")
     assert onnxruntime.InferenceSession(exported).get_outputs()[0].shape == ["batch", 3, 16, 16]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("model", "loss", "samples", "epochs", "mark"),
+    [
+        (
+            small_yolo,
+            losses.task_aligned(grids=[8, 4], bins=8, channels_first=True, outputs=["distances", "scores"]),
+            *(192, 16, 0.4),
+        ),
+        (small_detr, losses.detr(outputs=["boxes", "scores"]), 384, 30, 0.2),
+    ],
+    ids=["task_aligned", "detr"],
+)
+def test_other_detectors_learn_to_find_shapes(
+    model: Callable[[], ir.Model], loss: losses.Loss, samples: int, epochs: int, mark: float, tmp_path: Path
+) -> None:
+    """The dense layer in place of DETR's attention knows places alone; its mark is lower."""
+    write_coco(tmp_path / "shapes", drawn(samples, 0))
+    folder = write_coco(tmp_path / "shapes", drawn(32, 1), "val") / "annotations"
+    program = burnish.compile(model(), loss=loss, optimizer=burnish.optim.adam(lr=3e-3))
+    trainer = burnish.Trainer(
+        program,
+        folder / "instances_train.json",
+        folder / "instances_val.json",
+        epochs=epochs,
+        batch_size=16,
+        run_directory=tmp_path / "run",
+        engine="onnxruntime",
+        augment="flip",
+    )
+    assert trainer.run().metrics["coco_map"] > mark
 
 
 def test_a_few_steps_on_a_folder_make_the_loss_smaller(tmp_path: Path) -> None:
