@@ -176,6 +176,30 @@ def test_a_report_of_values_shows_those_that_are_far_off(tmp_path):
     assert "Confusion matrix" not in page.text
 
 
+def test_features_that_are_computed_once_are_shown_as_the_images_that_they_are_of(run, tmp_path):
+    command = ["finetune", run / "model.onnx", "--data", run / "images", "--freeze-until", "head", "--lr", 0.001, "--epochs", 1,
+               "--output", tmp_path / "run", "--report", tmp_path / "report.html", "--profile"]  # fmt: skip
+    result = CliRunner().invoke(app, [str(word) for word in command])
+    assert result.exit_code == 0, result.output
+    assert "features: computed once" in result.output
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "img" in page.tags
+    assert "of 18 right" in page.text
+
+
+def test_batches_as_they_come_are_reported_without_examples(tmp_path):
+    from burnish.data.batches import Batches
+    from burnish.training.callbacks import TensorBoard
+    from oracles.tiny_program import tiny_batch, tiny_program
+
+    pytest.importorskip("tensorboardX")
+    callbacks = [HtmlReport(tmp_path / "report.html"), TensorBoard(tmp_path / "events")]
+    batches = Batches([tiny_batch(4, seed) for seed in range(3)])
+    Trainer(tiny_program(), batches, run_directory=tmp_path / "run", progress=False, callbacks=callbacks).run()
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "the data come as batches, in which no sample has a place of its own" in page.text
+
+
 def test_a_run_that_an_error_stopped_is_reported(tmp_path):
     from oracles.tiny_program import tiny_batch, tiny_program
 

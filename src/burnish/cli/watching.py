@@ -85,9 +85,15 @@ class Watching(OptionGroup):
         Raises:
             EngineError: the engine cannot tell.
         """
+        from burnish.training.features import FeatureDataset
         from burnish.training.profiling import profile, shortened
 
-        batch = next(iter(trainer.loader.epoch(0)))
+        dataset = trainer.loader.dataset
+        if isinstance(dataset, FeatureDataset):  # whose features are computed when the run begins
+            indices = trainer.loader.order(0)[: trainer.loader.batch_size]
+            batch = trainer.session.features.batch(dataset.source.batch(indices))
+        else:
+            batch = next(iter(trainer.loader.epoch(0)))
         session, seed = trainer.session, trainer.loader.seed
         measured = profile(trainer.program, batch, session.engine, device=device, threads=threads, seed=seed)
         console = output()

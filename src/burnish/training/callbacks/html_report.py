@@ -9,7 +9,7 @@ from burnish.training.callbacks.base import Callback, Run
 from burnish.training.environment import environment, peak_resident_bytes
 from burnish.training.html_report.contents import Contents
 from burnish.training.html_report.page import write_report
-from burnish.training.html_report.samples import judge
+from burnish.training.html_report.samples import judge, judged_samples
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.saved_runs import AVERAGE
 from burnish.training.trained_model import model_of_session
@@ -49,11 +49,11 @@ class HtmlReport(Callback):
             title=self.title or run.run_directory.name,
             rows=run.rows,
             program=run.program,
-            batch_size=run.loader.batch_size,
+            batch_size=max(run.loader.batch_size, 1),
             best=run.best_epoch,
             stopped=str(error) if error is not None else run.stop_reason,
             # Where workers hold tables in parts, all of them would have to predict.
-            judgement=None if run.session.evaluates_together else judge(model, loader.dataset, run.loader.batch_size),
+            judgement=None if run.session.evaluates_together else judge(model, judged_samples(loader), run.loader.batch_size),
             data="the training data" if run.eval_loader is None else "the evaluation data",
             configuration=self.configuration,
             command=self.command,

@@ -16,7 +16,7 @@ from burnish.training.callbacks.speed import Speed
 from burnish.training.environment import resident_bytes
 from burnish.training.gradients import Gradients
 from burnish.training.html_report.pictures import png
-from burnish.training.html_report.samples import judge
+from burnish.training.html_report.samples import judge, judged_samples
 from burnish.training.saved_runs import AVERAGE
 from burnish.training.trained_model import model_of_session
 
@@ -70,7 +70,8 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(self.folder))
         self._gradients = Gradients(run.session)
         step = run.session.step_count
-        self._writer.add_scalar("memory/planned_step_bytes", run.program.planned_peak(run.loader.batch_size).bytes, step)
+        if run.loader.batch_size:  # that of batches as they come is not known before
+            self._writer.add_scalar("memory/planned_step_bytes", run.program.planned_peak(run.loader.batch_size).bytes, step)
 
     def on_step_end(self, run: Run, report: StepReport) -> None:
         self._last_batch = report.batch
@@ -119,7 +120,7 @@ class TensorBoard(Callback):
     def _add_examples(self, run: Run, step: int) -> None:
         loader = run.eval_loader or run.loader
         model = model_of_session("the run", run.session, self.parameters == AVERAGE)
-        judgement = judge(model, loader.dataset, run.loader.batch_size, self.examples)
+        judgement = judge(model, judged_samples(loader), run.loader.batch_size, self.examples)
         if not judgement.worst:
             return
         lines = ["| | sample | said | is | error |", "|---|---|---|---|---|"]

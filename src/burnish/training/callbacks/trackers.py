@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from burnish.data.batches import BatchLoader
 from burnish.errors import ConfigurationError
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.speed import Speed
@@ -136,7 +137,9 @@ class WeightsAndBiases(_Tracker):
 def options_of(run: Run) -> dict[str, Any]:
     """Return what a run was started with: what its program was compiled with, epochs, samples in a batch, seed, engine."""
     options = {name: value for name, value in run.program.options.items() if value not in (None, [], {}, "")}
-    course = {"epochs": run.epochs, "batch_size": run.loader.batch_size, "seed": run.loader.seed}
+    course = {"epochs": run.epochs}
+    if not isinstance(run.loader, BatchLoader):
+        course |= {"batch_size": run.loader.batch_size, "seed": run.loader.seed}
     return {**options, **course, "engine": run.session.engine.name}
 
 

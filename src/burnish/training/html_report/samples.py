@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import Dataset
+from burnish.data import Dataset, Loader
+from burnish.data.batches import BatchLoader
 from burnish.errors import BurnishError
 from burnish.training.answers import Answer, read_answer
+from burnish.training.features import FeatureDataset
 from burnish.training.html_report.pictures import pixels_of
 from burnish.training.trained_model import TrainedModel
 
@@ -73,15 +75,24 @@ class _Part:
         return dict(self._dataset.batch(indices + self._start))
 
 
-def judge(model: TrainedModel, dataset: Dataset, batch_size: int = 32, worst: int = 12) -> Judgement:
+def judged_samples(loader: Loader) -> Dataset | None:
+    """Return the samples of a loader as the model takes them; None where they come as batches, with no order of their own."""
+    if isinstance(loader, BatchLoader):
+        return None
+    return loader.dataset.source if isinstance(loader.dataset, FeatureDataset) else loader.dataset
+
+
+def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, worst: int = 12) -> Judgement:
     """Return what a model says of all samples of a data set.
 
     Args:
         model: in inference mode.
-        dataset: with labels, as ``model.to_evaluate`` describes it.
+        dataset: with labels, as ``model.to_evaluate`` describes it; None is not judged.
         batch_size: samples at once; no more of them are in memory.
         worst: how many examples are kept.
     """
+    if dataset is None:
+        return Judgement(0, (), None, (), "the data come as batches, in which no sample has a place of its own")
     try:
         answer, label = read_answer(model), model.to_evaluate.label
     except BurnishError as error:
