@@ -13,6 +13,7 @@ from worker_processes import Workers, run
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CheckpointError, DataError, WorkerError
+from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.workers import agree, on_all, on_first, spread
 
@@ -196,3 +197,33 @@ def test_the_state_of_the_first_worker_is_spread_in_every_dtype_and_shape():
         assert received["b"] == 0
         assert received["c"].shape == (0, 4)
         assert received["d"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+class StopsOnFirst(Callback):
+    """Asks for the end in the second epoch; the first worker alone has callbacks."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, run, report):
+        self.steps += 1
+        if report.step == 7:
+            run.stop("enough")
+
+
+def stop_by_callback(rank: int, saved: str, folder: str):
+    callback = StopsOnFirst()
+    made = trainer(saved, folder, parallel=True, callbacks=[callback])
+    result = made.run()
+    made.group.close()
+    return result.stopped, result.steps, callback.steps
+
+
+@pytest.mark.slow
+def test_a_callback_of_the_first_worker_stops_all_after_the_same_step(saved, alone, tmp_path):
+    folder = tmp_path / "run"
+    stopped = run(stop_by_callback, 2, saved, str(folder))
+    # The wish is told to the others with the gradients of the step after.
+    assert stopped == [("enough", 8, 8), ("a callback of the first worker asked for it", 8, 0)]
+    run(train, 2, saved, str(folder), {"resume": True})
+    assert_same_run(folder, alone)
