@@ -114,6 +114,13 @@ def test_alphas_of_patterns_are_read(tmp_path):
     assert scalings["head"] == 2
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+b", ".*.*.*.*x", "(a|a)*b", "(dense"])
+def test_patterns_that_could_take_long_are_refused(tmp_path, pattern):
+    refused(written(tmp_path, alpha_pattern={pattern: 9}), ConfigurationError, "alpha_pattern has ")
+    folder = written(tmp_path, alpha_pattern={"dense": "much"})
+    refused(folder, CheckpointError, "adapter_config.json' cannot be read (ValueError(")
+
+
 def test_files_of_peft_that_cannot_be_read_are_refused(tmp_path):
     refused(tmp_path, CheckpointError, "adapter_config.json': give a folder that save_pretrained of PEFT, or burnish, wrote")
     folder = written(tmp_path, peft_type="LOHA")

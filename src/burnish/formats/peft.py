@@ -50,6 +50,11 @@ def called(name: str, names: Names) -> str:
     return names.get(name, name) if isinstance(names, Mapping) else names(name)
 
 
+QUICK_PATTERN = re.compile(r"[\w.^$\\|*()-]+")
+MOST_STARS = 3
+"""A file from elsewhere may hold any regular expression, and some take ages."""
+
+
 @dataclass(frozen=True)
 class PeftAdapters:
     """What a folder of PEFT holds.
@@ -74,7 +79,7 @@ class PeftAdapters:
     tables: frozenset[str] = frozenset()
 
     def alpha(self, module: str) -> float:
-        """Return the alpha of a module."""
+        """Return the alpha of a module; ``read_peft`` has checked the patterns."""
         patterns = self.configuration.get("alpha_pattern") or {}
         own = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
         return float(next(own, self.configuration["lora_alpha"]))
@@ -159,6 +164,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
     try:
         variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
         float(configuration["lora_alpha"] if kind == "LORA" else 0)
+        _check_alphas(configuration)
         feedforward = configuration.get("feedforward_modules") or ()
         names = (feedforward,) if isinstance(feedforward, str) else tuple(map(str, feedforward))
         dropout, rslora = float(configuration.get("lora_dropout") or 0), bool(configuration.get("use_rslora"))
@@ -261,6 +267,23 @@ def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str]) -> dict
 
 def _whole(number: float) -> int | float:
     return int(number) if number == int(number) else number
+
+
+def _check_alphas(configuration: Mapping[str, Any]) -> None:
+    """Raise for alphas that are no numbers, and for patterns that are no regular expressions or could take long to match."""
+    for pattern, alpha in dict(configuration.get("alpha_pattern") or {}).items():
+        float(alpha)
+        if not QUICK_PATTERN.fullmatch(pattern) or pattern.count("*") > MOST_STARS or ")*" in pattern:
+            raise ConfigurationError(
+                f"peft: alpha_pattern has the regular expression {pattern!r}: write the names of modules, or patterns of names, "
+                "points, bars and up to three '.*'"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigurationError(
+                f"peft: alpha_pattern has {pattern!r}, which is no regular expression ({error}): write the names of modules"
+            ) from error
 
 
 def _read_configuration(path: Path) -> dict[str, Any]:
