@@ -47,7 +47,10 @@ def image_column(source: Any) -> str | None:
     named = next((name for name in source.column_names if type(features.get(name)).__name__ == "Image"), None)
     if named is not None or not len(source):
         return named
-    first = source[0]
+    try:
+        first = source[0]
+    except (KeyError, TypeError):  # what has columns by name alone
+        return None
     if not isinstance(first, Mapping):
         return None
     return next((name for name, value in first.items() if type(value).__module__.startswith("PIL.")), None)
