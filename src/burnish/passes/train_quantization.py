@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, static_shape
@@ -114,6 +113,7 @@ def _range_of(builder: Builder, x: Tensor, node: ir.Node, mark: QuantizationMark
     high = builder.op("Max", builder.op("ReduceMax", x, keepdims=0), 0.0)
     shape = builder.integers([1])
     seen = builder.op("Concat", builder.op("Reshape", low, shape), builder.op("Reshape", high, shape), axis=0)
-    # Alone, the exchange is its operand, and what is multiplied and divided by one stays as it is.
-    total, workers = all_reduce((seen, builder.constant(np.ones(1, x.dtype.numpy()))), "average")
-    return before * mark.momentum + total / workers * (1 - mark.momentum)
+    # The average over the workers that have samples: alone it is multiplied and divided by one.
+    present = builder.op("Reshape", builder.cast(builder.op("Min", builder.op("Size", x), 1), x.dtype), shape)
+    total, workers = all_reduce((seen * present, present), "moments")
+    return before * mark.momentum + total / builder.op("Max", workers, 1.0) * (1 - mark.momentum)
