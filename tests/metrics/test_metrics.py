@@ -177,7 +177,7 @@ def test_a_name_and_the_object_resolve() -> None:
     [
         (
             lambda: metrics.get("acc"),
-            r"there is no metric 'acc' \(did you mean 'auc'\?\); choose among accuracy, auc, f1, mae, .*, top_k$",
+            r"there is no metric 'acc' \(did you mean 'auc'\?\); choose among accuracy, auc, coco_map, f1, mae, .*, voc_map$",
         ),
         (lambda: metrics.get("top_k"), "metric 'top_k' needs the option 'k': give it"),
         (lambda: metrics.get("top_x"), "there is no metric 'top_x'"),
