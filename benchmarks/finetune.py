@@ -30,7 +30,7 @@ from onnx import numpy_helper
 from burnish.data import ArrayDataset, Loader
 from burnish.training.finetuning.planning import warmup_steps
 from finetune_by_hand import Samples, batch_of
-from finetune_models import CLASSES, MODELS, PIXELS, TOKENS, VOCABULARY, Model
+from finetune_models import CLASSES, MODELS, PIXELS, VOCABULARY, Model
 
 TRAINED, WORDS = 60, 12
 """Samples of each class to learn from; words that tell a topic."""
@@ -87,9 +87,9 @@ def write_texts(folder: Path) -> None:
 
 
 def sentence(rng: np.random.Generator, topic: int) -> np.ndarray:
-    """The words of a sentence: two of its topic, the others of all."""
-    words = rng.integers(0, VOCABULARY - 2, int(rng.integers(8, TOKENS)))
-    words[rng.choice(len(words), 2, replace=False)] = topic * WORDS + rng.integers(0, WORDS, 2)
+    """The words of a sentence: four of its topic, the others of all."""
+    words = rng.integers(0, VOCABULARY - 2, int(rng.integers(8, 16)))
+    words[rng.choice(len(words), 4, replace=False)] = topic * WORDS + rng.integers(0, WORDS, 4)
     return words
 
 
@@ -127,7 +127,7 @@ def pretrained(name: str, folder: Path) -> Path:
     inputs, labels = known_samples(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     module.train()
-    for _ in range(PRETRAINING):
+    for _ in range(PRETRAINING * (2 if model.kind == "text" else 1)):
         for batch in torch.randperm(len(labels)).split(32):
             loss = torch.nn.functional.cross_entropy(model.logits(module, *(each[batch] for each in inputs)), labels[batch])
             optimizer.zero_grad()
@@ -163,11 +163,11 @@ def accuracy_of(path: Path, model: Model, held: Path, classes: list[str]) -> flo
 
 
 def kept_bits(start: Path, tuned: Path, head: dict[str, str]) -> bool:
-    """Whether all tensors but the head are bit for bit what they were."""
+    """Whether all floating-point tensors but the head are bit for bit what they were, running statistics with them."""
     before, after = (
         {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer} for path in (start, tuned)
     )
-    frozen = [name for name in before if name not in head.values()]
+    frozen = [name for name, array in before.items() if name not in head.values() and array.dtype.kind == "f" and array.ndim]
     return all(name in after and before[name].tobytes() == after[name].tobytes() for name in frozen)
 
 
