@@ -16,6 +16,7 @@ import compare_architectures
 import comparison_table
 import environments
 import profile_step
+import quantization
 import wrapped_cost
 from architectures.catalogue import ARCHITECTURES
 from architectures.sizes import SIZED
@@ -254,3 +255,14 @@ def test_the_cost_of_wrapping_is_told_beside_what_pytorch_takes_itself():
     assert 0 < least["its two graphs"] < least["wrapped"] < math.inf
     above = least["wrapped"] - least["its two graphs"]
     assert f"Above its graphs: {above:.0f} us" in wrapped_cost.text(least)
+
+
+@pytest.mark.slow
+def test_quantization_is_measured_after_training_and_in_it(tmp_path):
+    (row,) = quantization.measure("resnet", ["int8"], epochs=2, more=1, folder=tmp_path)
+    model, weights, full, after, trained, simulated, *_, steps, faster, times = row.split()
+    assert (model, weights, times) == ("resnet", "int8", "x")
+    assert trained == simulated
+    assert min(float(figure.rstrip("%")) for figure in (full, after, trained)) > 50  # a tenth is chance
+    assert float(steps) <= 1.01
+    assert float(faster) > 0
