@@ -42,6 +42,12 @@ def array(model, name):
     return model.graph.initializers[name].const_value.numpy()
 
 
+EACH_VARIANT = pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name in ("lora", "dora", "ia3 of inputs") else pytest.mark.slow) for name in VARIANTS],
+)
+
+
 @functools.cache
 def trained(variant: str, steps: int = 4) -> burnish.Session:
     model = surgery.lora(layered_model(), "*", **VARIANTS[variant])
@@ -51,7 +57,7 @@ def trained(variant: str, steps: int = 4) -> burnish.Session:
     return session
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@EACH_VARIANT
 def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     before = outputs(ir.from_proto(layered_model()), batch())
     program = trained(variant).program
@@ -60,7 +66,7 @@ def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     assert [adapter.layer for adapter in read_adapters(program.metadata).adapters] == list(LAYERS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@EACH_VARIANT
 def test_adapters_alone_train_and_have_slots(variant):
     session = trained(variant)
     names = read_adapters(session.program.metadata).parameters
@@ -74,7 +80,7 @@ def test_adapters_alone_train_and_have_slots(variant):
     assert slots == {f"opt/{slot}/{name}" for slot in ("first_moment", "second_moment") for name in names}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@EACH_VARIANT
 def test_an_export_is_merged_and_has_the_names_of_the_file(variant, tmp_path):
     session = trained(variant)
     path = session.export(tmp_path / "merged.onnx")

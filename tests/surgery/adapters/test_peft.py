@@ -84,9 +84,9 @@ def read(name: str, variant: str, folder):
     return source, module, surgery.load_peft(source.model, folder)
 
 
-QUICK = [("llama", "lora"), ("convolutional", "dora")]
+MAIN = [("bert", "lora"), ("llama", "lora"), ("convolutional", "dora")]
 CASES = [
-    pytest.param(name, variant, marks=() if (name, variant) in QUICK else pytest.mark.slow)
+    pytest.param(name, variant, marks=pytest.mark.slow if (name, variant) in MAIN else pytest.mark.campaign)
     for name in ("bert", "llama", "convolutional")
     for variant in OPTIONS
 ]
