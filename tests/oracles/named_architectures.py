@@ -104,7 +104,6 @@ def mobilenetv2() -> nn.Sequential:
     return nn.Sequential(
         normalized(3, 8, 3, 2, act=nn.ReLU6),
         *(LinearBottleneck(*setting) for setting in settings),
-        normalized(8, 24, 1, act=nn.ReLU6),
         *head,
     )
 
