@@ -199,6 +199,13 @@ assert torch.full((1 << 22,), 5.).data_ptr() == address
     assert building.find_installed(allocator) is None
 
 
+def test_a_source_that_is_named_from_another_folder_has_the_headers_of_its_engine(monkeypatch):
+    monkeypatch.chdir(compiling.KERNELS.parent)
+    for engine in (compiling.TORCH, compiling.ONNXRUNTIME):
+        source = next(engine.rglob("*.cpp")).relative_to(compiling.KERNELS.parent)
+        assert engine / "native" in compiling.header_folders(source)
+
+
 def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: str(tmp_path / name))
     assert compiling.find_headers() is None

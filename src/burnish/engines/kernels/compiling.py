@@ -129,13 +129,17 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
 
 def header_folders(source: Path) -> tuple[Path, ...]:
     """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
-    engine = ONNXRUNTIME if source.is_relative_to(ONNXRUNTIME) else TORCH
+    engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
     return tuple(dict.fromkeys((source.parent, KERNELS, KERNELS / "elementwise", KERNELS / "normalization", engine / "native")))
+
+
+def _is_for_onnxruntime(source: Path) -> bool:
+    return source.resolve().is_relative_to(ONNXRUNTIME.resolve())  # the installation names sources from the project's folder
 
 
 def linked_libraries(source: Path) -> tuple[str, ...]:
     """PyTorch's libraries that the library of a source calls, by the names that linkers know."""
-    if source.is_relative_to(ONNXRUNTIME):
+    if _is_for_onnxruntime(source):
         return ()  # ONNX Runtime hands its functions over when it loads the library
     return ("torch_cpu", "c10", "torch_python") if source.stem in NEEDS_PYTHON else ("torch_cpu", "c10")
 
