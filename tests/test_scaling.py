@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import burnish
-from burnish.engines.torch.families.elementwise import fusion as elementwise
+from burnish.engines.kernels.elementwise import fusion as elementwise
 from burnish.formats.export import export_inference
 from burnish.optim import sgd
 from burnish.training import Session
