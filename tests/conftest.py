@@ -43,12 +43,22 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave of a product with the mark ``each_value`` the cases in which each pair of values stands.
 
-    Those of them whose values all stand in others are marked as slow.
+    Those of them whose values all stand in others are marked as slow. So are the cases of a function with the mark ``quick_cases``,
+    but for as many as it says, which are spread evenly over all.
     """
-    tables = defaultdict(list)
+    tables, series = defaultdict(list), defaultdict(list)
     for item in items:
+        function = item.nodeid.partition("[")[0]
         if item.get_closest_marker("each_value") and hasattr(item, "callspec"):
-            tables[item.nodeid.partition("[")[0]].append(item)
+            tables[function].append(item)
+        if item.get_closest_marker("quick_cases"):
+            series[function].append(item)
+    for cases in series.values():
+        count = cases[0].get_closest_marker("quick_cases").args[0]
+        quick = {round(place * (len(cases) - 1) / max(count - 1, 1)) for place in range(count)}
+        for index, item in enumerate(cases):
+            if index not in quick:
+                item.add_marker(pytest.mark.slow)
     repeated = set()
     for cases in tables.values():
         values = [_values(item) for item in cases]
