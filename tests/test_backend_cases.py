@@ -58,6 +58,7 @@ def test_the_cases_are_there(kind):
 
 
 @pytest.mark.parametrize("case", COMPARED, ids=lambda case: case.name)
+@pytest.mark.quick_cases(32)
 def test_node_case(case):
     prepared = BurnishBackend.prepare(case.model, "CPU")
     assert case.data_sets

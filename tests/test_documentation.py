@@ -56,6 +56,7 @@ FIRST_READ = ("README.md",)
     [pytest.param(page, marks=() if page.name in FIRST_READ else pytest.mark.slow) for page in PAGES_WITH_SNIPPETS],
     ids=map(relative, PAGES_WITH_SNIPPETS),
 )
+@pytest.mark.slow
 def test_snippets_run(page, tmp_path, monkeypatch):
     """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace."""
     write_inputs(tmp_path)

@@ -128,6 +128,7 @@ def folder(tmp_path, monkeypatch):
         (("export", "run", "-o", "tuned.onnx"), 0),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_commands(folder, arguments, code):
     if arguments[0] in ("predict", "evaluate", "export") or "run" in arguments:
         train = ["train", "model.onnx", "--data", "data.npz", "-o", "run"]

@@ -36,6 +36,7 @@ def digits_model(tmp_path_factory) -> tuple[Path, str]:
     return folder / "digits.onnx", printed
 
 
+@pytest.mark.slow
 def test_training_from_scratch_learns_and_writes_a_valid_model(digits_model):
     path, printed = digits_model
     onnx.checker.check_model(onnx.load(path), full_check=True)
@@ -44,6 +45,7 @@ def test_training_from_scratch_learns_and_writes_a_valid_model(digits_model):
     assert accuracies[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_fine_tuning_raises_accuracy_on_the_new_data(digits_model, tmp_path):
     path, _ = digits_model
     printed = run(tmp_path, "fine_tune_onnx.py", str(path), "--epochs", "10")
@@ -57,6 +59,7 @@ def test_fine_tuning_raises_accuracy_on_the_new_data(digits_model, tmp_path):
     np.testing.assert_array_equal(tuned["stem.convolution.weight"], original["stem.convolution.weight"])
 
 
+@pytest.mark.slow
 def test_an_adapter_serves_other_digits_beside_the_same_model(digits_model, tmp_path):
     path, _ = digits_model
     printed = run(tmp_path, "train_adapters.py", str(path), "--epochs", "6")
@@ -68,6 +71,7 @@ def test_an_adapter_serves_other_digits_beside_the_same_model(digits_model, tmp_
     assert sizes["digits.onnx_adapter"] < sizes["digits.onnx"] / 2
 
 
+@pytest.mark.slow
 def test_a_recommendation_model_is_as_good_as_that_of_pytorch(tmp_path):
     pytest.importorskip("torch", reason="the example trains PyTorch's model where PyTorch is there")
     printed = run(tmp_path, "train_dlrm.py", "--samples", "20000")
@@ -179,6 +183,7 @@ def test_lightning_trains_and_resumes_with_a_wrapped_network(tmp_path):
     assert "after 4 epochs" in printed
 
 
+@pytest.mark.slow
 def test_accelerate_trains_a_wrapped_network_in_bfloat16(tmp_path):
     pytest.importorskip("accelerate")
     pytest.importorskip("onnxscript")

@@ -72,6 +72,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.quick_cases(6)
 def test_programs(program, tmp_path, change):
     apply, message = CHANGES[change]
     shutil.copytree(program, tmp_path / "changed")

@@ -27,6 +27,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_of_adapters_is_exported_in_every_form(folder):
     options = ("--lora", "rank=2,alpha=4,dropout=0.1", "--lora-layers", "dense", "--lora-layers", "words")
     run_folder = folder / "run"

@@ -119,12 +119,14 @@ def rates(run_folder: Path) -> list[float]:
         (("--schedule", "piecewise:boundaries=[2],rates=[0.2,0.1]"), schedules.piecewise([2], [0.2, 0.1])),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_schedule_takes_settings_behind_a_colon(run, folder, arguments, expected):
     run(*TRAIN, *arguments)
     optimizer = burnish.optim.get(Program.load(folder / "runs/model/program").options["optimizer"])
     assert optimizer.lr == expected
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
     run(*TRAIN, "--lr", "0.5", "--schedule", "linear")
     text = run(*TRAIN, "--lr", "0.5", "--schedule", "linear", "--epochs", "3", "--resume").stdout
@@ -141,6 +143,7 @@ def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
     assert "was made with another program" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     run(*TRAIN, "--epochs", "2")
     checkpoint = "runs/model/checkpoints/latest.safetensors"
@@ -336,6 +339,7 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
         (("export", ".", "-o", "x.onnx"), r"holds no latest\.safetensors: the run has not saved anything yet"),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     result = run(*arguments, code=1)
     assert re.search(message, result.stderr), result.stderr
@@ -410,6 +414,7 @@ def test_version(run):
     assert run("--version").stdout == f"burnish {burnish.__version__}\n"
 
 
+@pytest.mark.slow
 def test_demo_in_small(run, folder, curves):
     result = run("demo", "--epochs", "1", "--width", "2", "-o", "runs/small")
     counts = re.findall(r"(\d+)/360 = ", result.stdout)

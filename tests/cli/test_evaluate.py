@@ -57,6 +57,7 @@ def reported(folder) -> dict[str, float]:
     return {name.removeprefix("eval_"): float(value) for name, value in last.items() if name.startswith("eval_")}
 
 
+@pytest.mark.slow
 def test_a_run_its_checkpoint_and_its_export_are_as_the_run_reported(run, images):
     run(*TRAIN, "--pixels", "imagenet", "--epochs", "2", "--metrics", "accuracy,top_2,perplexity")
     expected = reported(images)
@@ -137,6 +138,7 @@ def test_a_model_that_cannot_train(run, folder):
         (("four.onnx", "images", "--loss", "cross_entropy"), "takes batches of 4, and 9 samples leave 1 over", 1),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_what_is_refused(trained, run, images, arguments, message, code):
     (images / "more/dog").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save(images / "more/dog/0.png")

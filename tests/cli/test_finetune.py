@@ -49,6 +49,7 @@ def weights_of(path: Path) -> dict[str, np.ndarray]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_classes(model, tmp_path):
     write_images(tmp_path / "images")
     done = run("finetune", model, "--data", tmp_path / "images", "--epochs", 20, "--output", tmp_path / "run", "--batch-size", 8)
@@ -94,6 +95,7 @@ def test_what_is_frozen_keeps_its_bits(model, tmp_path):
     assert not any(name.startswith(("stem", "stage1")) for name in changed)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_chose(model, tmp_path):
     write_images(tmp_path / "images")
     options = ("finetune", model, "--data", tmp_path / "images", "--output", tmp_path / "run")

@@ -59,6 +59,7 @@ def gradual(files, tmp_path_factory) -> tuple[Path, str]:
     return folder, said
 
 
+@pytest.mark.slow
 def test_layers_follow_from_the_head_to_the_front(gradual):
     folder, said = gradual
     assert "stages: the head alone for 1 of 3 epochs, then 1 with 3, then 1 with 6 of 6 layers before it" in said

@@ -20,6 +20,7 @@ def weight_of(path: str, name: str = NAME) -> np.ndarray:
 
 
 @pytest.mark.parametrize("source", ["model", "program"])
+@pytest.mark.quick_cases(1)
 def test_train_leaves_the_rows_as_they_are(run, folder, source):
     held = ("--hold-rows", f"{NAME}=0,2", "--hold-rows", "classifier.weight=1")
     options = ("--optimizer", "adamw", "--weight-decay", "0.5", "--average", "ema:decay=0.5")

@@ -25,6 +25,7 @@ def write(folder):
     (folder / "images" / "light" / "0.png").write_bytes(b"")
 
 
+@pytest.mark.slow
 def test_a_folder_with_damaged_images_trains_on_changed_ones(folder, run):
     write(folder)
     options = ["--data", "images", "--batch-size", "4", "--epochs", "2", "--output", "run", "--data-workers", "1"]

@@ -57,6 +57,7 @@ def weights(path) -> dict[str, np.ndarray]:
         ),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_options_are_those_of_the_interface(run, folder, options, optimizer):
     run("compile", "model.onnx", "-o", "program", *options)
     expected = burnish.compile("model.onnx", optimizer=optimizer)

@@ -105,6 +105,7 @@ def without_pixels(folder, position):
     return {"course": course, "position": asdict(position)}
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_again_as_it_was_trained(run, images):
     run(*TRAIN, "--pixels", "imagenet", "--no-fold")
     tuned = images / "runs/color/tuned.onnx"

@@ -49,6 +49,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return exponential / exponential.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_a_run_its_checkpoint_and_its_export_agree(run, images):
     run(*TRAIN, "--pixels", "imagenet", "--epochs", "2")
     shutil.copy("run/checkpoints/latest.safetensors", "apart.safetensors")
@@ -187,6 +188,7 @@ def test_values_of_a_regression_that_was_trained(run, folder):
         ("LogSoftmax", "nll", "logarithms of probabilities, trained with nll; exp makes", lambda m: softmax(m)),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_what_an_output_is(run, folder, ending, loss, line, expected):
     """The same of the file itself, of a run with a loss, and of what that exports, at a rate of nearly nothing."""
     weight = linear(folder / "linear.onnx", 2, 3, ending)

@@ -32,6 +32,7 @@ def rows(folder: Path) -> list[list[str]]:
     return [line[:seconds] + line[seconds + 1 :] for line in lines]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder):
     generator = np.random.default_rng(1)
     np.savez("many.npz", x=generator.normal(size=(100, 4, 4)).astype(np.float32), y=generator.integers(0, 3, 100))
@@ -59,6 +60,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder
 @pytest.mark.parametrize(
     ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)]
 )
+@pytest.mark.quick_cases(1)
 def test_help_version_and_wrong_usage_load_no_library(arguments, status):
     code = f"""
 import sys

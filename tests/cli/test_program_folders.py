@@ -11,6 +11,7 @@ def said(result) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_program_trains_as_the_model_it_was_compiled_from(run, folder):
     options = ("--optimizer", "adam", "--lr", "0.01", "--loss", "cross_entropy:label_smoothing=0.1")
     run("compile", "model.onnx", "-o", "program", *options)

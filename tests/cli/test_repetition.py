@@ -105,6 +105,7 @@ def test_values_read_back(value):
     assert tomllib.loads(f"value = {_toml(value)}")["value"] == value
 
 
+@pytest.mark.slow
 def test_several_seeds(folder):
     output = done("train", "model.onnx", "--data", "data.npz", "--seed", 3, "--seeds", 2, "--output", "runs/s", "--batch-size", 8)
     with (folder / "runs" / "s" / "seeds.csv").open() as file:

@@ -147,6 +147,7 @@ def test_on_two_machines_nothing_is_unpickled_and_the_figures_are_those_of_one(r
     assert float(together["loss"]) == pytest.approx(float(alone["loss"]), rel=2e-2)
 
 
+@pytest.mark.slow
 def test_where_something_is_unpickled_it_is_noted(no_pickles):
     code = """
 import copyreg, io, pickle, _pickle, multiprocessing.reduction, torch

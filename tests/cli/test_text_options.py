@@ -36,6 +36,7 @@ def texts(folder):
     ir.save(gpt2(vocabulary, **SIZES), folder / "next.onnx")
 
 
+@pytest.mark.slow
 def test_a_classifier_goes_on_from_a_model_that_fills_gaps(run, texts, folder):
     words = ("--tokenizer", "words.json")
     result = run("train", "gaps.onnx", "--data", "train.txt", "--task", "masked", *words, *TRAIN, "-o", "gaps")
@@ -59,6 +60,7 @@ def test_a_classifier_goes_on_from_a_model_that_fills_gaps(run, texts, folder):
     assert np.mean([answer == kind for answer, kind in zip(answers, kinds, strict=True)]) == pytest.approx(figures["accuracy"])
 
 
+@pytest.mark.slow
 def test_a_causal_model_reports_perplexity_over_tokens_and_its_run_goes_on(run, texts):
     options = ("--data", "train.txt", "--eval-data", "test.txt", "--task", "causal", "--joined", "--tokenizer", "words.json")
     result = run("train", "next.onnx", *options, *TRAIN, "--max-tokens", "8", "-o", "next")
@@ -82,5 +84,6 @@ def test_a_causal_model_reports_perplexity_over_tokens_and_its_run_goes_on(run, 
         (("train", "model.onnx", "--data", "train.csv", "--tokenizer", "words.json"), 1, "take a model that reads tokens"),
     ],
 )  # fmt: skip
+@pytest.mark.quick_cases(2)
 def test_options_that_do_not_fit(run, texts, command, code, message):
     assert message in " ".join(run(*command, code=code).output.replace("│", " ").split())

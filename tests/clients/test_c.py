@@ -65,6 +65,7 @@ SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in programs.PRO
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.quick_cases(1)
 def test_steps_and_checkpoints_are_pythons_bit_for_bit(client, folder, tmp_path, name: str) -> None:
     batch = programs.program(name)[1]
     steps = 100 if name == "dropout" else 5

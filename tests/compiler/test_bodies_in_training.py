@@ -42,6 +42,7 @@ def batches(dtype: type = np.float64) -> list[dict[str, np.ndarray]]:
     return [{name: generator.normal(size=(5, 3)).astype(dtype) for name in ("x", "targets")} for _ in range(3)]
 
 
+@pytest.mark.slow
 def test_normalization_in_a_loop_has_to_be_frozen() -> None:
     with pytest.raises(ConfigurationError, match=r"batch normalization '.*' is in the body of a loop, which normalizes any"):
         compiled(NORMALIZED)

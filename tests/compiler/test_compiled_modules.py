@@ -38,6 +38,7 @@ def program() -> burnish.Program:
     return burnish.compile(network(), example_inputs=(torch.tensor([1, 2, 0, 4]),), optimizer="sgd:lr=0.1")
 
 
+@pytest.mark.slow
 def test_what_trains_is_what_requires_a_gradient(program):
     trained = {"words.weight", "norm.weight", "norm.bias", "still.weight", "still.bias", "middle.bias", "temperature"}
     assert set(program.options["trainable"]) == trained | {"head.weight", "head.bias"}

@@ -39,6 +39,7 @@ def parsed(body: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.quick_cases(1)
 def test_gradients(body: str) -> None:
     program = burnish.compile(parsed(body), loss="mse", optimizer="sgd:lr=0.1")
     generator = np.random.default_rng(0)

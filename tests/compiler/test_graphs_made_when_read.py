@@ -93,6 +93,7 @@ def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
 
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["whole", "sharded"])
 @pytest.mark.parametrize("optimizer", ["adam", burnish.optim.accumulate(burnish.optim.adam(), 2)], ids=["plain", "accumulating"])
+@pytest.mark.quick_cases(1)
 def test_several_workers_lower_nothing_more(lowered, options, optimizer):
     program = burnish.compile(residual(), optimizer=optimizer)
     assert lowered == AT_ONCE

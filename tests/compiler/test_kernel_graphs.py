@@ -76,6 +76,7 @@ def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypat
         burnish.optim.groups(burnish.optim.sgd(lr=0.1, momentum=0.9), {"stem*": "frozen"}),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, options):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, **options)
     for name, model in program.graphs.items():

@@ -97,6 +97,7 @@ def test_where_nothing_is_measured_the_plan_counts(unmeasured) -> None:
     assert "measured" not in program.options["memory"]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(unmeasured) -> None:
     unmeasured(lambda program, batch: None)
     model = blocks(4)

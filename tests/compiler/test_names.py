@@ -34,6 +34,7 @@ def dense(data: str = "x", logits: str = "logits", *, passed_through: bool = Fal
 
 
 @pytest.mark.parametrize("name", ["labels", "lr", "step", "rng/key", "opt/momentum/w", "loss", "next:param/w", "grad:w"])
+@pytest.mark.quick_cases(2)
 def test_an_output_may_have_a_name_of_the_program(name, tmp_path):
     session = burnish.Session(burnish.compile(dense(logits=name), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
     plain = burnish.Session(burnish.compile(dense(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))

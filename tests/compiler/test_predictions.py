@@ -176,6 +176,7 @@ def evaluated(proto: onnx.ModelProto, loss: str, batch: dict[str, np.ndarray]) -
 
 @pytest.mark.parametrize("loss", CLASS_LOSSES)
 @pytest.mark.parametrize("ending", CLASSES)
+@pytest.mark.quick_cases(7)
 def test_losses_over_classes_read_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     proto = ending_in(CLASSES[ending])
     x = rng.standard_normal((N, WIDTH)).astype(np.float32)

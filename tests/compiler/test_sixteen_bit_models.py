@@ -114,6 +114,7 @@ def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: s
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.each_value(("network", "form"))
+@pytest.mark.quick_cases(1)
 def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: str, form: str) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     batch = {
@@ -213,6 +214,7 @@ def test_gradients_below_the_smallest_float16_still_move_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick_cases(1)
 def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
     source, batch = single("mobile", dtype), small_networks.batch_of(small_networks.mobile())
     options = {"optimizer": burnish.optim.sgd(lr=0.05), "precision": "float16", "norm": "train"}

@@ -93,6 +93,7 @@ def compiled(optimizer: Any, sparse: Any = "auto", **model: Any) -> Program:
 
 @exact
 @pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
+@pytest.mark.quick_cases(3)
 def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None), engine, batches())
     sparse = state_after(compiled(optimizer), engine, batches())

@@ -74,6 +74,7 @@ def run(program: Program, graph: str, state: dict[str, np.ndarray], extra: dict[
 
 
 @every_optimizer
+@pytest.mark.quick_cases(1)
 def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, optimizer: optim.Optimizer) -> None:
     compiled = burnish.compile(one_block(), optimizer=optimizer, norm="train")
     derived = small.with_optimizer(optimizer)
@@ -86,6 +87,7 @@ def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, opt
 
 
 @every_optimizer
+@pytest.mark.quick_cases(1)
 def test_step_is_grad_and_then_apply(small: Program, optimizer: optim.Optimizer) -> None:
     derived = small.with_optimizer(optimizer)
     for optimized in (False, True):
@@ -123,6 +125,7 @@ def test_it_trains_without_loading_anything_at_the_second_step(
 
 
 @every_optimizer
+@pytest.mark.quick_cases(1)
 def test_a_loaded_program_takes_another_optimizer_too(
     small: Program, optimizer: optim.Optimizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +155,7 @@ def test_mixed_precision_stays_around_the_other_optimizer(precision: str) -> Non
     assert ("opt/loss_scale" in derived.initial_state()) == (precision == "float16")
 
 
+@pytest.mark.slow
 def test_a_program_in_one_onnx_file_goes_on_and_takes_another_optimizer(program: Program, tmp_path: Path) -> None:
     wrapped = program.with_optimizer(OPTIMIZERS[-1])
     model = wrapped.to_onnx()

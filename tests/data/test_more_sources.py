@@ -198,6 +198,7 @@ def trained(program, source, folder, **options):
     return trainer.run(), kept
 
 
+@pytest.mark.slow
 def test_batches_train_as_they_come(program, tmp_path):
     """The same batches from a DataLoader, a function and a generator, in tensors, tuples and mappings: the same losses."""
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from data.reading_faults import Numbered
 from specs.program_inputs import classification
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_batches_of_none(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

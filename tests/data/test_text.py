@@ -326,6 +326,7 @@ def test_empty_texts_are_counted() -> None:
     assert (len(data), data.note) == (2, "data: 1 texts with fewer than 1 tokens are left out")
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_within_an_epoch_goes_on_bit_for_bit(tmp_path: Path) -> None:
     text = Text(tokenizer=word_tokenizer(), task="masked", buckets=BUCKETS)
     options: dict[str, Any] = {"batch_size": 4, "epochs": 2, "seed": 3, "text": text, "progress": False, "threads": 1}

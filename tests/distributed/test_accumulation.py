@@ -77,6 +77,7 @@ def in_one_process(name: str) -> tuple[burnish.Program, list[Batch], Outcome]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_every_state_is_that_of_one_process(name, sizes):
     program, batches, alone = in_one_process(name)
     for outcome in train_in_threads(program, batches, sizes):
@@ -88,12 +89,14 @@ def test_every_state_is_that_of_one_process(name, sizes):
     [{"norm": "sync"}, {"bucket_size": 1}, {"share": False}, {"deterministic": True}, {"shard_optimizer": True}],
     ids=lambda options: next(iter(options)),
 )
+@pytest.mark.quick_cases(1)
 def test_options_of_the_exchange(options):
     program, batches, alone = in_one_process("sgd")
     for outcome in train_in_threads(program, batches, THREE, **options):
         assert largest_difference(outcome, alone) < 1e-11
 
 
+@pytest.mark.slow
 def test_masks_and_weights_of_classes():
     loss = burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.5, 2.0], label_smoothing=0.2, ignore_index=3)
     program = compiled(OPTIMIZERS["sgd"], inverted_residual(dropout=True), loss=loss)
@@ -104,6 +107,7 @@ def test_masks_and_weights_of_classes():
 
 
 @pytest.mark.parametrize(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)])
+@pytest.mark.quick_cases(1)
 def test_there_is_one_exchange_of_gradients_for_an_update(bucket_size, buckets):
     """Of six convolutions and a dense layer's weight and bias; and of twelve vectors of the normalization layers."""
     program, batches, _ = in_one_process("sgd")
@@ -136,6 +140,7 @@ def test_a_gradient_that_a_transform_reads_is_exchanged_each_time():
     assert in_threads(2, counted) == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_updates_goes_on_with_any_number(tmp_path):
     program, batches, (_, alone) = in_one_process("adam, clipped by the norm of the mean")
     path = tmp_path / "between.safetensors"
@@ -195,6 +200,7 @@ def test_a_micro_batch_that_overflows_on_one_worker_is_skipped_on_all():
                 np.testing.assert_array_equal(outcome[1][-1][name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_closed_session_says_that_others_had_a_part(tmp_path):
     program, batches, _ = in_one_process("sgd")
 

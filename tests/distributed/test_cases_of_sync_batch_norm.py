@@ -266,6 +266,7 @@ def test_a_batch_without_samples(pool, tmp_path):
         ("renorm", "sync"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_batch_without_samples_leaves_the_running_statistics(policy, norm):
     program = burnish.compile(residual(), optimizer="sgd:lr=0.05", norm=policy)
     full = image_batches(2, 8)

@@ -50,6 +50,7 @@ def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.
 @pytest.mark.parametrize(
     "norm", ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"]
 )
+@pytest.mark.quick_cases(1)
 def test_policies_of_the_whole_batch(norm):
     alone = in_one_process(norm)
     for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), UNEVEN):
@@ -66,6 +67,7 @@ def test_policies_of_the_whole_batch(norm):
         pytest.param("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
     expected = in_one_process(alone)
     for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), sizes, norm=meaning):
@@ -80,6 +82,7 @@ def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
         "focal",
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_losses_divide_by_the_weight_of_all(loss):
     program, batches = compiled(loss=loss, optimizer="sgd:lr=0.01"), image_batches(STEPS, 12)
     alone = train_alone(program, batches)
@@ -106,6 +109,7 @@ def test_a_penalty_of_the_weights_counts_once():
         assert largest_difference(outcome, alone) < 1e-12
 
 
+@pytest.mark.slow
 def test_masks_are_those_of_the_samples():
     program = burnish.compile(inverted_residual(dropout=True), optimizer="sgd:lr=0.1")
     batches = image_batches(STEPS, 12)
@@ -128,6 +132,7 @@ def joined():
 
 
 @pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
+@pytest.mark.quick_cases(1)
 def test_how_exchanges_are_joined_changes_no_bit(joined, options):
     apart = train_in_threads(compiled(), image_batches(STEPS, 12), EVEN, **options)
     for one, other in zip(joined, apart, strict=True):

@@ -186,6 +186,7 @@ def assert_as_one_process(program: burnish.Program, batches: list[Mapping[str, n
 
 
 @pytest.mark.parametrize("body", DRAWS.values(), ids=DRAWS)
+@pytest.mark.quick_cases(1)
 def test_samples_are_found_where_they_stand(body):
     assert_as_one_process(compiled(body), batches_of())
 

@@ -47,6 +47,7 @@ def assert_like(outcomes: list[Outcome], expected: Outcome, double: bool) -> Non
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("norm", "sizes"), ALONE, ids=[norm.partition(":")[0] for norm, _ in ALONE])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_policies_of_the_whole_batch(model, norm, sizes, double):
     program = compiled(MODELS[model](double), norm)
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)
@@ -143,6 +144,7 @@ def tokens(steps: int, samples: int = SAMPLES) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("body", NOTHING_TO.values(), ids=NOTHING_TO)
+@pytest.mark.quick_cases(1)
 def test_operators_that_have_no_result_for_nothing(body):
     program, batches = of_nothing(body), tokens(3)
     assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=True)
@@ -160,6 +162,7 @@ OPTIONS = {
 @pytest.mark.parametrize(("options", "tolerance"), OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: burnish.optim.accumulate(optimizer, 2)])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_every_kind_of_exchange(options, tolerance, wrap):
     """Workers come to the same bits, and to what those with samples come to."""
     program = of_nothing(NOTHING_TO["reshape"]).with_optimizer(wrap(burnish.optim.sgd(lr=0.05, momentum=0.9)))
@@ -242,6 +245,7 @@ g (double[batch, 4] x) => (double[batch, 3] logits) <double[4, 3] w = {1, 2, 3, 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("norm", "sizes"), APART, ids=["local", "sync"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_policies_of_parts(model, norm, sizes, double):
     program, apart = (compiled(MODELS[model](double), policy) for policy in (norm, "local"))
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)
@@ -250,6 +254,7 @@ def test_policies_of_parts(model, norm, sizes, double):
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.slow
 def test_groups_of_samples_in_a_step_in_which_no_worker_has_any(double):
     """Weights move on by momentum alone, and running statistics stay, bit for bit."""
     program, dtype = compiled(residual(double), "ghost:4"), np.float64 if double else np.float32

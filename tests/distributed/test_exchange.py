@@ -41,6 +41,7 @@ def waited(tasks) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.quick_cases(5)
 def test_sums_minima_and_maxima_are_those_of_all(exchanges, dtype):
     members = range(len(exchanges))
     for size in SIZES:

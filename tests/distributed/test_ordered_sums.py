@@ -169,6 +169,7 @@ def alone(program, batches):
 
 
 @pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.slow
 def test_deterministic_runs_are_one_run_and_that_of_one_worker(program, batches, alone, workers):
     runs = [train_in_threads(program, batches, PARTS[workers], deterministic=True) for _ in range(2)]
     expected = {name: array.tobytes() for name, array in runs[0][0][1][-1].items()}

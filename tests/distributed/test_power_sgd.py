@@ -159,6 +159,7 @@ def test_training_converges_as_without(pool, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"deterministic": True}], ids=["plain", "shards", "ordered"])
+@pytest.mark.quick_cases(1)
 def test_a_rank_that_leaves_nothing_out_is_training(options):
     """Matrices too small to be worth it travel as they are: with a high rank that is all of them."""
     program = burnish.compile(residual(), optimizer=optim.accumulate(optim.sgd(lr=0.1), 2), running_variance="pytorch")

@@ -104,6 +104,7 @@ def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
+@pytest.mark.slow
 def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, name, requested):
     plain, again = both(name, requested)
     batches = image_batches(STEPS, SAMPLES)
@@ -132,6 +133,7 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
     ],
     ids=str,
 )
+@pytest.mark.quick_cases(1)
 def test_policies_and_options_keep_their_bits(norm, options):
     plain, again = both("rows in float64", norm=norm)
     sizes = [[6, 6]] * STEPS if norm == "ghost:2" else [[5, 7], [1, 11], [6, 6]]
@@ -146,6 +148,7 @@ def test_policies_and_options_keep_their_bits(norm, options):
     [optim.accumulate(optim.adam(lr=0.01), 2), optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01))],
     ids=["accumulated", "clipped"],
 )
+@pytest.mark.slow
 def test_optimizers_keep_their_bits(optimizer, options):
     plain, again = both("rows in float64")
     plain, again = plain.with_optimizer(optimizer), again.with_optimizer(optimizer)
@@ -154,6 +157,7 @@ def test_optimizers_keep_their_bits(optimizer, options):
 
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.quick_cases(1)
 def test_precisions_keep_their_bits(precision):
     plain, again = both("rows", precision=precision)
     assert copies(step_of(again))
@@ -163,6 +167,7 @@ def test_precisions_keep_their_bits(precision):
 
 @pytest.mark.parametrize("norm", ["sync", "local", "sync:2"])
 @pytest.mark.parametrize("requested", ["layers", ("*",)], ids=["layers", "all"])
+@pytest.mark.quick_cases(1)
 def test_exchanges_are_those_of_the_program_that_keeps_all(requested, norm):
     def exchanges(model: ir.Model) -> list[tuple]:
         found = [node for node in model.graph if is_exchange(node)]
@@ -191,6 +196,7 @@ def test_a_layer_that_runs_again_uses_the_statistics_that_were_exchanged():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.quick_cases(1)
 def test_what_is_planned_falls(workers):
     plain, again = (planned_peak(step_of(program, workers), 64) for program in both())
     assert again.without_recompute == plain.bytes
@@ -198,6 +204,7 @@ def test_what_is_planned_falls(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2], ids=["alone", "2 workers"])
+@pytest.mark.slow
 def test_memory_of_tensors_falls(monkeypatch, workers):
     peaks = measured(monkeypatch)
     batches, held = image_batches(1, 128), []
@@ -213,6 +220,7 @@ def test_memory_of_tensors_falls(monkeypatch, workers):
 
 @pytest.mark.skipif(not kernels.expected(), reason="needs a C++ compiler for the fused kernels")
 @pytest.mark.parametrize("requested", ["layers", ("*",)], ids=["layers", "all"])
+@pytest.mark.quick_cases(1)
 def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
     plain, again = both("residual in float32", requested)
     for program, workers in ((again, 0), (again, 2)):
@@ -231,6 +239,7 @@ def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
         assert found[layer] > expected[layer] > 0
 
 
+@pytest.mark.slow
 def test_patterns_are_known_to_a_program_that_was_loaded(tmp_path):
     program = compiled("rows", ("dense1.*",))
     loaded = burnish.Program.load(program.save(tmp_path / "program"))
@@ -238,6 +247,7 @@ def test_patterns_are_known_to_a_program_that_was_loaded(tmp_path):
         assert {node.op_type for node in copies(step_of(each))} == {"Gemm"}
 
 
+@pytest.mark.slow
 def test_a_budget_that_exchanges_do_not_fit_is_said_and_the_least_is_taken(caplog):
     budget = int(1.02 * both(recompute=f"layers:batch={SAMPLES}")[1].planned_peak(SAMPLES).bytes)
     plain, program = both(recompute=f"{budget}:batch={SAMPLES}")
@@ -254,6 +264,7 @@ def test_a_budget_that_exchanges_do_not_fit_is_said_and_the_least_is_taken(caplo
     assert message.endswith(", which is taken")
 
 
+@pytest.mark.slow
 def test_a_program_of_an_earlier_version_trains_alone_and_says_why_not_with_workers(tmp_path):
     """It kept no graphs that were not lowered."""
     program = both("rows")[1]

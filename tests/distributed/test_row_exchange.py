@@ -34,6 +34,7 @@ def assert_like_one_process(outcomes, expected):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.quick_cases(1)
 def test_three_workers_are_one_process(name):
     program, batches = tables_program(OPTIMIZERS[name]), table_batches()
     assert_like_one_process(train_in_threads(program, batches, PARTS[3]), train_alone(program, batches))

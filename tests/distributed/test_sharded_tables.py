@@ -59,6 +59,7 @@ def test_an_optimizer_that_looks_at_all_rows_of_a_batch_is_refused():
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_workers_that_hold_rows_are_one_process(name, workers):
     outcomes = train_in_threads(program(name), table_batches(), PARTS[workers], shard_tables="auto")
     assert_like_one_process(outcomes, train_alone(program(name), table_batches()))

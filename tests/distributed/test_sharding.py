@@ -62,6 +62,7 @@ TOGETHER = {"accumulated", "averaged"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS])
+@pytest.mark.quick_cases(1)
 def test_sharded_training_is_training(program, batches, name):
     changed = program.with_optimizer(OPTIMIZERS[name])
     whole = train_in_threads(changed, batches, PARTS[3])
@@ -155,6 +156,7 @@ def test_one_worker_has_everything(program, batches):
 
 
 @pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2), ("powersgd:64", 1e-5)])
+@pytest.mark.quick_cases(1)
 def test_compressed_gradients(program, batches, compression, bound):
     """As without shares, but for the rounding of the sums, which are not rounded here."""
     options = {"compression": compression, "bucket_size": 1000}
@@ -214,6 +216,7 @@ def sent(program, batches, workers, **options):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.quick_cases(1)
 def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     clipped = program.with_optimizer(OPTIMIZERS["adam, clipped"])
     owned = [[] for _ in range(workers)]
@@ -241,6 +244,7 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     ],
     ids=["accumulated", "averaged", "clipped by the norm of the mean", "clipped before it is added"],
 )
+@pytest.mark.quick_cases(1)
 def test_between_updates_no_parameters_travel(program, batches, optimizer, figures):
     """Nor do the figures that an update alone is computed of."""
     changed, workers = program.with_optimizer(optimizer), 3

@@ -88,6 +88,7 @@ def assert_close(results, expected, tolerance):
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.quick_cases(2)
 def test_workers_come_to_what_one_does(name, split):
     results = stepped(program(name), batches_of(), SPLITS[split])
     assert_close(results, alone(program(name), batches_of()), 1e-10)
@@ -234,6 +235,7 @@ if communicator.rank == 0:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ranks_of_mpi_equal_one_process_without_pytorch(tmp_path, ranks):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     mpiexec = Path(sys.executable).parent / "mpiexec"

@@ -51,6 +51,7 @@ def trained_alone(tmp_path_factory):
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.quick_cases(1)
 def test_workers_with_uneven_and_empty_parts(pool, trained_alone, name, workers):
     saved, batches, alone = trained_alone[name]
     outcomes = pool.run(workers, train_part, saved, batches, SIZES[workers], {})

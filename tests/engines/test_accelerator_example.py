@@ -82,6 +82,7 @@ def test_comparison_with_the_reference(program, accelerator):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("LogSoftmax", "ReduceSum")),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_an_operator_that_is_wrong_is_found(accelerator, operator):
     right = accelerator.OPERATORS[operator]
 
@@ -99,6 +100,7 @@ def test_an_operator_that_is_wrong_is_found(accelerator, operator):
     assert f"accelerator differs from reference in step 0, in {comparison.reports[0].differing[0]!r}" in comparison.message()
 
 
+@pytest.mark.slow
 def test_the_command_finds_it_by_its_entry_point(accelerator, tmp_path, monkeypatch):
     real = importlib.metadata.entry_points
     point = importlib.metadata.EntryPoint("accelerator", "accelerator:AcceleratorEngine", "burnish.engines")

@@ -17,6 +17,7 @@ CASES = [(spec, sample) for spec in SPECS for sample in spec.samples(np.random.d
 @pytest.mark.parametrize("engine", ["torch", "reference"])
 @pytest.mark.parametrize("shapes", ["static", "symbolic"])
 @pytest.mark.parametrize(("spec", "sample"), CASES, ids=[f"{spec.op_type}-{sample.name}" for spec, sample in CASES])
+@pytest.mark.quick_cases(7)
 def test_gradients(spec, sample, shapes: str, engine: str) -> None:
     cotangents = random_cotangents(spec, sample, np.random.default_rng(1))
     wrt = differentiated(sample)

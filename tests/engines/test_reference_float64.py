@@ -50,6 +50,7 @@ def torch_function(case: Case) -> Callable | None:
 
 
 @cases_where(lambda case: torch_function(case) is not None and case.sample.build is None and case.takes_float64)
+@pytest.mark.quick_cases(116)
 def test_an_operator(case: Case) -> None:
     sample = case.sample
     graph, _, outputs = forward_graph(case.spec, sample, "float64")
@@ -107,6 +108,7 @@ def _every_value(model: ir.Model, case: Case) -> dict[str, np.ndarray]:
     return {**ReferenceEngine().run(model, feeds), **feeds}
 
 
+@pytest.mark.slow
 def test_each_node_of_a_gradient() -> None:
     """Against the PyTorch engine, node by node on the same operands, so that no rounding before one counts."""
     assert len({node.op_type for node, _ in nodes()}) > 100

@@ -58,6 +58,7 @@ def command(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.slow
 def test_a_command_trains_and_evaluates_as_a_client_here_does(files):
     script, saved, data = files
     batch = image_batches(1, 8, np.float32)[0]
@@ -82,6 +83,7 @@ def test_a_command_trains_and_evaluates_as_a_client_here_does(files):
         ("print('{}')", "There is no checkpoint"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_command_that_fails_costs_its_update_only(code, message):
     batch = image_batches(1, 8, np.float32)[0]
     timeout = 0.5 if "sleep" in code else None
@@ -110,6 +112,7 @@ class Meets(federated.Client):
         return super().fit(round)
 
 
+@pytest.mark.slow
 def test_clients_that_train_at_the_same_time_come_to_the_same_bits():
     batches = image_batches(3, 8, np.float32)
     states = []

@@ -48,6 +48,7 @@ def largest_difference(state, other):
     return max(float(np.abs(state[name].astype(np.float64) - other[name].astype(np.float64)).max()) for name in state)
 
 
+@pytest.mark.slow
 def test_one_client_alone_trains_as_if_there_were_no_rounds():
     program = convolutional()
     images = image_batches(1, 24, np.float32)[0]
@@ -109,6 +110,7 @@ def test_statistics_are_joined_as_those_of_one_set_of_samples():
     np.testing.assert_allclose(server.state()[variance], everything.var(0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_order_in_which_updates_come_does_not_matter():
     program = convolutional()
     batches = image_batches(3, 6, np.float32)

@@ -43,6 +43,7 @@ def run(path, feeds, adapter=None):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.quick_cases(1)
 def test_stock_onnx_runtime_gives_a_model_its_adapters(variant, tmp_path):
     session, feeds = trained(variant), {"ids": batch()["ids"]}
     path = session.export(tmp_path / "apart.onnx", adapters="apart")

@@ -108,6 +108,7 @@ def each_program(request):
     return compiled(request.param)
 
 
+@pytest.mark.quick_cases(1)
 def test_the_checker_accepts_the_model_and_the_graphs_that_a_trainer_runs(program):
     model = program.to_onnx()
     onnx.checker.check_model(model, full_check=True)
@@ -134,6 +135,7 @@ def metadata_of(model):
     return json.loads(next(entry.value for entry in model.metadata_props if entry.key == TRAINING))
 
 
+@pytest.mark.quick_cases(1)
 def test_a_plain_runtime_runs_the_model_for_inference(program):
     session = trained(program)
     model = program.to_onnx(session.state())
@@ -150,6 +152,7 @@ def test_initializers_keep_the_names_of_the_source():
     assert set(residual().graph.initializers) <= names
 
 
+@pytest.mark.quick_cases(1)
 def test_the_program_comes_back_whole(program, tmp_path):
     path = tmp_path / "program.onnx"
     path.write_bytes(program.to_onnx().SerializeToString())
@@ -162,6 +165,7 @@ def test_the_program_comes_back_whole(program, tmp_path):
     assert_same_state(loaded.initial_state(seed=5), program.initial_state(seed=5))
 
 
+@pytest.mark.quick_cases(1)
 def test_training_goes_on_to_bitwise_the_same_state(program, tmp_path):
     session = trained(program)
     path = tmp_path / "program.onnx"
@@ -325,6 +329,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "error", "message"), DAMAGES)
+@pytest.mark.quick_cases(3)
 def test_damaged_models_are_refused_by_name(written, tmp_path, damage, error, message):
     path = tmp_path / "damaged.onnx"
     path.write_bytes(damaged(written, damage).SerializeToString())
@@ -373,6 +378,7 @@ def test_what_one_model_cannot_hold_is_refused(monkeypatch):
         program.to_onnx()
 
 
+@pytest.mark.slow
 def test_saving_under_a_name_of_onnx_writes_one_file_whole_or_not_at_all(tmp_path):
     program = compiled("residual, adam")
     path = program.save(tmp_path / "new" / "program.onnx")

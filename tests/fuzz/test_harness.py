@@ -29,6 +29,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=500)
 
 
+@pytest.mark.slow
 def test_the_first_cases_lead_to_no_defect(tmp_path: Path) -> None:
     """A small part of what ``make test-fuzz`` runs."""
     tally = tmp_path / "tally.json"
@@ -77,6 +78,7 @@ print(json.dumps({outcome.number: [outcome.kind, outcome.error, outcome.place] f
 """
 
 
+@pytest.mark.slow
 def test_every_kind_of_end_is_told_from_the_others() -> None:
     done = python("-c", BROKEN)
     assert done.returncode == 0, done.stderr
@@ -155,6 +157,7 @@ def test_tallies_add_up(tmp_path: Path) -> None:
     assert (both.total, both.kinds[Kind.TRAINED], both.seconds) == (6, 6, 2)
 
 
+@pytest.mark.slow
 def test_replay_says_what_was_done(tmp_path: Path) -> None:
     done = python("-m", "fuzz", "replay", "12", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr

@@ -100,6 +100,7 @@ masked (float[N, 2, 2] x) => (float[N, 2, 2] p)
 
 
 @pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.quick_cases(1)
 def test_steps_of_an_exported_module(opset: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Attention()

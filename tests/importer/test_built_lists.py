@@ -74,6 +74,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"])
+@pytest.mark.quick_cases(4)
 def test_a_list_becomes_what_the_loop_scans(read: str, insert: str) -> None:
     left = check(model(READS[read], insert=insert))
     assert not [name for name in left if "Sequence" in name]
@@ -102,6 +103,7 @@ def test_elements_that_may_differ_in_shape_stay_a_list() -> None:
 @pytest.mark.parametrize(
     "first", ["empty = SequenceConstruct (start, first)", "one = SequenceConstruct (first) empty = SequenceInsert (one, start)"]
 )
+@pytest.mark.quick_cases(3)
 def test_a_list_may_begin_with_elements(read: str, insert: str, first: str) -> None:
     left = check(model(READS[read], insert=insert, first=first))
     assert not [name for name in left if "Sequence" in name]

@@ -87,6 +87,7 @@ def check(module: torch.nn.Module, model: onnx.ModelProto, arguments: tuple) -> 
 @pytest.mark.parametrize("include_last_offset", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_bags_between_offsets(mode, include_last_offset, exporter):
     module = Bags(mode, include_last_offset)
     model = export(module, arguments_of(include_last_offset, factors=False, empty=False), exporter)
@@ -95,6 +96,7 @@ def test_bags_between_offsets(mode, include_last_offset, exporter):
 
 
 @pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
+@pytest.mark.quick_cases(1)
 def test_bags_whose_indices_have_weights(exporter):
     module, arguments = Bags("sum", False), arguments_of(False, factors=True, empty=False)
     check(module, export(module, arguments, exporter), arguments)

@@ -131,6 +131,7 @@ def test_models_that_are_no_files_keep_their_weights(tmp_path: Path) -> None:
         assert not file_tensors(load(source))
 
 
+@pytest.mark.slow
 def test_the_file_is_closed_with_the_model(tmp_path: Path) -> None:
     model = load(write(tmp_path / "model.onnx"))
     closing = file_tensors(model)["large"]._elements.file._close

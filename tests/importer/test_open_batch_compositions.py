@@ -189,6 +189,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("block", range(5))
+@pytest.mark.quick_cases(1)
 def test_samples_go_through_a_graph_together_as_alone(block):
     equal = 0
     for seed in range(block * GRAPHS, (block + 1) * GRAPHS):

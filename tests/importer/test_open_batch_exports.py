@@ -98,6 +98,7 @@ MODELS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["torchscript", "dynamo"])
+@pytest.mark.quick_cases(1)
 def test_three_samples_of_a_model_that_was_exported_for_one(name: str, dynamo: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     make, inputs = MODELS[name]

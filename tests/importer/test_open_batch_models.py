@@ -174,6 +174,7 @@ every_export_of_fixed_statistics = pytest.mark.parametrize(
 
 @every_export_of_fixed_statistics
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
     single, opened = burnish.load(path), burnish.load(path, batch="open")
@@ -182,6 +183,7 @@ def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training,
 
 @every_export
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_loss_and_gradient_of_a_batch_are_the_mean_over_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
     # In training, batch normalization takes its statistics of the batch, and a mean over samples is something else.
@@ -223,6 +225,7 @@ def test_batch_normalization_takes_statistics_of_the_whole_batch(folder):
 
 
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
+@pytest.mark.quick_cases(1)
 def test_every_model_of_the_onnx_package_opens(path):
     """They were exported at batch 1, which most of them write into the target of a Reshape."""
     single, opened = burnish.load(path), burnish.load(path, batch="open")
@@ -238,6 +241,7 @@ def test_the_onnx_package_has_nine_models_of_batch_1():
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.quick_cases(1)
 def test_a_model_of_the_onnx_package_trains_at_batch_4(engine):
     """Its weights are written by their shapes alone; classes stand along the second of four axes."""
     program = burnish.compile(LIGHT / "light_squeezenet.onnx", optimizer=burnish.optim.sgd(lr=0.001), batch="open")

@@ -164,6 +164,7 @@ def is_refused(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES.values())), ids=list(CASES))
+@pytest.mark.quick_cases(129)
 def test_some_form_of_each_case(number, case):
     """Each case begins with another of its forms, so that the cases of an operator go through them all."""
     every = list(forms(case))

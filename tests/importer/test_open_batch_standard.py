@@ -68,6 +68,7 @@ def _fed(
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.quick_cases(1)
 def test_samples_together_are_as_each_alone(operator):
     rng = np.random.default_rng(3)
     equal = 0

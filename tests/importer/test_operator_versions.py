@@ -135,6 +135,7 @@ def check_gradients(model: onnx.ModelProto, feeds: Arrays, wrt: list[str], funct
 
 
 @pytest.mark.parametrize(("op_type", "opset"), versions(), ids=lambda item: str(item))
+@pytest.mark.quick_cases(48)
 def test_version(op_type: str, opset: int) -> None:
     """Versions of an operator take turns in its samples."""
     every = samples_of(op_type)
@@ -165,6 +166,7 @@ def models() -> dict[str, tuple[ModelCase, int]]:
 
 
 @pytest.mark.parametrize(("case", "opset"), list(models().values()), ids=list(models()))
+@pytest.mark.quick_cases(36)
 def test_gradient_of_a_model(case: ModelCase, opset: int) -> None:
     """What ``test_opset_changes`` compares the values of: operators whose form or meaning changed."""
     model = case.make(opset)

@@ -30,6 +30,7 @@ def _input(case: Case) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("case", "opset"), PAIRS)
+@pytest.mark.quick_cases(51)
 def test_canonical_model_computes_the_same(case: Case, opset: int) -> None:
     source = case.make(opset)
     canonical = load(source)

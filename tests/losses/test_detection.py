@@ -132,6 +132,7 @@ def distances(seed: int, bins: int, given: Mapping[str, np.ndarray]) -> dict[str
 
 @pytest.mark.parametrize(("bins", "has_crowd"), [(4, False), (4, True), (1, False)])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.quick_cases(1)
 def test_task_aligned(seed: int, bins: int, has_crowd: bool) -> None:
     loss = losses.task_aligned(grids=GRIDS, bins=bins, candidates=3, crowd=has_crowd)
     given = with_crowd(objects(3, seed), seed) if has_crowd else objects(3, seed)

@@ -83,6 +83,7 @@ IN_FLOAT32 = [pytest.param(case, marks=() if id(case) in FEW else pytest.mark.sl
 
 
 @pytest.mark.parametrize("case", IN_FLOAT32, ids=str)
+@pytest.mark.quick_cases(31)
 def test_value_and_gradients_in_float32(case: LossCase) -> None:
     value, gradients = expected(case, "float32")
     results = graph_of(case, "float32", "static").run(**feeds(case, "float32"))

@@ -39,6 +39,7 @@ TRAINED = [case for case in one_per_loss() if next(iter(case.predictions.values(
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=str)
+@pytest.mark.quick_cases(6)
 def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
     program = burnish.compile(scaled_outputs(case.predictions), loss=case.loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0))
     assert {entry.name for entry in program.signature["step"].inputs_of(burnish.program.Role.LABEL)} == set(case.labels)

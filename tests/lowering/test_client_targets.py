@@ -90,6 +90,7 @@ def test_float64_is_computed_in_float32_and_nothing_becomes_zero():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "nadam"])
+@pytest.mark.quick_cases(1)
 def test_a_program_for_webgpu_trains_as_another_without_what_it_lacks(optimizer, tmp_path):
     model = mobile()
     schedule = burnish.optim.schedules.cosine(1e-3, 50)

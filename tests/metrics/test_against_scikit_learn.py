@@ -75,6 +75,7 @@ def check(name: str, loss: losses.Loss, x: np.ndarray, label: np.ndarray, expect
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", 0, 2])
 @pytest.mark.parametrize("name", RETRIEVALS)
+@pytest.mark.quick_cases(9)
 def test_retrieval_of_classes(name: str, average: str | int, shape: tuple[int, ...]) -> None:
     x, labels = classified(shape=shape)
     rows, flat = counted(x, labels)
@@ -129,6 +130,7 @@ YES_OR_NO = {
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("scale", YES_OR_NO)
 @pytest.mark.parametrize("name", [*RETRIEVALS, "accuracy", "auc"])
+@pytest.mark.quick_cases(12)
 def test_yes_or_no(name: str, scale: str, shape: tuple[int, ...]) -> None:
     loss, predict, target = YES_OR_NO[scale]
     x, y = answered(shape)
@@ -165,6 +167,7 @@ def test_a_threshold(threshold: float, scale: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro", 0, 2])
+@pytest.mark.quick_cases(3)
 def test_one_class_against_the_others(average: str | int, shape: tuple[int, ...]) -> None:
     x, labels = classified(shape=shape)
     rows, flat = counted(x, labels)

@@ -66,6 +66,7 @@ def cut(batch: Mapping[str, np.ndarray], sizes: tuple[int, ...]) -> list[dict[st
 
 @pytest.mark.parametrize(("loss", "names"), CASES, ids=[case[0] for case in CASES])
 @pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+@pytest.mark.quick_cases(1)
 def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: list[str], engine: str, tmp_path: Path) -> None:
     compiled = burnish.compile(linear(), loss=loss, metrics=names)
     program = burnish.Program.load(compiled.save(tmp_path / "program"))
@@ -96,6 +97,7 @@ def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: 
 
 
 @pytest.mark.parametrize("watched", ["f1:macro", "auc:macro", "perplexity", None])
+@pytest.mark.quick_cases(1)
 def test_a_metric_says_which_epoch_is_the_best(watched: str | None, tmp_path: Path) -> None:
     program = burnish.compile(linear(), optimizer=burnish.optim.sgd(lr=3.0), metrics=["f1:macro", "auc:macro", "perplexity"])
     trainer = burnish.Trainer(
@@ -116,6 +118,7 @@ def test_a_metric_says_which_epoch_is_the_best(watched: str | None, tmp_path: Pa
     assert result.best["value"] == (min(values) if name == "perplexity" else max(values))
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_nothing_counts_is_left_out_of_the_averages(tmp_path: Path) -> None:
     data = samples("cross_entropy", 12)
     data["labels"][:] = [0, 1, 2] * 4

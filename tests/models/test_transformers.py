@@ -153,6 +153,7 @@ def losses_of_burnish(model: onnx.ModelProto, engine: str) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.slow
 def test_twenty_steps_of_a_causal_model_are_those_of_pytorch(name: str) -> None:
     """In float64 to 1e-10; in float32 as near to float64 as PyTorch's own float32."""
     model = built(name)
@@ -198,6 +199,7 @@ def test_an_untied_table_trains_by_rows_as_the_dense_one_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.quick_cases(1)
 def test_padding_changes_neither_loss_nor_gradient(engine: str) -> None:
     batch = next(iter(batches(1)))
     added = {"input_ids": 0, "attention_mask": 0, "labels": -100}

@@ -83,6 +83,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick_cases(1)
 def test_steps_are_pytorchs(name: str, engine: str) -> None:
     text, function = MODELS[name]
     program = compiled(text)

@@ -79,12 +79,14 @@ def follow(norm, layers, rank=4, rule="onnx", dtype=np.float64, momentum=None, b
 @pytest.mark.parametrize(("rank", "rule"), [(2, "onnx"), (3, "onnx"), (4, "pytorch")])
 @pytest.mark.parametrize("norm", CASES)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(2)
 def test_a_policy_against_pytorch_in_float64(norm, rank, rule):
     layer = CASES[norm](0 if rule == "onnx" else 1)
     follow(norm, {"bn1": layer, "bn2": layer}, rank, rule)
 
 
 @pytest.mark.parametrize("norm", CASES)
+@pytest.mark.quick_cases(2)
 def test_a_policy_against_pytorch_in_float32(norm):
     follow(norm, {"bn1": CASES[norm](1), "bn2": CASES[norm](1)}, 4, "pytorch", np.float32)
 
@@ -131,6 +133,7 @@ def test_the_default_schedule_of_renorm():
 
 
 @pytest.mark.parametrize("norm", [*CASES, "frozen:all", "train:momentum=cumulative"])
+@pytest.mark.quick_cases(3)
 def test_evaluation_and_prediction_use_the_running_statistics(norm):
     program = burnish.compile(network(4), loss="mse", norm=norm)
     session = burnish.Session(program)

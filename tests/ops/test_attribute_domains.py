@@ -79,6 +79,7 @@ def check(spec: OperatorSpec, sample: Sample, chosen: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("op_type", DRAWN)
+@pytest.mark.quick_cases(17)
 def test_drawn_uses(op_type: str) -> None:
     drawn_uses(op_type, 4)
 

@@ -39,6 +39,7 @@ def batch(channels: int, scale: float = 1.0) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("second", ["scale2,bias2", "scale1,bias1"], ids=["apart", "tied"])
 @pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.quick_cases(1)
 def test_layers_of_equal_size_keep_their_own_statistics(channels, second):
     program = burnish.compile(two_layers(channels, second), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     states = []

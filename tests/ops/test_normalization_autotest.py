@@ -49,6 +49,7 @@ def configurations(draw: st.DrawFn, kinds: tuple[str, ...] = ("batch", "layer", 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(configurations())
+@pytest.mark.slow
 def test_drawn_layers_agree_with_pytorch_and_float64(configuration: Configuration) -> None:
     check(configuration)
 

@@ -186,6 +186,7 @@ DIGITS = [(name, n) for name in LAYERS for n in LONG if (name, n) != ("mean_vari
 
 
 @pytest.mark.parametrize(("name", "n"), DIGITS)
+@pytest.mark.quick_cases(7)
 def test_digits_kept(name, n):
     check_digits(LAYERS[name], n, symbolic=False)
 
@@ -210,6 +211,7 @@ def test_digits_kept_in_a_sequence_of_unknown_length():
 
 
 @pytest.mark.parametrize("name", ["layer", "root_mean_square", "instance"])
+@pytest.mark.quick_cases(1)
 def test_digits_kept_over_a_million(name):
     check_digits(LAYERS[name], 1_000_000, symbolic=False)
 

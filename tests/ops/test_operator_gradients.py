@@ -72,6 +72,7 @@ def against_torch(case: Case, dtype: str, tolerance: float) -> None:
 
 
 @cases_where(lambda case: torch_function(case) is None)
+@pytest.mark.quick_cases(8)
 def test_matches_central_differences(case: Case) -> None:
     assert is_measured(case), "PyTorch is the only oracle here: give a torch function"
     expected = numerical_gradients(case.spec, case.sample, cotangents_of(case), case.wrt)
@@ -109,6 +110,7 @@ def test_matches_torch_in_float32(case: Case) -> None:
 
 
 @cases_where(lambda case: torch_function(case) is None)
+@pytest.mark.quick_cases(12)
 def test_float32_matches_float64(case: Case) -> None:
     sample = rounded(case, "float32")
     _, expected = run_gradients(gradient_graph(case.spec, sample, "float64"), sample, "float64", cotangents_of(case))
@@ -117,6 +119,7 @@ def test_float32_matches_float64(case: Case) -> None:
 
 
 @cases_where(lambda case: "float16" in case.spec.dtypes)
+@pytest.mark.quick_cases(40)
 def test_half_precision_stays_half(case: Case) -> None:
     sample = rounded(case, "float16")
     graph = gradient_graph(case.spec, sample, "float16")
@@ -134,6 +137,7 @@ def symbolic(case: Case) -> list[str]:
 
 
 @every_case
+@pytest.mark.quick_cases(125)
 def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
     graph = static_graph(case, case.widest)
     check_standard(graph)
@@ -187,6 +191,7 @@ def alone(case: Case) -> list[tuple[int, int]]:
 
 
 @cases_where(lambda case: len(case.wrt) > 1)
+@pytest.mark.quick_cases(49)
 def test_some_gradient_alone(case: Case) -> None:
     check_gradients_alone(case, in_turn(case, alone(case)))
 
@@ -211,6 +216,7 @@ def check_gradients_alone(case: Case, chosen: list[tuple[int, int]]) -> None:
 
 
 @cases_where(lambda case: case.sample.outputs > 1)
+@pytest.mark.quick_cases(12)
 def test_absent_cotangents(case: Case) -> None:
     """Gradients are linear in the cotangents: those of each output alone add up to those of all."""
     total = [np.zeros_like(gradient) for gradient in results(case, case.widest)[1]]

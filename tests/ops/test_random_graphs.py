@@ -131,6 +131,7 @@ def test_gradients_of_many(graph: RandomGraph) -> None:
 
 @quick
 @given(random_graphs())
+@pytest.mark.slow
 def test_engines(graph: RandomGraph) -> None:
     assert unlike_engines(graph) == ""
 

@@ -41,6 +41,7 @@ def check(case: Case, choose: Callable[[list[str]], list[str]]) -> None:
 
 
 @cases_where(lambda case: case in SMALLEST.values())
+@pytest.mark.quick_cases(18)
 def test_smallest_sample_twice(case: Case) -> None:
     check(case, lambda gradients: gradients[:1])
 

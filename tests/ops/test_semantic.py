@@ -36,6 +36,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_no_file_but_that_of_its_family_spells_the_name_of_a_semantic_operator() -> None:
     names = declared_operators().keys()
     spelled: dict[str, set[Path]] = {name: set() for name in names}

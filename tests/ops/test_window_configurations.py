@@ -180,6 +180,7 @@ def check(configuration: Configuration) -> bool:
 
 
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", *POOLS])
+@pytest.mark.quick_cases(1)
 def test_configurations(op_type: str) -> None:
     assert sum(check(Configuration(op_type, seed)) for seed in SEEDS) >= len(SEEDS) / 2
 

@@ -42,6 +42,7 @@ FUNCTIONS = dict(cases_of_functions())
 
 
 @pytest.mark.parametrize("label", FUNCTIONS)
+@pytest.mark.quick_cases(12)
 def test_the_function_of_an_operator_has_the_gradient_of_its_rule(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FUNCTIONS[label]
     operator = case.spec.op_type

@@ -82,6 +82,7 @@ def name_of(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.quick_cases(18)
 def test_matches_torch_in_float64(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> None:
     name, torch_optimizer, options = case
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float64")

@@ -77,6 +77,7 @@ def torch_states(make: Callable[..., Any], options: dict[str, Any], slots: dict[
 
 
 @every_case
+@pytest.mark.quick_cases(9)
 def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
     """Parameters and state, over fifty steps."""
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float64")

@@ -182,6 +182,7 @@ def test_its_options_build_it_again(optimizer: optim.Optimizer) -> None:
 
 
 @every_optimizer
+@pytest.mark.quick_cases(7)
 def test_every_dtype_and_shape_is_kept_and_a_gradient_of_zero_leaves_all_finite(optimizer: optim.Optimizer) -> None:
     shapes: dict[str, tuple[int, ...]] = {"half": (4, 3), "single": (2, 3), "double": (5,), "filters": (2, 3, 2, 2), "scale": ()}
     dtypes = {"half": "float16", "double": "float64"}
@@ -209,6 +210,7 @@ def test_every_dtype_and_shape_is_kept_and_a_gradient_of_zero_leaves_all_finite(
 
 
 @every_optimizer
+@pytest.mark.quick_cases(6)
 def test_the_reference_evaluator_computes_the_same(optimizer: optim.Optimizer) -> None:
     initial, gradients = random_problem("float64")
     graphs = UpdateGraph(optimizer, SHAPES, "float64")
@@ -275,6 +277,7 @@ def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer
 
 
 @every_optimizer
+@pytest.mark.quick_cases(9)
 def test_a_group_of_equal_settings_and_an_accumulation_of_one_step_change_nothing(optimizer: optim.Optimizer) -> None:
     """State that belongs to no parameter is each group's own."""
     initial, gradients = random_problem("float64")
@@ -349,6 +352,7 @@ def test_a_step_is_gradients_and_their_application(
 
 
 @every_optimizer
+@pytest.mark.quick_cases(6)
 def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     load = OnnxRuntimeEngine.inference_session
@@ -365,6 +369,7 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
 
 
 @every_optimizer
+@pytest.mark.quick_cases(6)
 def test_a_program_is_saved_and_goes_on_from_a_checkpoint(optimizer: optim.Optimizer, tmp_path: Path) -> None:
     program = compiled(optimizer)
     program.save(tmp_path / "program")

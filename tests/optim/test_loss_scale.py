@@ -176,6 +176,7 @@ def test_training_recovers_from_an_overflow_at_the_scale_that_fits():
 
 @pytest.mark.parametrize("scale", [1024.0, 2.0**40])
 @pytest.mark.parametrize("around", AROUND)
+@pytest.mark.quick_cases(2)
 def test_grad_and_apply_make_the_step(around, scale):
     """Bitwise, with the runtime's graph optimizations off; also where the step is skipped, and around other wrappers."""
     program = network(loss_scale=scale, optimizer=AROUND[around])

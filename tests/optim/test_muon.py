@@ -66,6 +66,7 @@ def muon_of_torch(options: dict[str, Any], flatten_kernels: bool = False) -> dic
 
 @pytest.mark.usefixtures("in_parameter_dtype")
 @cases(OPTIONS)
+@pytest.mark.quick_cases(6)
 def test_matches_torch_in_float64(options: dict[str, Any]) -> None:
     expected, states = torch_layers(muon_of_torch(options), "float64")
     actual = run_layers(optim.muon(lr=LR, others="adamw", others_lr_scale=OTHERS_SCALE, **options), "float64")

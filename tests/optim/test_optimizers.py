@@ -54,6 +54,7 @@ every_optimizer = pytest.mark.parametrize(
 
 
 @every_case
+@pytest.mark.quick_cases(11)
 def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_random_problem(getattr(optim, name)(lr=LR, **options), "float64")
     assert_same_history(actual, torch_steps(torch_optimizer, options, "float64"), rtol=1e-10, atol=1e-12)

@@ -64,6 +64,7 @@ def torch_gradients(dtype: torch.dtype, autocast: torch.dtype | None, scale: flo
 
 
 @AUTOCAST
+@pytest.mark.quick_cases(1)
 def test_gradients_are_as_near_to_float64_as_those_of_autocast(precision):
     """On the engine that rounds at every cast. What rounding does to a gradient is the network's conditioning: both meet it."""
     scale = 65536.0 if precision == "float16" else 1.0
@@ -214,6 +215,7 @@ def test_a_bfloat16_program_trains_on_the_reference_engine():
 
 
 @pytest.mark.parametrize("norm", ["frozen", "ghost:8", "renorm"])
+@pytest.mark.quick_cases(1)
 def test_every_policy_of_batch_normalization_trains_in_float16(norm):
     plain, mixed = (run(network(precision, norm=norm), "step", "onnxruntime") for precision in ("float32", "float16"))
     assert mixed["skipped"] == 0

@@ -149,6 +149,7 @@ def test_pytorch_exports(name: str, opset: int) -> None:
     assert_gradients(proto, module, x, names)
 
 
+@pytest.mark.slow
 def test_pytorch_export_by_dynamo() -> None:
     proto = exported_by_dynamo(random_weights(torch.nn.GroupNorm(3, 6)), X, 18)
     assert_recognized(proto, recognize_group_normalization, X, [*AFFINE, "GroupNormalization"])

@@ -139,6 +139,7 @@ def test_pytorch_exports(opset: int) -> None:
     assert_gradients(proto, module, X, {"weight": "weight"})
 
 
+@pytest.mark.slow
 def test_pytorch_export_by_dynamo() -> None:
     proto = exported_by_dynamo(random_weights(torch.nn.RMSNorm(8)), X, 18)
     model = assert_recognized(proto, recognize_rms_normalization, X, ["RMSNormalization"])

@@ -98,6 +98,7 @@ def compiled(model: str, recompute: str | tuple[str, ...] | None = None) -> burn
 @pytest.mark.parametrize("requested", ["layers", f"layers:batch={BATCH}", "budget", ("*",)], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_gradients_and_statistics_keep_their_bits(model, requested):
     plain = compiled(model)
     if requested == "budget":
@@ -110,6 +111,7 @@ def test_gradients_and_statistics_keep_their_bits(model, requested):
 
 
 @pytest.mark.parametrize("model", ["dropout", "convolutions"])
+@pytest.mark.quick_cases(1)
 def test_a_session_ends_in_the_same_state(model):
     sessions = [burnish.Session(compiled(model, requested)) for requested in (None, "layers")]
     batches = [batch_of(sessions[0].program, seed=seed) for seed in range(3)]

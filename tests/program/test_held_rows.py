@@ -119,6 +119,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY
 
 
 @every_optimizer
+@pytest.mark.quick_cases(6)
 def test_the_rows_keep_their_bits_under_every_optimizer(optimizer):
     assert_held(trained(compiled(optimizer)))
 
@@ -135,6 +136,7 @@ COMPARED = [name for name in EVERY if name not in ("adafactor", "muon")]
 
 
 @pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.quick_cases(6)
 def test_the_rest_trains_as_if_the_rows_were_constants(name):
     """Neither decay nor a norm of gradients, weights or updates sees the rows."""
     finite = weights()

@@ -79,6 +79,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.quick_cases(1)
 def test_outputs_and_gradients_are_those_of_pytorch(kind: str, loss: str) -> None:
     module, (x, rows) = wrapped(kind), inputs()
     reference = burnish.torch.unwrap(module)
@@ -186,6 +187,7 @@ def test_a_pass_that_fails_is_named(kind: str, stage: str, monkeypatch: pytest.M
         module(x, rows)[0].sum().backward()
 
 
+@pytest.mark.slow
 def test_what_was_wrapped_is_forgotten_with_the_last_call_of_it(kind: str) -> None:
     module, (x, rows) = made(), inputs()
     loss = LOSSES["both"](*module(x, rows))

@@ -63,6 +63,7 @@ QUICK = ("perceptron", "residual", "language_model", "structured")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODULES])
+@pytest.mark.quick_cases(1)
 def test_a_compiled_module_is_the_module_and_burnish_computes_it(name):
     torch._dynamo.reset()
     case = MODULES[name]
@@ -81,6 +82,7 @@ def test_a_compiled_module_is_the_module_and_burnish_computes_it(name):
     assert left == []
 
 
+@pytest.mark.slow
 def test_what_burnish_does_not_compute_stays_in_pytorch_and_the_report_names_it():
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -130,6 +132,7 @@ def test_a_function_that_nothing_is_captured_of_is_reported_with_the_line_that_i
     assert f"Python: all of forward, but for the functions that it calls: {halt.reason}\n    {halt.line}" in str(explanation)
 
 
+@pytest.mark.slow
 def test_recurrence_is_captured_where_a_module_is_wrapped_in_part():
     torch._dynamo.reset()
 

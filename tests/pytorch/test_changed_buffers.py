@@ -80,6 +80,7 @@ def trained(module: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(1)
 def test_buffers_that_forward_changes_are_written_back(name: str) -> None:
     build, sample = CASES[name]
     torch.manual_seed(0)
@@ -92,6 +93,7 @@ def test_buffers_that_forward_changes_are_written_back(name: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_a_gradient_reads_buffers_as_they_were_at_the_call() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(spectral_norm(nn.Linear(3, 4)), nn.Tanh()).double()
@@ -106,6 +108,7 @@ def test_a_gradient_of_a_gradient_reads_buffers_as_they_were_at_the_call() -> No
         assert (ours is None or not ours.any()) if theirs is None else torch.allclose(ours, theirs, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_what_a_program_would_have_to_change_is_refused_with_what_does() -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"'average', and .* Train the module with burnish\.torch\.wrap"):
         burnish.compile(Remembering(), example_inputs=(torch.randn(2, 3),))

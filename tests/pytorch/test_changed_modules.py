@@ -77,6 +77,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize(
     "change", [name if name == "attributes" else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES]
 )
+@pytest.mark.slow
 def test_the_next_call_computes_with_what_was_changed(made: nn.Module, change: str) -> None:
     module = copy.deepcopy(made)
     reference = copy.deepcopy(burnish.torch.unwrap(module))

@@ -70,6 +70,7 @@ def sharded_worker(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_is_sharded_as_a_whole_alone(tmp_path: Path):
     if not distributed.is_available():
         pytest.skip("this PyTorch has no torch.distributed")

@@ -129,6 +129,7 @@ def test_values_saved_for_one_backward_outlive_other_calls():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.quick_cases(1)
 def test_a_checkpointed_layer_draws_the_same_dropout_again(reentrant):
     layer = Layer(perceptron(dropout=True))
     x = torch.randn(4, *_input_shape(perceptron()))

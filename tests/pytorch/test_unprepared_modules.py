@@ -144,6 +144,7 @@ def of(name: str) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
 
 
 @pytest.mark.parametrize("name", ["checkpointed", "standardized", "filtered", pytest.param("translator", marks=pytest.mark.slow)])
+@pytest.mark.quick_cases(1)
 def test_a_wrapped_module_computes_what_it_does_in_pytorch(name: str) -> None:
     reference, shapes = of(name)
     wrapped = burnish.torch.wrap(copy.deepcopy(reference), tuple(normal(2, *shape) for shape in shapes))

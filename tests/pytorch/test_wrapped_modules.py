@@ -56,6 +56,7 @@ def weighted(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.quick_cases(1)
 def test_a_wrapped_module_is_the_module_in_float64(name):
     wrapped, reference, case = pair(name)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in (wrapped, reference)]
@@ -81,6 +82,7 @@ def test_a_wrapped_module_is_the_module_in_float64(name):
 
 
 @pytest.mark.parametrize("name", ["residual", "vision_transformer", "recurrent"])
+@pytest.mark.quick_cases(1)
 def test_steps_in_float32_follow_pytorch(name):
     wrapped, reference, case = pair(name, torch.float32)
     exact = copy.deepcopy(reference).double()
@@ -100,6 +102,7 @@ def test_steps_in_float32_follow_pytorch(name):
 
 
 @pytest.mark.parametrize("name", ["perceptron", "residual"])
+@pytest.mark.quick_cases(1)
 def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name):
     wrapped, _, case = pair(name)
     wrapped.eval()
@@ -110,6 +113,7 @@ def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name
 
 
 @pytest.mark.parametrize("name", ["residual", "recurrent", "unet"])
+@pytest.mark.quick_cases(1)
 def test_a_penalty_on_gradients_is_differentiated_as_by_pytorch(name):
     """As in a GAN: the gradient of the norm of a gradient, through batch normalization in training and recurrence."""
     wrapped, reference, case = pair(name)
@@ -155,6 +159,7 @@ def test_no_gradient_flows_where_the_module_stops_it_nor_a_second_one(detaches):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_what_is_returned_shares_everything_with_the_module():
     module = MODULES["residual"].build()
     parameters = dict(module.named_parameters())
@@ -171,6 +176,7 @@ def test_what_is_returned_shares_everything_with_the_module():
         burnish.torch.unwrap(module)
 
 
+@pytest.mark.slow
 def test_submodules_that_change_their_mode_or_are_replaced_are_seen():
     wrapped, reference, case = pair("residual")
     inputs = case.inputs(3, generator(0))
@@ -206,6 +212,7 @@ def test_a_copy_and_a_pickled_module_are_apart_and_compute_the_same():
         assert not torch.equal(call(other, case, inputs)[0], call(wrapped, case, inputs)[0])
 
 
+@pytest.mark.slow
 def test_parameters_that_do_not_train_and_tied_ones():
     wrapped, reference, case = pair("language_model")
     inputs = case.inputs(2, generator(0))
@@ -217,6 +224,7 @@ def test_parameters_that_do_not_train_and_tied_ones():
     torch.testing.assert_close(wrapped.head.weight.grad, reference.head.weight.grad, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_row_of_padding_gets_no_gradient():
     wrapped, _, case = pair("recurrent")
     weighted(call(wrapped, case, {"tokens": torch.zeros(2, 6, dtype=torch.int64)})).backward()
@@ -250,6 +258,7 @@ def test_hooks_of_parameters_and_of_the_whole_run_and_those_of_submodules_are_wa
     assert not module[0].weight.grad.any()
 
 
+@pytest.mark.slow
 def test_calls_in_threads_each_have_their_own_values():
     wrapped, reference, case = pair("vision_transformer")
     batches = [case.inputs(3, generator(seed))["x"] for seed in range(4)]
@@ -268,6 +277,7 @@ def test_calls_in_threads_each_have_their_own_values():
         torch.testing.assert_close(found[index], gradient(reference, x), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_under_autocast_gradients_are_as_near_as_those_of_pytorch():
     wrapped, reference, case = pair("residual", torch.float32)
     exact = copy.deepcopy(reference)
@@ -305,6 +315,7 @@ class Scaled(nn.Linear):
 
 
 @pytest.mark.parametrize("dynamic_shapes", [None, {"x": {0: torch.export.Dim("batch")}, "factor": None}])
+@pytest.mark.slow
 def test_other_arguments_than_those_of_the_examples_are_exported_for_once(dynamic_shapes, monkeypatch):
     exports = []
     export = module_graphs.export_module
@@ -321,6 +332,7 @@ def test_other_arguments_than_those_of_the_examples_are_exported_for_once(dynami
     assert len(exports) == 5
 
 
+@pytest.mark.slow
 def test_a_number_that_is_another_at_each_call_is_to_be_a_tensor():
     wrapped = burnish.torch.wrap(Scaled(2, 2), (torch.ones(2, 2), 0.0))
     for factor in range(1, module_graphs.MOST_STRUCTURES + 1):
@@ -356,6 +368,7 @@ def test_what_is_assigned_to_forward_is_called_and_leaves_the_module_as_it_is():
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_is_told_by_its_name_and_signature_as_the_module_is():
     """Trainers choose columns of data by the signature, and losses by the name, which is also written beside weights."""
     module = Scaled(2, 2)

@@ -65,6 +65,7 @@ def assert_close(state: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 
 
 @pytest.mark.parametrize(("rule", "ddof"), [("pytorch", 1), ("onnx", 0)])
+@pytest.mark.quick_cases(1)
 def test_every_layer_agrees_with_a_loop_in_pytorch(rule: str, ddof: int) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, running_variance=rule))

@@ -110,6 +110,7 @@ def test_a_program_is_saved_with_its_features(tmp_path):
         cached.save(tmp_path / "program.onnx")
 
 
+@pytest.mark.slow
 def test_a_trainer_computes_them_once_and_goes_on_with_the_same_bits(tmp_path, monkeypatch):
     computed = []
     call = Features.__call__
@@ -230,6 +231,7 @@ def test_other_data_in_each_epoch_are_refused(tmp_path):
         Trainer(program(STAGE, True), Drawn(data()), **settings)
 
 
+@pytest.mark.slow
 def test_the_command_takes_them(tmp_path):
     ir.save(model(), tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=data()["x"], y=data()["labels"])

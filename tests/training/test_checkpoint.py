@@ -349,6 +349,7 @@ print(session.step(batches[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_program_compiled_again_in_another_process_takes_over_bitwise(tmp_path):
     """Nothing in a program may depend on the order of a set: Python's hashes differ from process to process."""
     results = []

@@ -44,6 +44,7 @@ def test_by_default_there_is_one(program, tmp_path):
 
 
 @pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.quick_cases(1)
 def test_what_a_killed_save_left_is_removed(program, tmp_path, resume):
     """A process killed in its very first save leaves no checkpoint to resume, only files that are half written."""
     if resume:
@@ -66,6 +67,7 @@ def test_another_number_drops_what_is_too_many(program, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_damaged_latest_falls_back_on_the_one_before_and_ends_the_same(program, tmp_path):
     trainer(program, tmp_path / "whole").run()
     run = tmp_path / "damaged"
@@ -102,6 +104,7 @@ def test_a_new_run_clears_the_rolling_set(program, tmp_path):
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy", "top_3"])
+@pytest.mark.quick_cases(1)
 def test_the_best_epoch_by_a_named_metric(program, tmp_path, metric):
     result = trainer(program, tmp_path, epochs=4, best_metric=metric).run()
     # The last row of an epoch averages over the batches since the row before; a row per batch gives the epoch's mean.

@@ -62,6 +62,7 @@ def labels_of(classes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.quick_cases(6)
 def test_classifiers_train_on_the_probabilities_of_the_file(name: str, engine: str) -> None:
     model = CLASSIFIERS[name]
     program, inputs = compiled(model, "cross_entropy"), data_of(model)
@@ -109,6 +110,7 @@ def test_the_step_of_logistic_regression(classes: int) -> None:
 
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSIONS])
+@pytest.mark.quick_cases(3)
 def test_exported_with_the_outputs_that_it_came_with(name: str, tmp_path: Path) -> None:
     """By name, type and order; labels follow the tuned weights, which are the file's own numbers no more."""
     is_classifier = name in CLASSIFIERS

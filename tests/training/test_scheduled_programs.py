@@ -173,6 +173,7 @@ class StopAfter:
 
 
 @pytest.mark.parametrize("stop", [None, 3, 4, 6])
+@pytest.mark.quick_cases(1)
 def test_a_plateau_is_given_the_figures_of_each_epoch(tmp_path: Path, stop: int | None) -> None:
     program = compiled(schedules.plateau(0.1, factor=0.5, patience=0, threshold=0.5))
     options: dict[str, Any] = {"epochs": 6, "eval_data": data(1)}

@@ -113,6 +113,7 @@ def first_step(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> tupl
     ("name", "batch_size"),
     [pytest.param(name, size, marks=() if name == "mobile" else pytest.mark.slow) for name in MODULES for size in (6, 5)],
 )
+@pytest.mark.quick_cases(1)
 def test_loss_gradients_and_running_statistics_of_a_step(name, batch_size):
     x, labels = (tensor[:batch_size] for tensor in case(name).batches[0])
     program = burnish.compile(case(name).model, optimizer=burnish.optim.sgd(**SGD))
@@ -148,6 +149,7 @@ def losses_of(
 @pytest.mark.parametrize(
     "name", [pytest.param("resnet50", marks=pytest.mark.slow), pytest.param("resnet50_gelu", marks=pytest.mark.slow), "mobile"]
 )
+@pytest.mark.slow
 def test_ten_steps_and_inference_after_them(name, tmp_path):
     """A few large steps make more of what was rounded with each: the losses are as near to those of float64 as PyTorch's own.
 
@@ -181,6 +183,7 @@ def test_ten_steps_and_inference_after_them(name, tmp_path):
     assert relative_error(folded, unfolded) < 1e-5
 
 
+@pytest.mark.slow
 def test_ten_steps_in_float64():
     """Losses, parameters and running statistics to twelve digits: nothing here hides behind rounding that has grown."""
     mobile = case("mobile")

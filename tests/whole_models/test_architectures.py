@@ -163,6 +163,7 @@ QUICK_FORMS = [("vit", "sdpa", "dynamo", 23), ("bert", "eager", "dynamo", 18), (
         for form in DEFAULT_FORMS
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_the_default_form_trains_as_in_pytorch_or_says_what_does_not(
     name: str, style: str, exporter: str, opset: int, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def of_exporter(name: str, style: str, exporter: str, opset: int) -> burnish.Pro
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ARCHITECTURES])
+@pytest.mark.quick_cases(1)
 def test_an_architecture_trains_as_in_pytorch(name: str) -> None:
     style, engine = ("sdpa", "torch") if len(name) % 2 else ("eager", "onnxruntime")
     program = of_exporter(name, style if ARCHITECTURES[name].attention else "eager", "torchscript", 18)

@@ -35,6 +35,7 @@ def files_of(name: str, module: nn.Module, folder: Path, exporter: str) -> tuple
 @pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", list(OUTPUTS))
+@pytest.mark.quick_cases(1)
 def test_a_detector_trains_by_a_loss_graph_as_in_pytorch(name: str, engine: str, exporter: str, tmp_path: Path) -> None:
     module = whole_models.build(name)
     given = whole_models.batches(name)

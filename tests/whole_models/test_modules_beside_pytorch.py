@@ -65,6 +65,7 @@ def gradients_agree(program: burnish.Program, batch: Feeds, expected: Trained) -
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES]
 )
+@pytest.mark.quick_cases(1)
 def test_a_module_trains_as_in_pytorch(name: str) -> None:
     module = in_float64(whole_models.build(name, "sdpa" if len(name) % 2 else "eager"))
     batches, examples = feeds(name)
@@ -92,6 +93,7 @@ def test_a_module_trains_as_in_pytorch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dense")) for name in MODULES])
+@pytest.mark.slow
 def test_a_small_module_trains_as_in_pytorch(name: str) -> None:
     torch.manual_seed(0)
     case = MODULES[name]

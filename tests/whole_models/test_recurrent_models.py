@@ -78,6 +78,7 @@ def batches(lengths: bool) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_a_classifier_trains_alike_on_every_engine(kind: str, direction: str, lengths: bool) -> None:
     program = burnish.compile(
         classifier(kind, lengths, direction=direction), loss="cross_entropy", optimizer=burnish.optim.adam(0.03)

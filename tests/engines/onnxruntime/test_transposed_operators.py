@@ -94,6 +94,7 @@ def sandwich(name: str, order: Sequence[int], extents: Sequence[int]) -> onnx.Mo
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.quick_cases(9)
 def test_an_operator_between_transpositions_means_the_same(name: str) -> None:
     for extents in EXTENTS:
         x = GENERATOR.normal(size=extents).astype(np.float32)

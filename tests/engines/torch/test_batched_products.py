@@ -57,6 +57,7 @@ def orders(model: ir.Model) -> list[list[int]]:
         (1, 2, 71, 1601, 450),
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_a_batch_keeps_its_digits_in_every_layout(dtype, threads, extents):
     outer, inner, rows, depth, columns = extents
     generator = torch.Generator().manual_seed(depth)

@@ -153,6 +153,7 @@ def test_a_processor_takes_the_best_of_the_installed_libraries_that_it_can_run(f
 
 @needs_linux
 @needs_compiler
+@pytest.mark.slow
 def test_a_kernel_that_was_built_without_pytorch_runs(folder):
     library = install(copied("linear", folder), compiling.native())
     program = """

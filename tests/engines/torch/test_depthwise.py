@@ -85,6 +85,7 @@ def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
 
 @needs_kernels
 @pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.quick_cases(1)
 def test_images_that_are_written_past_the_caches(stride, threads):
     x, weight = images(1, 16, 363, 364), images(16, 1, 3, 3, seed=1)
     assert x.nbytes > 8 << 20

@@ -52,6 +52,7 @@ class ConvolutionDtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize("graph", ["step", "evaluate", "predict"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.quick_cases(2)
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
     runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0))

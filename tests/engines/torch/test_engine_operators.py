@@ -33,6 +33,7 @@ SEARCHED = frozenset({FOLDER / "families" / "linear" / "fusion.py"})
 """Files whose searches give way to what autodiff emits; they spell names until then."""
 
 
+@pytest.mark.slow
 def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None:
     names = engine_operators().keys()
     spelled: dict[str, list[Path]] = {name: [] for name in names}

@@ -67,6 +67,7 @@ def check_training(program: burnish.Program) -> None:
 @needs_kernels
 @pytest.mark.parametrize("ending", list(ENDINGS))
 @pytest.mark.parametrize("layer", [INSTANCE, GROUP], ids=["instance", "group"])
+@pytest.mark.quick_cases(3)
 def test_a_layer_and_its_activation_are_one_call_and_so_are_their_gradients(layer, ending):
     model = network(layer, ENDINGS[ending], opset=24 if ending == "swish" else 21)
     program = burnish.compile(model, loss="mse", optimizer="sgd")

@@ -309,6 +309,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.quick_cases(3)
 def test_programs_train_alike_whichever_way_is_chosen(form, file):
     convolution, weight, rank = FORMS[form]
     source = network(convolution, weight, rank)

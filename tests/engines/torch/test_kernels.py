@@ -116,6 +116,7 @@ def test_a_residual_network_in_bfloat16_is_fused_whole_without_its_casts():
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_fused_and_unfused_programs_in_bfloat16_train_alike():
     """Fused layers round less often: both are as far from float32 as the rounding of bfloat16 takes them."""
     generator = np.random.default_rng(0)
@@ -141,6 +142,7 @@ def test_fused_and_unfused_programs_in_bfloat16_train_alike():
 
 @needs_kernels
 @pytest.mark.parametrize("extents", [(9,), (3, 5, 4)])
+@pytest.mark.quick_cases(1)
 def test_batch_normalization_of_signals_and_volumes_keeps_its_statistics_in_float32(extents):
     """The kernels take them as images, and read and write bfloat16 in the place of the casts around them."""
     sizes = ", ".join(map(str, extents))
@@ -179,6 +181,7 @@ network (float[batch, 2, {sizes}] x) => (float[batch, features] y)
 
 @needs_kernels
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
+@pytest.mark.quick_cases(1)
 def test_fused_and_unfused_programs_train_alike(optimizer):
     program = burnish.compile(residual_network(), optimizer=optimizer)
     generator = np.random.default_rng(0)

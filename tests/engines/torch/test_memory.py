@@ -140,6 +140,7 @@ with pages:
     [CONTENTS, *(pytest.param(script, marks=pytest.mark.slow) for script in (GROWTH, EXHAUSTED, BESIDE, OF_DATA))],
     ids=["contents", "growth", "exhausted", "beside", "limit of data"],
 )
+@pytest.mark.slow
 def test_tensors_of_the_keeping_allocator(script):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -337,6 +338,7 @@ def limited_group():
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_a_step_that_is_too_large_for_its_control_group_is_an_error(limited_group):
     command = [sys.executable, "-c", LIMITED, str(limited_group), str(1 << 15)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

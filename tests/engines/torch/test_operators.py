@@ -91,6 +91,7 @@ def check_forms(case: Case, forms: list[tuple[str, str]], request: pytest.Fixtur
 
 
 @every_case
+@pytest.mark.quick_cases(125)
 def test_some_form(case: Case, request: pytest.FixtureRequest) -> None:
     check_forms(case, few_forms(case), request)
 

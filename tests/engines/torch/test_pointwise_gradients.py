@@ -178,6 +178,7 @@ def test_layers_that_share_kernels_and_a_gradient_are_told_apart():
 
 @needs_kernels
 @pytest.mark.parametrize("recompute", [None, "layers"])
+@pytest.mark.quick_cases(1)
 def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
     monkeypatch.setattr(Pointwise, "LEAST_OF_WIDER", 1)
     monkeypatch.setattr(Pointwise, "LEAST_PIXELS", 0)

@@ -35,6 +35,7 @@ def normal(rows: int, columns: int, transposed: bool, generator: torch.Generator
 @pytest.mark.each_value(("shape", "transposed"))
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.quick_cases(7)
 def test_a_product_keeps_its_digits(transposed, shape, threads):
     rows, depth, columns = shape
     generator = torch.Generator().manual_seed(depth)

@@ -98,18 +98,21 @@ def batches(model: ir.Model) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("compiled", ["regions", "none"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_networks(name: str, compiled: Literal["regions", "none"]) -> None:
     model = NETWORKS[name]()
     compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(compile=compiled))
 
 
 @pytest.mark.parametrize("norm", ["frozen", "ghost:4", "renorm", "train"])
+@pytest.mark.quick_cases(1)
 def test_normalization_policies(norm: str) -> None:
     model = small_residual()
     compare(burnish.compile(model, norm=norm), batches(model))
 
 
 @pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+@pytest.mark.quick_cases(2)
 def test_optimizers(name: str) -> None:
     model = perceptron()
     compare(burnish.compile(model, optimizer=name), batches(model))
@@ -131,6 +134,7 @@ def test_optimizers(name: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "label_smoothing",
 )
+@pytest.mark.quick_cases(2)
 def test_losses(loss: str | losses.Loss, targets: str) -> None:
     generator = np.random.default_rng(5)
     model = perceptron()
@@ -151,6 +155,7 @@ def test_losses(loss: str | losses.Loss, targets: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.quick_cases(1)
 def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: str) -> None:
     program = burnish.compile(NETWORKS[name](), optimizer="adam")
     runner = open_program(TorchEngine(), program, program.initial_state(0))
@@ -163,6 +168,7 @@ def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: s
 @pytest.mark.parametrize("name", ["residual", "transformer", "dropout"])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_mixed_precision(name: str, precision: str) -> None:
     """What sixteen bits do to a gradient is the network's conditioning: the standard's reference, which rounds at every cast,
     meets it as this engine does, and neither by much more."""

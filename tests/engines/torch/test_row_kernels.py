@@ -148,6 +148,7 @@ def batches(count: int = 4) -> Iterator[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.quick_cases(2)
 def test_a_program_updates_its_rows_by_the_kernel(name: str) -> None:
     states = []
     for compiled in ("regions", "none"):

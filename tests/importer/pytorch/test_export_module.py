@@ -115,6 +115,7 @@ def test_structures_of_inputs_and_outputs():
     assert exported.inputs.unflatten({"tokens": 1, "words": 2}) == ((1,), {"words": 2, "mask": None})
 
 
+@pytest.mark.slow
 def test_what_trains_and_what_is_shared():
     tokens = torch.tensor([[0, 1, 4]])
     exported = export_module(Tied(), (tokens,), {"words": tokens})
@@ -248,6 +249,7 @@ def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
 
 
 @pytest.mark.parametrize("scale", [None, 8**-0.5, 0.3, 0.5])
+@pytest.mark.quick_cases(1)
 def test_the_scale_of_attention_has_all_digits_in_float64(scale):
     class Attention(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ class Sequences(nn.Module):
 @pytest.mark.each_value
 @pytest.mark.parametrize("form", [{}, {"bidirectional": True, "bias": False}, {"batch_first": True, "bidirectional": True}])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.quick_cases(1)
 def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form: dict[str, bool]) -> None:
     torch.manual_seed(0)
     module = Sequences(kind, **options, **form).double()
@@ -51,6 +52,7 @@ def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.quick_cases(1)
 def test_dropout_is_drawn_between_layers(kind: str, options: dict[str, str]) -> None:
     torch.manual_seed(0)
     module = Sequences(kind, dropout=0.5, batch_first=True, **options)

@@ -33,6 +33,7 @@ def with_scores(file: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.quick_cases(1)
 def test_the_numbers_of_the_runtime(quantized: bool) -> None:
     file = decoder(quantized)
     feeds = TOKENS | cache(0)
@@ -93,6 +94,7 @@ def test_tables_for_short_and_long_sequences_are_no_weights() -> None:
     assert not {name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT and "cache" in name}
 
 
+@pytest.mark.slow
 def test_it_trains_alike_on_every_engine() -> None:
     labels = np.roll(IDS, -1, 1)
     with pytest.warns(UntrainedWeightsWarning, match=r"14 weights stay as they are.*weight_Q4.*: integers"):

@@ -98,6 +98,7 @@ def same_in_other(array: np.ndarray, weights: dict[str, np.ndarray]) -> str | No
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick_cases(1)
 def test_gradients_of_the_export(case: str, folder: Path) -> None:
     name, optimize, fused = CASES[case]
     path = folder / f"{name}.onnx"
@@ -122,6 +123,7 @@ def test_gradients_of_the_export(case: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.quick_cases(1)
 def test_steps_of_a_fused_encoder(engine: str, folder: Path) -> None:
     path = by_transformer_optimizer("bert")(folder / "encoder.onnx")
     losses = {}

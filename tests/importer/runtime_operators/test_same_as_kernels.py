@@ -21,6 +21,7 @@ def of_defined_rows(case: Case, array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("symbolic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "batch"])
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.quick_cases(21)
 def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
     file = case.model(symbolic=symbolic)
     loaded = burnish.load(file)
@@ -39,6 +40,7 @@ def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.differentiated()], ids=str)
+@pytest.mark.quick_cases(11)
 def test_gradients_against_differences(case: Case) -> None:
     wrt = case.differentiated()
     rng = np.random.default_rng(3)

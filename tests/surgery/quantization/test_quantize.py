@@ -71,6 +71,7 @@ def initializers(path: Path) -> dict[str, onnx.TensorProto]:
         pytest.param({"scales": "fixed", "weights": "int8"}, id="fixed"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_an_export_computes_with_integers_what_evaluation_simulates(options: dict[str, Any], tmp_path: Path) -> None:
     """Every output, within one step of its scale; and nothing is left that computes with floating-point numbers."""
     session = trained(**options)
@@ -93,6 +94,7 @@ def test_an_export_computes_with_integers_what_evaluation_simulates(options: dic
     assert tensors["stem.convolution.bias_quantized"].data_type == onnx.TensorProto.INT32
 
 
+@pytest.mark.slow
 def test_engines_train_alike_and_a_program_that_was_saved_goes_on(tmp_path: Path) -> None:
     sessions = {engine: trained(3, engine) for engine in ("onnxruntime", "torch")}
     state = sessions["onnxruntime"].state()
@@ -107,6 +109,7 @@ def test_engines_train_alike_and_a_program_that_was_saved_goes_on(tmp_path: Path
     assert (tmp_path / "loaded.onnx").read_bytes() == (tmp_path / "own.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_quantized_model_that_was_saved_trains_as_before(tmp_path: Path) -> None:
     quantized = surgery.quantize(model(), calibration=[{"x": X}])
     onnx.save(ir.to_proto(quantized), tmp_path / "model.onnx")
