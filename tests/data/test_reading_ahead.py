@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -66,7 +67,9 @@ def test_processes_end_with_the_one_that_started_them():
         "loader = Loader(Numbered(), 2, processes=1)\nnext(loader.epoch(0))\n"
         "print(loader._reader._processes[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    folders = os.pathsep.join(path for path in sys.path if path)  # that of the tests too, which pytest has put there
+    environment = os.environ | {"PYTHONPATH": folders}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     # The reading process holds this end of the pipe for what it prints: that the call returned says that it is gone.
     assert int(done.stdout.split()[-1]) > 0
     assert "a library says something" in done.stderr

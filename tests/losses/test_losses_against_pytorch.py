@@ -144,7 +144,7 @@ def test_labels_are_named_and_shaped(case: LossCase) -> None:
 
 
 def test_every_loss_of_one_prediction_set_has_a_case() -> None:
-    built_otherwise = {"ctc", "distill"}
+    built_otherwise = {"ctc", "detr", "distill"}
     assert {losses.get(name).name for name in losses.LOSSES} - built_otherwise == {case.loss.name for case in CASES}
 
 
