@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import burnish
@@ -203,6 +202,7 @@ def test_batches_train_as_they_come(program, tmp_path):
     """The same batches from a DataLoader, a function and a generator, in tensors, tuples and mappings: the same losses."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(10, 1, 4, 4)).astype(np.float32), rng.integers(0, 3, 10)
+    torch = pytest.importorskip("torch")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=4)
 
     def batches():
