@@ -43,8 +43,8 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave of a product with the mark ``each_value`` the cases in which each pair of values stands.
 
-    Those of them whose values all stand in others are marked as slow. So are those of a function with the mark ``quick_cases``, but
-    for as many as it says, which are spread evenly over all.
+    Those of them whose values all stand in others are marked as slow. So are those of a function with the mark ``quick_cases``,
+    but for as many as it says, which are spread evenly over all.
     """
     tables, series = defaultdict(list), defaultdict(list)
     for item in items:
