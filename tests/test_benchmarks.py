@@ -170,6 +170,7 @@ def test_every_architecture_has_a_size_to_be_timed_in():
         ("ssd", ["x", "classes", "wanted"], ["x", "classes", "wanted"]),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_an_architecture_is_prepared_with_all_its_inputs(name, inputs, fed, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(environments.PEERS)
     read_feeds = importlib.import_module("job").read_feeds

@@ -145,6 +145,7 @@ def test_every_folder_of_the_package_says_what_lives_there():
     assert [relative(path) for path in packages if not path.read_text(encoding="utf-8").startswith('"""')] == []
 
 
+@pytest.mark.slow
 def test_no_file_names_a_path_of_somebodys_machine():
     folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", ".ci")]
     files = [path for folder in folders for path in folder.rglob("*") if not is_cached(path)]

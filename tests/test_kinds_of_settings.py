@@ -96,6 +96,7 @@ def settings() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name", "setting", "value"), list(settings()))
+@pytest.mark.quick_cases(146)
 def test_numbers_of_numpy(kind: str, name: str, setting: str, value: Any) -> None:
     makers, said = KINDS[kind]
     make = makers[name]

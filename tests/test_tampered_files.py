@@ -100,6 +100,7 @@ def test_an_init_graph_that_cannot_be_run(program, change, message):
         changed.initial_state()
 
 
+@pytest.mark.slow
 def test_an_unchanged_program_is_read(program, tmp_path):
     Program.load(program)
     Program.load(program).save(tmp_path / "program.onnx")
@@ -198,6 +199,7 @@ def run(tmp_path_factory):
         ("course", "text"),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_positions_of_a_run(run, tmp_path, name, value):
     program, data, folder = run
     shutil.copytree(folder, tmp_path / "run")

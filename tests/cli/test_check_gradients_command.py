@@ -77,6 +77,7 @@ def test_an_extent_that_no_input_has(run, curved):
     assert message in run("check", "curved.onnx", "--outputs", "y", "--extent", "K=3", code=1).stderr
 
 
+@pytest.mark.slow
 def test_a_program_is_checked_with_its_own_loss(run, folder):
     run("compile", "model.onnx", "-o", "program")
     assert "all gradients agree" in run("check", "program", "--probes", "1").stdout

@@ -51,6 +51,7 @@ def test_train_writes_a_run(run, folder, curves):
     assert record["command"].startswith("burnish train model.onnx --data data.npz")
 
 
+@pytest.mark.quick_cases(1)
 def test_the_folder_of_a_run_is_named_after_the_model(run, folder):
     run(*TRAIN, "--export", "elsewhere.onnx")
     assert (folder / "runs/model/metrics.csv").exists()
@@ -184,6 +185,7 @@ def test_a_tuned_model_can_be_left_unfolded(run, folder):
     assert "batch normalization is folded" in run("export", "runs/model", "-o", "folded.onnx").stdout
 
 
+@pytest.mark.quick_cases(1)
 def test_options_reach_the_program(run, folder):
     run(
         *TRAIN,
@@ -215,6 +217,7 @@ def test_sgd_has_momentum_unless_told_otherwise(run, folder):
     assert Program.load(folder / "none").options["norm"] == {"*": "train"}
 
 
+@pytest.mark.quick_cases(2)
 def test_from_scratch(run, folder):
     run(*TRAIN, "--reinitialize", "kaiming", "--lr", "0", "--trainable", "classifier.weight")
     before = {value.name: value.const_value.numpy() for value in ir.load("model.onnx").graph.initializers.values()}
@@ -256,6 +259,7 @@ def test_the_column_that_is_taken_for_the_label_is_named(run, folder):
     assert "wide.csv (with the last column, 'kind', as label): 'x' wants samples of shape [2]" in result.stderr
 
 
+@pytest.mark.quick_cases(1)
 def test_tables_and_class_names(run, folder):
     write_dense_model(folder / "dense.onnx")
     (folder / "train.csv").write_text("species,a,b\nemu,1,2\nant,3,4\nemu,5,6\n")
@@ -267,6 +271,7 @@ def test_tables_and_class_names(run, folder):
     assert json.loads((folder / "runs/dense/run.json").read_text())["classes"] == ["ant", "emu"]
 
 
+@pytest.mark.quick_cases(1)
 def test_compile_writes_the_program(run, folder):
     result = run("compile", "model.onnx", "-o", "program")
     written = {path.name for path in (folder / "program").glob("*.onnx")}
@@ -347,11 +352,13 @@ def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.quick_cases(1)
 def test_momentum_reaches_every_optimizer_that_has_one(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "rmsprop", "--momentum", "0.5")
     assert Program.load(folder / "program").options["optimizer"]["momentum"] == 0.5
 
 
+@pytest.mark.quick_cases(1)
 def test_settings_of_an_optimizer_stand_behind_its_name(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "sgd:nesterov=true", "--lr", "0.2")
     options = Program.load(folder / "program").options["optimizer"]
@@ -402,6 +409,7 @@ def test_wrong_usage_exits_with_2(run, arguments, message):
     assert message in run(*arguments, code=2).stderr
 
 
+@pytest.mark.quick_cases(1)
 def test_a_loss_that_is_not_finite(run, folder):
     arrays = dict(np.load("data.npz"))
     np.savez("data.npz", x=arrays["x"] * np.float32(1e37), y=arrays["y"])

@@ -28,6 +28,7 @@ def test_engines_that_agree(run, folder):
     assert values["losses"][0]["onnxruntime"] == pytest.approx(values["losses"][0]["reference"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_engines_that_differ(run, folder, faulty):
     result = run("compare", "model.onnx", "--engines", "onnxruntime,faulty", "--steps", "2", "--json", "report.json", code=1)
     assert "error: faulty differs from onnxruntime in step 0, in 'loss'" in result.stderr
@@ -39,10 +40,12 @@ def test_engines_that_differ(run, folder, faulty):
     assert f"error: {values['message']}" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_tolerance_lets_a_fault_pass(run, faulty):
     run("compare", "model.onnx", "--engines", "onnxruntime,faulty", "--steps", "1", "--rtol", "0.5")
 
 
+@pytest.mark.slow
 def test_the_data_of_training(run, folder):
     run("compare", "model.onnx", "--data", "data.npz", "--steps", "4", "--batch-size", "8", "--json", "report.json")
     run("compare", "model.onnx", "--steps", "4", "--json", "random.json")
@@ -53,6 +56,7 @@ def test_the_data_of_training(run, folder):
     assert found[2]["onnxruntime"] != found[0]["onnxruntime"]
 
 
+@pytest.mark.slow
 def test_a_program_is_compared_as_it_was_compiled(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "adam")
     run("compare", "program", "--steps", "1", "--float64", "--json", "report.json")

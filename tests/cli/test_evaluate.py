@@ -74,6 +74,7 @@ def test_a_run_its_checkpoint_and_its_export_are_as_the_run_reported(run, images
         assert figures(images / "figures.csv") == pytest.approx(expected, rel=2e-5)
 
 
+@pytest.mark.slow
 def test_averages_as_the_run_evaluated(run, images):
     run(*TRAIN, "--average", "ema:decay=0.5", "--lr", "0.5")
     run("evaluate", "run", "images", "-o", "average.csv")
@@ -82,6 +83,7 @@ def test_averages_as_the_run_evaluated(run, images):
     assert figures(images / "plain.csv")["loss"] != pytest.approx(reported(images)["loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_saved_program_and_one_in_a_file(run, images):
     run("compile", "color.onnx", "-o", "program", "--metrics", "top_2")
     run("compile", "color.onnx", "-o", "program.onnx", "--metrics", "top_2")

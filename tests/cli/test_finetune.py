@@ -79,6 +79,7 @@ def test_a_folder_of_other_classes(model, tmp_path):
     assert "stays, as the file's 3 classes are those of the data" in again.output
 
 
+@pytest.mark.slow
 def test_what_is_frozen_keeps_its_bits(model, tmp_path):
     write_images(tmp_path / "images")
     options = ("--data", tmp_path / "images", "--epochs", 2, "--lr", 0.05, "--no-fold")
@@ -218,6 +219,7 @@ def test_the_same_in_python(tmp_path):
     assert set(alone.groups().values()) == {"frozen"}
 
 
+@pytest.mark.slow
 def test_one_call_tunes_and_writes(tmp_path):
     write_images(tmp_path / "images", ("no", "yes"))
     source = residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1))

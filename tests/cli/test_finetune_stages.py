@@ -116,6 +116,7 @@ def test_the_same_in_python(files, tmp_path):
     assert figures["epoch"] == tuned.result.best["epoch"]
 
 
+@pytest.mark.slow
 def test_the_head_alone_trains_from_features(files, tmp_path):
     """The same losses with and without: the head is all that differs."""
     options = ("--data", files / "data.npz", "--freeze-until", "head", "--epochs", 3, "--lr", 0.1, "--threads", 1, "--no-fold")

@@ -39,6 +39,7 @@ def test_a_folder_with_damaged_images_trains_on_changed_ones(folder, run):
     assert "augment" in done.output
 
 
+@pytest.mark.slow
 def test_mixed_images_are_tuned_on_shares_of_classes(folder, run):
     write(folder)
     options = [

@@ -77,6 +77,7 @@ def test_inspect_lists_what_was_a_buffer_when_the_model_was_exported(run, folder
     assert "buffers" not in run("inspect", "model.onnx").stdout
 
 
+@pytest.mark.slow
 def test_inspect_says_what_a_file_in_float16_is_trained_in(run, folder):
     model = """<ir_version: 10, opset_import: ["": 18]> g (float16[N, 2] x) => (float16[N, 2] y)
 <float16[2, 2] w = {1, 1, 1, 1}> { y = MatMul (x, w) }"""
@@ -262,6 +263,7 @@ def test_an_operator_off_the_path_needs_no_gradient(run, folder, monkeypatch):
     run("check", "det.onnx")
 
 
+@pytest.mark.slow
 def test_check_says_what_trains(run):
     run("check", "model.onnx", "--outputs", "logits")
     text = run("check", "model.onnx").stdout

@@ -66,6 +66,7 @@ def test_options_are_those_of_the_interface(run, folder, options, optimizer):
     assert loaded.signature == expected.signature
 
 
+@pytest.mark.slow
 def test_an_average_that_still_holds_the_first_weights_is_named(run):
     def said(*arguments):
         return " ".join(run(*arguments).stdout.split())
@@ -77,6 +78,7 @@ def test_an_average_that_still_holds_the_first_weights_is_named(run):
     assert "of the average" not in said(*TRAIN, "--average", "ema:decay=0.99", "--no-fold", "-o", "corrected")
 
 
+@pytest.mark.slow
 def test_an_average_is_evaluated_and_exported(run, folder):
     run(*TRAIN, "--average", "ema:decay=0.5", "--eval-data", "data.npz", "--no-fold", "-o", "run")
     session = burnish.Session(Program.load("run/program"), threads=1)
@@ -103,6 +105,7 @@ def test_a_run_without_an_average_has_none_to_export(run, folder):
     assert "keeps no average" in run("export", "run", "-o", "exported.onnx", "--average", code=1).output
 
 
+@pytest.mark.slow
 def test_schedules_count_updates_and_hold_for_groups_with_a_rate_of_their_own(run, folder):
     options = ["--accumulate", "2", "--schedule", "cosine", "--warmup", "1", "--lr", "0.1", "--group", "classifier*=lr=0.2"]
     run(*TRAIN, *options, "--epochs", "2", "-o", "run")  # 8 batches, 4 updates
@@ -137,6 +140,7 @@ def test_schedules_count_updates_and_hold_for_groups_with_a_rate_of_their_own(ru
         (["--layer-decay", "-1"], "layerwise_decay: factor must be a finite number that is not negative"),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_what_is_refused(run, options, message):
     result = run("compile", "model.onnx", "-o", "program", *options, code=2 if message.startswith("--") else 1)
     text = " ".join(result.output.replace("│", " ").split())

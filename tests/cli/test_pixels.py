@@ -63,6 +63,7 @@ def test_every_option_has_its_part(run, images):
     )
 
 
+@pytest.mark.slow
 def test_what_was_done_is_written_down(run, images):
     run(*TRAIN, "--pixels", "imagenet")
     record = json.loads((images / "runs/color/run.json").read_text())
@@ -81,6 +82,7 @@ def test_what_was_done_is_written_down(run, images):
     assert json.loads(run("inspect", "runs/color/tuned.onnx", "--json").stdout)["classes"] == ["ant", "bee", "cat"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_the_same_or_is_refused(run, images):
     run(*TRAIN, "--pixels", "imagenet")
     result = run(*TRAIN, "--pixels", "raw", "--resume", "--epochs", "2", code=1)
@@ -139,6 +141,7 @@ def test_arrays_of_bytes_are_pixels(run, images):
         (("--channels", "gray"), "takes 3 channels, and the pixels are to be gray", 1),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_options_that_mean_nothing(run, images, arguments, message, code):
     result = run(*TRAIN, *arguments, code=code)
     assert message in " ".join(result.output.replace("│", " ").split())

@@ -78,6 +78,7 @@ def test_a_run_its_checkpoint_and_its_export_agree(run, images):
             np.testing.assert_allclose(shown, probabilities[order], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_is_printed(run, images):
     run(*TRAIN)
     lines = run("predict", "run", "images/bee/1.png").stdout.splitlines()
@@ -103,6 +104,7 @@ def test_a_folder_of_images_needs_no_classes(run, images):
     assert [row["file"] for row in rows(images / "flat.csv")] == ["flat/a.png", "flat/b.png"]
 
 
+@pytest.mark.slow
 def test_numbers_for_a_model_of_images_are_taken_as_they_are(run, images):
     run(*TRAIN, "--pixels", "imagenet")
     files = sorted((images / "images").rglob("*.png"))
@@ -114,6 +116,7 @@ def test_numbers_for_a_model_of_images_are_taken_as_they_are(run, images):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_names_of_classes_are_no_markup(run, images):
     (images / "images/ant").rename(images / "images/[red]ant[bold]")
     run(*TRAIN)
@@ -254,6 +257,7 @@ def test_outputs_as_they_are(run, folder):
     np.testing.assert_allclose(np.load("sub/p.npz")["y"], X @ weight, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_averages_as_the_run_exported(run, images):
     run(*TRAIN, "--average", "ema:decay=0.5", "--lr", "0.5")
     for source, options in (("run", ()), ("run/tuned.onnx", ()), ("run", ("--no-average",))):
@@ -286,6 +290,7 @@ def test_averages_as_the_run_exported(run, images):
         (("model.onnx", "data.npz", "--pixels", "raw"), "its numbers are taken as they are ('x' float32)", 1),
     ],
 )
+@pytest.mark.quick_cases(5)
 def test_what_is_refused(run, images, arguments, message, code):
     (images / "folder").mkdir()
     (images / "damaged.png").write_bytes(b"no image")

@@ -30,6 +30,7 @@ def test_a_program_trains_as_the_model_it_was_compiled_from(run, folder):
     "command",
     [("train", "program", *TRAIN, "--lr", "0.1"), ("check", "program", "--loss", "mse"), ("compare", "program", "--loss", "mse")],
 )
+@pytest.mark.quick_cases(2)
 def test_options_of_compilation_are_refused_for_a_program(run, command):
     run("compile", "model.onnx", "-o", "program")
     option = command[-2]
@@ -47,6 +48,7 @@ def test_a_program_is_neither_compiled_again_nor_exported(run):
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.quick_cases(1)
 def test_the_folder_of_a_run_says_how_to_go_on(run, command):
     run("train", "model.onnx", *TRAIN, "-o", "runs/first")
     text = said(run(command, "runs/first", *(TRAIN if command == "train" else ()), code=1))

@@ -14,6 +14,7 @@ def initializers(path) -> dict[str, onnx.TensorProto]:
 
 
 @pytest.mark.filterwarnings("error::burnish.errors.ObjectiveWarning")
+@pytest.mark.slow
 def test_a_quantized_file_trains_and_is_exported_as_integers(run, folder) -> None:
     result = run("quantize", "model.onnx", "--data", "data.npz", "-o", "to-train.onnx", "--samples", "16")
     assert "calibrated on 16 samples of data.npz; burnish train to-train.onnx trains it" in " ".join(result.output.split())

@@ -36,6 +36,7 @@ def test_a_budget_is_for_the_batch_that_the_run_has(run):
     assert planned["bytes"] <= 18_000 < planned["without_recompute"]
 
 
+@pytest.mark.slow
 def test_compile_and_inspect_print_the_planned_peak(run):
     plain = run("compile", "model.onnx", "-o", "plain").stdout.splitlines()[-1]
     assert plain.startswith("planned peak of a step at batch 1: ")

@@ -39,6 +39,7 @@ def done(*arguments: object) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_file_of_a_run_repeats_it(folder):
     done(
         "train", "model.onnx", "--data", "data.npz", "--optimizer", "adam", "--lr", 0.01, "--seed", 7, "--batch-size", 8,
@@ -59,6 +60,7 @@ def test_the_file_of_a_run_repeats_it(folder):
     assert tomllib.loads((folder / "c" / "run.toml").read_text())["train"]["epochs"] == 2
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_repeated_with_the_rate_that_was_found(folder):
     assert "lr:" in done("finetune", "model.onnx", "--data", "data.npz", "--epochs", 1, "--output", "a")
     options = tomllib.loads((folder / "a" / "run.toml").read_text())["finetune"]
@@ -84,6 +86,7 @@ def test_fine_tuning_is_repeated_with_the_rate_that_was_found(folder):
         ("train = ", "cannot be read"),
     ],
 )
+@pytest.mark.quick_cases(7)
 def test_a_wrong_file_is_refused(folder, content, message):
     (folder / "wrong.toml").write_text(content)
     result = run("train", "model.onnx", "--data", "data.npz", "--config", "wrong.toml")

@@ -31,6 +31,7 @@ def clicks(folder):
     ],
     ids=["auto", "name", "patterns"],
 )
+@pytest.mark.quick_cases(1)
 def test_compile_keeps_the_gradients_of_tables_as_rows(run, folder, clicks, given, option, tables):
     run("compile", clicks, "-o", "program", *LOSS, *(part for table in given for part in ("--sparse", table)))
     program = Program.load(folder / "program")
@@ -44,6 +45,7 @@ def test_a_table_that_the_model_does_not_have_is_named(run, folder, clicks):
     assert "error: sparse: the pattern 'table_9' matches no parameter that trains; did you mean 'table_" in printed
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_tables_in_files_and_saves_what_changed(run, folder):
     from burnish.training import checkpoint
 

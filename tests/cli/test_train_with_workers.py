@@ -286,6 +286,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (("--compression", "zip", "--workers", "2"), "there is no compression 'zip'; choose among bfloat16, float16, powersgd"),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_options_of_workers_that_are_refused(run, data, options, message):
     result = run(*arguments("run", *options), code=2)
     assert message in " ".join(result.stderr.replace("│", " ").split())
@@ -320,6 +321,7 @@ def test_without_pytorch_workers_are_refused_with_what_to_install(run, data, mon
     assert not (data / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_launcher_does_not_wait_for_pytorch():
     program = (
         "import sys; from burnish.cli import launch; launch.check_together(2, 'torch', 'sync:2'); print('torch' in sys.modules)"
@@ -366,6 +368,7 @@ def test_under_torchrun_one_worker_is_alone(run, data, monkeypatch):
     assert "epoch 1/1" in run(*arguments("run")).output
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_with_the_run(run, data, monkeypatch):
     run(*arguments("run", "--epochs", "2"))
     before = rows(data / "run")
@@ -376,6 +379,7 @@ def test_a_restart_goes_on_with_the_run(run, data, monkeypatch):
     assert rows(data / "run")[: len(before)] == before
 
 
+@pytest.mark.slow
 def test_workers_that_a_launch_starts_again_know_their_run(run, data, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "night-shift")
     run(*arguments("run", "--epochs", "2"))

@@ -33,6 +33,7 @@ def package(tmp_path_factory) -> Path:
     return root / "board"
 
 
+@pytest.mark.slow
 def test_a_package_holds_the_program_and_what_a_reduced_build_needs(package) -> None:
     program = programs.program("mobile")[0]
     assert Program.load(package / "program").signature == program.signature
@@ -47,6 +48,7 @@ def test_a_package_holds_the_program_and_what_a_reduced_build_needs(package) -> 
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_package_builds_trains_and_runs_its_own_models(package, tmp_path) -> None:
     lib = c_library.link_folder(tmp_path / "ort" / "lib")
     built = subprocess.run(["make", "-C", str(package), f"ORT={lib.parent}", "CFLAGS=-O1"], capture_output=True, text=True)

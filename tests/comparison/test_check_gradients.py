@@ -56,6 +56,7 @@ def test_right_gradients_agree() -> None:
     assert check.message().startswith("all gradients agree with central differences: the worst error is ")
 
 
+@pytest.mark.slow
 def test_normalization_in_training_and_convolutions() -> None:
     check = check_gradients(burnish.compile(residual_network(), loss=Projection()), probes=2)
     assert check.agrees

@@ -45,6 +45,7 @@ def nodes(graph, operator):
     return [node for node in graph.graph if node.op_type == operator]
 
 
+@pytest.mark.slow
 def test_engines_that_agree(program):
     comparison = compare_engines(program, ["onnxruntime", "reference"], steps=3, threads=1, against_float64=True)
     assert comparison.agrees
@@ -177,6 +178,7 @@ def test_a_wrong_running_statistic_is_found(program):
     assert fault.output == updated
 
 
+@pytest.mark.slow
 def test_a_fault_that_shows_only_between_joined_nodes_is_narrowed_down(program):
     first = source_of(nodes(program.predict, "Relu")[0])
     fault = only_fault(
@@ -187,6 +189,7 @@ def test_a_fault_that_shows_only_between_joined_nodes_is_narrowed_down(program):
     assert fault.source == source_of(nodes(program.predict, "Conv")[1])
 
 
+@pytest.mark.slow
 def test_rounding_that_grows_is_no_fault():
     """A bias before a batch normalization has a gradient of zero: all digits of it are rounding."""
     model = onnx.parser.parse_model(
@@ -256,6 +259,7 @@ def test_a_loss_that_is_not_finite_on_one_engine_is_followed(program):
         compare_engines(program, [FaultyEngine(lambda node: node.op_type == "Gemm", math.nan), "onnxruntime"], steps=1)
 
 
+@pytest.mark.slow
 def test_a_third_party_engine_is_compared_by_its_name(program, monkeypatch):
     point = importlib.metadata.EntryPoint("wrong", f"{__name__}:WrongSoftmax", "burnish.engines")
     real = importlib.metadata.entry_points

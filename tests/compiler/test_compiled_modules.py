@@ -70,6 +70,7 @@ def test_steps_follow_pytorch(program, engine):
     assert torch.equal(trained.words.weight[0], network().words.weight[0])
 
 
+@pytest.mark.slow
 def test_options_say_otherwise():
     examples = (torch.tensor([1, 2, 0, 4]),)
     program = burnish.compile(network(), example_inputs=examples, trainable=["head.*", "words*"], norm={"norm": "frozen"})
@@ -131,6 +132,7 @@ class LossInside(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+@pytest.mark.slow
 def test_a_module_that_returns_its_loss():
     torch.manual_seed(0)
     module, x, labels = LossInside(), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -188,6 +190,7 @@ class Detached(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.quick_cases(1)
 def test_what_is_detached_passes_no_gradient(engine):
     torch.manual_seed(0)
     module, word, labels = Detached(), torch.tensor([1, 0, 3, 5]), torch.tensor([0, 2, 1, 0])

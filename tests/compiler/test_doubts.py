@@ -109,6 +109,7 @@ def test_what_the_older_exporter_computed_is_warned_of(tmp_path):
     assert problems(exported(Computed(), tmp_path / "whole.onnx", dynamo=False, do_constant_folding=False)) == []
 
 
+@pytest.mark.slow
 def test_parameters_that_were_merged_within_a_layer_are_warned_of(tmp_path):
     path = exported(Vanishing(), tmp_path / "model.onnx", dynamo=True)
     merged, lost = problems(path)
@@ -161,10 +162,12 @@ def test_layers_that_do_not_train_are_no_matter(tmp_path):
     ],
     ids=["kept by dynamo", "kept by torchscript", "none, dynamo", "none, torchscript"],
 )
+@pytest.mark.quick_cases(2)
 def test_nothing_is_said_where_nothing_was_folded(tmp_path, module, options):
     assert problems(exported(module, tmp_path / "model.onnx", **options)) == []
 
 
+@pytest.mark.slow
 def test_what_onnxruntime_and_burnish_fold_is_warned_of(tmp_path):
     import onnxruntime
 
@@ -187,6 +190,7 @@ def test_files_of_those_who_always_fold_are_warned_of(tmp_path):
     assert "folded into 5 layers that train" in problems(model)[0]
 
 
+@pytest.mark.slow
 def test_a_scalar_that_was_a_parameter_trains(tmp_path):
     """The newer exporter notes what it was, and so it trains; the older one does not, and a warning names it."""
     noted = exported(Network(temperature=True), tmp_path / "noted.onnx", dynamo=True, optimize=False)

@@ -71,6 +71,7 @@ def test_another_optimizer_lowers_what_it_changes(lowered):
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime", "reference"])
+@pytest.mark.quick_cases(2)
 def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     program = small_program()
     made: list[str] = []

@@ -97,6 +97,7 @@ def test_without_them_the_standard_graphs_serve(program):
     assert graphs["step"] is not program.step
 
 
+@pytest.mark.slow
 def test_activations_are_computed_again_behind_the_kernels():
     recomputed = burnish.compile(residual_network(width=4, blocks=(3, 3)), recompute="layers")
     assert model_bytes(kernel_graphs(recomputed, ())["step"]) == model_bytes(recomputed.step)
@@ -112,6 +113,7 @@ def test_activations_are_computed_again_behind_the_kernels():
 
 
 @pytest.mark.parametrize("recompute", [None, "layers"])
+@pytest.mark.quick_cases(1)
 def test_an_engine_that_rewrites_graphs_leaves_the_program_as_it_is(recompute):
     program = burnish.compile(residual_network(width=4, blocks=(1, 1)), recompute=recompute)
     before = graph_hashes(program)

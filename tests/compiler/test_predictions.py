@@ -198,6 +198,7 @@ def test_losses_of_yes_or_no_read_logits(ending: str, loss: str, rng: np.random.
 
 
 @pytest.mark.parametrize("ending", FRAMES)
+@pytest.mark.quick_cases(3)
 def test_ctc_reads_logits(ending: str, rng: np.random.Generator) -> None:
     proto = ending_in(FRAMES[ending], rows="rows")
     x = rng.standard_normal((N * T, WIDTH)).astype(np.float32)
@@ -335,6 +336,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("loss", CLASS_LOSSES)
 @pytest.mark.parametrize("ending", PAIRS)
+@pytest.mark.quick_cases(7)
 def test_two_classes_of_one_logit_are_read_as_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     """As classical toolkits write the probabilities of no and yes."""
     whole = Ending(PAIRS[ending], "n, 2")

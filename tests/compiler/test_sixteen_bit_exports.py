@@ -105,6 +105,7 @@ def test_what_a_float32_file_computes_in_float16_is_trained_in_float32(tmp_path:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: str, engine: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     session = burnish.Session(burnish.compile(file), engine)

@@ -92,6 +92,7 @@ def trained(proto: onnx.ModelProto, engine: str, batch: dict[str, np.ndarray], s
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: str, keep_io: bool, tmp_path: Path) -> None:
     """Updates of 1e-4 of the gradient are below what sixteen bits hold beside the weights."""
     source = single("perceptron", dtype)
@@ -154,6 +155,7 @@ def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_a_frozen_base_stays_in_the_dtype_of_the_file(dtype: str, engine: str, tmp_path: Path) -> None:
     source = single("transformer", dtype)
     file, batch = converted(source, dtype), small_networks.batch_of(small_networks.transformer())
@@ -226,6 +228,7 @@ def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick_cases(1)
 def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     program = burnish.compile(file, optimizer=burnish.optim.ema(burnish.optim.sgd(lr=0.05)), trainable=["head.*", "last.*"])
@@ -373,6 +376,7 @@ def test_the_loss_that_a_model_computes_itself_and_integer_outputs() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.quick_cases(1)
 def test_statistics_of_a_bfloat16_file_are_recalibrated(engine: str) -> None:
     source, batch = single("mobile", "bfloat16"), small_networks.batch_of(small_networks.mobile())
     results = []

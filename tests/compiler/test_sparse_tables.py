@@ -104,6 +104,7 @@ def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Op
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("optimizer", EXACT[:3], ids=[optimizer.name for optimizer in EXACT[:3]])
+@pytest.mark.quick_cases(3)
 def test_float32_keeps_its_digits(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None, dtype="float32"), engine, batches())
     sparse = state_after(compiled(optimizer, dtype="float32"), engine, batches())

@@ -108,6 +108,7 @@ def test_step_is_grad_and_then_apply(small: Program, optimizer: optim.Optimizer)
 
 
 @every_optimizer
+@pytest.mark.quick_cases(4)
 def test_it_trains_without_loading_anything_at_the_second_step(
     small: Program, optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_there_is_one_exchange_of_gradients_for_an_update(bucket_size, buckets):
         assert found == [0, 0, buckets] * 2 + [0]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_a_transform_reads_is_exchanged_each_time():
     program, batches = compiled(OPTIMIZERS["clipped before it is added"]), image_batches(2, SAMPLES)
 

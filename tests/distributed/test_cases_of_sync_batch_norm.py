@@ -142,6 +142,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(5)
 def test_workers_come_to_what_pytorch_comes_to_with_the_whole_batch(pool, tmp_path, name):
     case = CASES[name]
     program, batches = case.program(), case.batches()
@@ -197,6 +198,7 @@ def train_joined(rank: int, saved: str, batches: list[Batch], sizes: list[list[i
         return train_part(GroupCommunicator(group), saved, batches, sizes, options)
 
 
+@pytest.mark.slow
 def test_groups_of_workers(tmp_path):
     """A process group of its own for every two workers: each pair has its own statistics, the running ones are the averages."""
     batches, sizes = image_batches(3, 12), [[2, 4, 5, 1], [0, 6, 3, 3], [3, 3, 6, 0]]

@@ -223,6 +223,7 @@ def test_an_engine_that_exchanges_nothing():
         burnish.Session(compiled(), engine="reference", parallel=burnish.DataParallel(communicator=alone))
 
 
+@pytest.mark.slow
 def test_workers_that_differ_are_refused():
     programs = [compiled(), compiled(optimizer="sgd:lr=0.2")]
 

@@ -192,6 +192,7 @@ def test_samples_are_found_where_they_stand(body):
 
 
 @pytest.mark.parametrize(("body", "reason"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.quick_cases(3)
 def test_samples_that_cannot_be_found_are_refused(body, reason):
     program = compiled(body)
     with pytest.raises(ConfigurationError, match=reason) as caught:

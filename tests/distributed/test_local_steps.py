@@ -116,6 +116,7 @@ def test_rounds_of_one_step_by_plain_descent_are_data_parallel_training():
                 np.testing.assert_allclose(state[name], array, rtol=0, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_every_entry_is_the_average_of_sessions_of_their_own():
     """Running statistics and Adam's moments with the parameters; what is reported is of a worker's own part."""
     program = burnish.compile(residual(), optimizer="adam:lr=0.01,eps=1e-3")

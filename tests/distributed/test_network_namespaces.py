@@ -125,6 +125,7 @@ def _train_and_tell(rank: int, names: list[str], saved: str, folder: str, timeou
         made.group.close()
 
 
+@pytest.mark.slow
 def test_machines_of_their_own_train_over_a_slow_network(link, saved, alone, tmp_path):
     link.delay(5)
     with Workers(_train_apart, 2, link.names, saved, str(tmp_path / "run")) as workers:

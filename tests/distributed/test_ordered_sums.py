@@ -179,6 +179,7 @@ def test_deterministic_runs_are_one_run_and_that_of_one_worker(program, batches,
 
 
 @pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
+@pytest.mark.quick_cases(1)
 def test_training_with_compressed_gradients(program, batches, alone, compression, bound):
     outcomes = train_in_threads(program, batches, PARTS[2], compression=compression)
     assert 1e-9 < largest_difference(outcomes[0], alone) < bound

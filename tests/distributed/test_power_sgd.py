@@ -169,6 +169,7 @@ def test_a_rank_that_leaves_nothing_out_is_training(options):
         assert largest_difference(outcome, alone) < 1e-11
 
 
+@pytest.mark.slow
 def test_another_state_begins_without_errors():
     program = burnish.compile(residual(), optimizer="sgd:lr=0.1")
     batches = image_batches(2, 12)

@@ -110,6 +110,7 @@ def test_a_worker_holds_its_rows_alone():
         assert len(state["param/kind_table"]) == (rank < FEW)
 
 
+@pytest.mark.slow
 def test_checkpoints_export_and_evaluation(tmp_path):
     """A checkpoint is that of one worker; others go on from it, in any number. All workers take part in what one asks for."""
     batches = table_batches()

@@ -72,6 +72,7 @@ def test_sharded_training_is_training(program, batches, name):
             assert_same_state(state, expected)
 
 
+@pytest.mark.slow
 def test_exchanges_that_a_worker_reads_nothing_of(program, batches):
     whole = train_in_threads(program, batches, PARTS[3], bucket_size=1)
     for outcome in train_in_threads(program, batches, PARTS[3], bucket_size=1, shard_optimizer=True, deterministic=True):
@@ -103,6 +104,7 @@ def test_a_worker_holds_its_share(program):
         assert names == set(entries) - shares.not_of(rank)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_that_of_one_worker_and_goes_on_with_any_number(program, batches, tmp_path):
     def begun(communicator):
         parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)

@@ -94,6 +94,7 @@ def test_workers_come_to_what_one_does(name, split):
     assert_close(results, alone(program(name), batches_of()), 1e-10)
 
 
+@pytest.mark.slow
 def test_convolutions_and_their_statistics():
     compiled = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05,momentum=0.9")
     batches = image_batches(3, 12, np.float32)

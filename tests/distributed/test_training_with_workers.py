@@ -31,6 +31,7 @@ def alone(saved, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.quick_cases(1)
 def test_a_run_of_workers_is_that_of_one_process(saved, alone, tmp_path, workers):
     folder = tmp_path / "run"
     results = run(train, workers, saved, str(folder), {})
@@ -61,6 +62,7 @@ def stop_early(rank: int, saved: str, folder: str):
     wait_at_step(trainer(saved, folder, parallel=True, checkpoint_every=1), 7, rank)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_within_an_epoch_with_any_number_of_workers(saved, alone, tmp_path):
     folder = tmp_path / "run"
     with Workers(stop_early, 3, saved, str(folder)) as workers:

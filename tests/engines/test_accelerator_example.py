@@ -57,6 +57,7 @@ def test_it_is_small():
     assert sum(len(path.read_text().splitlines()) for path in files) < 200
 
 
+@pytest.mark.quick_cases(1)
 def test_it_trains_as_the_reference_does(program, accelerator):
     batches = image_batches(1, SAMPLES, np.float32) * 12
     session = burnish.Session(program, engine=accelerator.AcceleratorEngine())
@@ -68,6 +69,7 @@ def test_it_trains_as_the_reference_does(program, accelerator):
     assert session.predict({"x": batches[0]["x"]})["logits"].shape == (SAMPLES, CLASSES)
 
 
+@pytest.mark.quick_cases(1)
 def test_comparison_with_the_reference(program, accelerator):
     comparison = compare_engines(program, ["reference", accelerator.AcceleratorEngine()], steps=2)
     assert comparison.message() == "reference and accelerator agree over 2 steps"

@@ -33,6 +33,7 @@ def program(sparse: str | None) -> burnish.Program:
 @pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
 @pytest.mark.parametrize("sparse", [None, "auto"])
 @pytest.mark.parametrize(("given", "computed"), [(4, 7), (-11, -8)])
+@pytest.mark.quick_cases(5)
 def test_the_error_names_table_index_and_rows(engine: str, sparse: str | None, given: int, computed: int) -> None:
     session = burnish.Session(program(sparse), engine=engine)
     session.step({"x": np.array([[1, 2]]), "labels": np.array([1])})

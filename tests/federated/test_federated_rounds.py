@@ -123,6 +123,7 @@ def test_the_order_in_which_updates_come_does_not_matter():
     assert_same_state(*states)
 
 
+@pytest.mark.slow
 def test_clients_have_random_numbers_of_their_own():
     program = convolutional()
     batch = image_batches(1, 8, np.float32)[0]
@@ -243,6 +244,7 @@ def test_fedadam_steps_by_the_rate_where_all_clients_agree():
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "fedadam"])
+@pytest.mark.quick_cases(1)
 def test_a_run_that_was_saved_goes_on_bit_for_bit(tmp_path, optimizer):
     program = linear()
     clients = [federated.client(program, [samples(8, seed=number)], number=number) for number in range(2)]

@@ -53,6 +53,7 @@ def compiled(module: nn.Module) -> tuple[Program, Arrays]:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.quick_cases(1)
 def test_agrees_with_pytorch_folded_or_not(network: str) -> None:
     module = randomized(network)
     program, state = compiled(module)

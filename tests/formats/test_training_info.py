@@ -187,6 +187,7 @@ def test_checkpoints_pass_between_the_two(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["residual, adam", "dropout, mean squared error"])
+@pytest.mark.quick_cases(1)
 def test_the_bindings_alone_train_the_model(name):
     """Without burnish: run the combined graph, and put the values of the update bindings into the initializers."""
     program = compiled(name)

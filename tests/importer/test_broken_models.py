@@ -216,6 +216,7 @@ def test_a_graph_without_outputs_has_nothing_to_train_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["step", "targets", "lr", "rng/key", "loss", "next:step", "opt/momentum/w"])
+@pytest.mark.quick_cases(3)
 def test_a_constant_may_have_a_name_that_the_program_uses(name: str) -> None:
     """It trains as under any other name, on every engine, and is read again."""
     losses = {}

@@ -105,6 +105,7 @@ def test_bags_whose_indices_have_weights(exporter):
 @pytest.mark.parametrize("exporter", ["older", "newer"])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_bags_of_one_size(mode, exporter):
     module = EqualBags(mode)
     arguments = (torch.randint(0, ROWS, (5, 3), generator=torch.Generator().manual_seed(0)),)

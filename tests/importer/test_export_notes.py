@@ -68,6 +68,7 @@ def of_kind(model: onnx.ModelProto, kind: InitializerKind) -> set[str]:
 
 
 @pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.quick_cases(1)
 def test_what_was_no_parameter_is_no_weight(optimize):
     model = exported(optimize)
     weights = of_kind(model, InitializerKind.WEIGHT)
@@ -114,6 +115,7 @@ class Fresh(nn.Module):
         return self.head(x.mean(1))
 
 
+@pytest.mark.slow
 def test_parameters_that_were_merged_or_left_out_train_as_pytorchs():
     torch.manual_seed(0)
     reference = Fresh()
@@ -164,6 +166,7 @@ def steps_of(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> list[f
     return losses
 
 
+@pytest.mark.slow
 def test_biases_of_convolutions_that_were_left_out_train_as_pytorchs():
     torch.manual_seed(0)
     module, x, labels = Started(), torch.randn(4, 3, 5, 5), torch.randint(0, VOCABULARY, (4,))

@@ -224,6 +224,7 @@ def assert_same(program: burnish.Program, expected: burnish.Program, engine: str
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.quick_cases(1)
 def test_a_session_finds_constants_of_a_file_that_was_moved(moved: MovedAway, expected: burnish.Program, engine: str) -> None:
     program = burnish.compile(moved.path)
     moved.leave()
@@ -320,6 +321,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.quick_cases(1)
 def test_what_pytorch_exports_by_default_trains(exported: Path, engine: str) -> None:
     assert exported.with_name("encoder.onnx.data").is_file()
     inputs = {"ids": np.arange(16).reshape(2, 8), "labels": np.array([1, 3])}

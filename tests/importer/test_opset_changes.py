@@ -110,6 +110,7 @@ def _double(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 13])
 @pytest.mark.parametrize("names", [SAVED, ["y", "", "", "saved_mean", "saved_var"], ["y", "", "", "", "saved_var"]])
+@pytest.mark.quick_cases(7)
 def test_saved_statistics_have_the_values_and_gradients_of_pytorch(opset: int, names: list[str]) -> None:
     """A mean of a thousand deviations costs their gradients no digits either."""
     wanted = [name for name in names if name]

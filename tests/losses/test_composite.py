@@ -167,6 +167,7 @@ def logarithms_by_torch(a: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("given", ["from_onnx", "path", "text", "proto", "ir"])
+@pytest.mark.quick_cases(3)
 def test_a_loss_given_as_an_onnx_graph(given: str, tmp_path: Path) -> None:
     proto = loss_of_logarithms()
     onnx.save(proto, tmp_path / "loss.onnx")
@@ -286,6 +287,7 @@ def test_settings_behind_a_colon() -> None:
     assert losses.get("output:output=loss") == losses.output("loss")
 
 
+@pytest.mark.slow
 def test_an_archive_fills_the_labels_of_every_summand(tmp_path: Path) -> None:
     model = scaled_outputs({"a": SAMPLES["a"]})
     head = ir.from_proto(ir.to_proto(model))

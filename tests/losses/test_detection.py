@@ -163,6 +163,7 @@ def queries(seed: int, focal: bool, count: int = 7) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("focal", [False, True])
 @pytest.mark.parametrize(("seed", "count"), [(0, 7), (1, 7), (2, 2)])
+@pytest.mark.quick_cases(2)
 def test_detr(seed: int, count: int, focal: bool) -> None:
     """With two predictions for four objects, those that are found are the cheapest two."""
     loss = losses.detr(class_loss="focal" if focal else "cross_entropy")
@@ -269,6 +270,7 @@ def test_what_does_not_fit_is_refused(make: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(("loss", "make"), MADE, ids=[loss.name for loss, _ in MADE])
+@pytest.mark.quick_cases(1)
 def test_engines_take_the_same_steps(loss: losses.Loss, make: Any) -> None:
     predictions = make()
     batch = {**{f"in:{name}": array for name, array in predictions.items()}, **objects(3, 1)}

@@ -115,6 +115,7 @@ def test_two_steps_beside_a_teacher_are_those_of_torch(softmax: bool, alpha: flo
 
 
 @pytest.mark.parametrize(("projection", "width"), [("auto", 9), ("auto", 3), ("always", 3)])
+@pytest.mark.quick_cases(2)
 def test_hints_on_layers_are_those_of_torch(projection: Any, width: int, tmp_path: Path) -> None:
     teacher, student = network(width, 1, normalized=True), network(3, 2)
     path = file_of(teacher, tmp_path / "teacher.onnx")
@@ -179,6 +180,7 @@ def test_pictures_are_projected_by_a_convolution() -> None:
     assert last < first
 
 
+@pytest.mark.slow
 def test_logits_that_were_computed_before_are_those_of_the_teacher(tmp_path: Path) -> None:
     teacher, student = network(9, 1), network(3, 2)
     theirs = (hidden_of(torch.from_numpy(X), teacher) @ array(teacher, "second")).numpy()

@@ -127,6 +127,7 @@ def test_totals_and_weights_of_batches_add_up_to_the_whole(case: LossCase) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.quick_cases(195)
 def test_options_make_the_loss_again(case: LossCase) -> None:
     options = json.loads(json.dumps(case.loss.options(), allow_nan=False))
     assert losses.get(options) == case.loss

@@ -55,6 +55,7 @@ def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=str)
+@pytest.mark.quick_cases(13)
 def test_a_data_set_adds_up_from_batches_of_any_size(case: LossCase) -> None:
     session = burnish.Session(burnish.compile(scaled_outputs(case.predictions), loss=case.loss), threads=1)
     batch = batch_of(case)

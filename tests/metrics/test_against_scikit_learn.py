@@ -143,6 +143,7 @@ def test_yes_or_no(name: str, scale: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", 2])
 @pytest.mark.parametrize("name", [*RETRIEVALS, "auc"])
+@pytest.mark.quick_cases(9)
 def test_several_questions(name: str, average: str | int) -> None:
     x, y = answered((3,))
     if name == "auc":

@@ -74,6 +74,7 @@ def test_every_table_is_updated_by_rows() -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.quick_cases(1)
 def test_it_trains_as_pytorch_trains_it(engine: str) -> None:
     model, data = small(), synthetic_clicks(20 * 16, ROWS, NUMBERS)
     network = Network(model)

@@ -104,6 +104,7 @@ def inputs_of(program: burnish.Program, batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("name", ["gaps", "classes", "tied", "untied"])
+@pytest.mark.quick_cases(2)
 def test_the_networks_are_those_of_pytorch(name: str) -> None:
     model = built(name)
     onnx.checker.check_model(model, full_check=True)

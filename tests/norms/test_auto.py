@@ -57,6 +57,7 @@ HEAD = {
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("way", HEAD)
+@pytest.mark.quick_cases(2)
 def test_a_frozen_part_stays_what_the_file_computes(way: str, engine: str) -> None:
     proto = network()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("middle", onnx.TensorProto.FLOAT, ["n", 4]))

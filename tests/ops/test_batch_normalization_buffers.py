@@ -53,6 +53,7 @@ def test_layers_of_equal_size_keep_their_own_statistics(channels, second):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.quick_cases(1)
 def test_a_step_that_failed_leaves_no_trace_in_the_next(value):
     program = burnish.compile(two_layers(3, "scale2,bias2"), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     session, untouched = burnish.Session(program), burnish.Session(program)

@@ -132,6 +132,7 @@ def convolutions(draw: st.DrawFn, op_type: str) -> tuple[list[int], list[int], d
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(convolutions("Conv"), st.booleans(), st.booleans())
+@pytest.mark.slow
 def test_drawn_convolutions(drawn: tuple[list[int], list[int], dict[str, Any]], symbolic: bool, bias: bool) -> None:
     x_shape, w_shape, attributes = drawn
     names = ["batch", x_shape[1], *(f"size{axis}" if symbolic else size for axis, size in enumerate(x_shape[2:]))]

@@ -42,6 +42,7 @@ def in_numpy_names(arrays: dict[str, np.ndarray]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
 @pytest.mark.parametrize("groups", [0, 1, 3])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_first_to_third_derivatives(groups, known, shape):
     """Gradients of gradients by x, scale and bias, each time of products with new random cotangents, against PyTorch."""
     rng = np.random.default_rng(groups)

@@ -176,6 +176,7 @@ def check_newest_opset(case: Case) -> None:
 
 # Rules go by the opset, if at all, in the same way for every sample of an operator.
 @cases_where(lambda case: case in FIRST_OF_EACH.values())
+@pytest.mark.quick_cases(61)
 def test_newest_opset(case: Case) -> None:
     check_newest_opset(case)
 

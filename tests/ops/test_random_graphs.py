@@ -145,6 +145,7 @@ def test_engines_on_many(graph: RandomGraph) -> None:
 
 @quick
 @given(random_graphs(control=False))
+@pytest.mark.slow
 def test_second_gradients(graph: RandomGraph) -> None:
     assert second_problem_of(graph) == ""
 

@@ -41,6 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_cases(5)
 def test_a_gradient_has_its_gradient(name: str) -> None:
     opset, constants, nodes, x = CASES[name]
     shape = ",".join(map(str, x.shape))

@@ -43,6 +43,7 @@ def check(cases: Iterable[Case]) -> int:
 
 
 @pytest.mark.parametrize("module", [module for module in node_modules() if module not in IN_THE_TABLES])
+@pytest.mark.quick_cases(29)
 def test_first_case_of_an_operator_without_samples(module: str) -> None:
     cases = node_cases(module)
     single = [case for case in cases if len(case.model.graph.node) == 1]

@@ -161,6 +161,7 @@ def test_the_equal_average_is_torchs(make: Any, torch_optimizer: Any, options: d
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=range(len(WRAPPERS)))
+@pytest.mark.quick_cases(2)
 def test_wrapped_optimizers_keep_dtypes_and_go_through_their_options(wrap: Callable[[optim.Optimizer], optim.Optimizer]) -> None:
     optimizer = wrap(optim.adam(lr=0.1))
     assert isinstance(optimizer, optim.Optimizer)

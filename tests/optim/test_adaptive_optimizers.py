@@ -91,6 +91,7 @@ def test_matches_torch_in_float64(case: tuple[str, Callable[..., Any], dict[str,
 
 # Those with the larger eps: beside it, the rounding of a small mean square does not decide over the update.
 @pytest.mark.parametrize("case", [case for case in CASES if case[2]["eps"] == 1e-3][::3], ids=name_of)
+@pytest.mark.quick_cases(11)
 def test_float32_stays_near_float64(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> None:
     name, torch_optimizer, options = case
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float32")

@@ -119,6 +119,7 @@ every_optimizer = pytest.mark.parametrize(
 
 
 @every_name
+@pytest.mark.quick_cases(9)
 def test_finds_the_bottom_of_a_parabola(name: str) -> None:
     np.testing.assert_allclose(parabola(**PARABOLA[name].of(name)), 0.0, atol=1e-6)
 
@@ -158,6 +159,7 @@ AVERAGED = [
 
 
 @every_optimizer
+@pytest.mark.quick_cases(14)
 def test_it_declares_what_it_keeps(optimizer: optim.Optimizer) -> None:
     shapes = {"w": (4, 3, 2, 2), "matrix": (4, 3), "bias": (4,), "offset": (3,), "scalar": ()}
     infos = {name: optim.ParameterInfo(name, shape, ir.DataType.FLOAT) for name, shape in shapes.items()}

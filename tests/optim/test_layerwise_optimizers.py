@@ -80,6 +80,7 @@ def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[
 
 # How the values of the options combine, float64 covers.
 @optax_cases(EVERY_VALUE)
+@pytest.mark.quick_cases(4)
 def test_float32_stays_near_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_layers(make(lr=LR, **options), "float32")
     assert all(array.dtype == np.float32 for array in actual[-1].values())
@@ -94,6 +95,7 @@ def torch_adafactor(options: dict[str, Any], dtype: str) -> tuple[list[dict[str,
 
 
 @adafactor_cases(ADAFACTOR_OPTIONS)
+@pytest.mark.quick_cases(3)
 def test_adafactor_matches_torch_in_float64(options: dict[str, Any]) -> None:
     expected, states = torch_adafactor(options, "float64")
     actual = run_layers(optim.adafactor(lr=LR, **options), "float64")

@@ -78,6 +78,7 @@ def test_matches_torch_in_float64(options: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("in_parameter_dtype")
 @cases(OPTIONS[::7])
+@pytest.mark.quick_cases(4)
 def test_kernels_are_matrices_of_their_first_extent_by_the_rest(options: dict[str, Any]) -> None:
     expected, _ = torch_layers(muon_of_torch(options, flatten_kernels=True), "float64")
     optimizer = optim.muon(lr=LR, flatten_kernels=True, others="adamw", others_lr_scale=OTHERS_SCALE, **options)

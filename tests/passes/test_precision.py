@@ -105,6 +105,7 @@ class Transformer(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+@pytest.mark.quick_cases(1)
 def test_a_transformer_has_the_gradients_of_float32_to_the_digits_of_its_products(precision, unit, tmp_path):
     """With the same dropout masks. The network is well conditioned: a gradient's error is some units of its dtype."""
     torch.manual_seed(0)
@@ -201,6 +202,7 @@ def test_onnxruntime_names_the_operator_that_it_has_no_bfloat16_kernel_of():
         burnish.Session(program, "onnxruntime").step(BATCH)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_program_trains_on_the_reference_engine():
     session, plain = (
         burnish.Session(network(precision, optimizer=sgd(0.1, momentum=0.9)), engine)

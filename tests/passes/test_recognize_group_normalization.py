@@ -137,6 +137,7 @@ MODULES = {
 
 @pytest.mark.parametrize("opset", [13, 18, 20])
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.quick_cases(9)
 def test_pytorch_exports(name: str, opset: int) -> None:
     make, x = MODULES[name]
     module = random_weights(make())

@@ -60,6 +60,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("opset", [13, 17, 20])
+@pytest.mark.quick_cases(2)
 def test_training_and_export_agree_with_pytorch(network: nn.Module, opset: int, tmp_path: Path) -> None:
     program = burnish.compile(exported(network, X, opset), optimizer=burnish.optim.sgd(lr=0.1))
     names = [name for name, _ in network.named_parameters()]

@@ -247,6 +247,7 @@ SIZES = [[2, 4], [6, 0], [3, 3], [1, 5]]
 )
 @pytest.mark.parametrize("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(2)
 def test_several_workers(name, options):
     program = compiled(EVERY[name])
     for _, states in train_in_threads(program, batches(4), SIZES, **options):
@@ -254,6 +255,7 @@ def test_several_workers(name, options):
 
 
 @pytest.mark.parametrize("name", ["decayed, then clipped", "accumulated", "accumulated average"])
+@pytest.mark.quick_cases(2)
 def test_several_workers_come_to_what_one_comes_to(name):
     program = compiled(EVERY[name])
     alone = trained(program, 4, engine="torch")
@@ -276,6 +278,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("name", ["accumulated", "accumulated average"])
+@pytest.mark.quick_cases(1)
 def test_sharing_workers_exchange_no_more_for_it(name):
     """Where gradients only accumulate, nobody is given what stays as it is."""
 

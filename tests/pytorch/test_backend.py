@@ -171,6 +171,7 @@ def test_explaining_leaves_the_model_as_it_is():
     assert explanation.parts[1].operators == ("add_",)
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_written_over_in_place_is_seen_by_what_comes_after():
     torch._dynamo.reset()
 

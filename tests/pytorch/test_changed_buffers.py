@@ -132,6 +132,7 @@ def test_a_layer_of_normalized_weights_trains_as_a_program() -> None:
 
 
 @pytest.mark.parametrize("activation", [nn.Hardswish(), nn.Hardsigmoid()])
+@pytest.mark.quick_cases(1)
 def test_a_sixth_has_all_digits_of_float64(activation: nn.Module) -> None:
     x = torch.linspace(-4.5, 4.4, 60, dtype=torch.float64)
     wrapped = burnish.torch.wrap(nn.Sequential(activation), x)
@@ -156,6 +157,7 @@ class Reshaping(nn.Module):
 
 
 @pytest.mark.parametrize("enter", [burnish.torch.wrap, lambda module, x: burnish.compile(module, example_inputs=(x,))])
+@pytest.mark.quick_cases(1)
 def test_a_warning_of_a_fixed_batch_names_the_line_of_the_caller(enter: Callable[..., object]) -> None:
     with pytest.warns(FixedBatchWarning) as caught:
         enter(Reshaping(), torch.randn(4, 2, 3))

@@ -100,6 +100,7 @@ def test_an_attribute_that_the_graph_does_not_depend_on_costs_one_export(made: n
     assert len(exports) == 1
 
 
+@pytest.mark.slow
 def test_an_attribute_that_is_another_at_each_call_is_to_be_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_graphs, "MOST_STRUCTURES", 1)
     module = burnish.torch.wrap(nn.Sequential(nn.LeakyReLU(0.5)), torch.ones(2))
@@ -112,6 +113,7 @@ def test_an_attribute_that_is_another_at_each_call_is_to_be_a_tensor(monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:weights of one value")
+@pytest.mark.slow
 def test_a_layer_that_runs_twice_counts_two_batches_in_a_program_too() -> None:
     torch.manual_seed(0)
     module = Layers()

@@ -63,6 +63,7 @@ def difference(mode: str, form: str, dynamo: bool, by_rows: bool) -> float:
     ("mode", "form"),
     [(mode, form) for mode in ("sum", "mean", "max") for form in ("two axes", "offsets", "last offset")] + [("sum", "weights")],
 )
+@pytest.mark.quick_cases(4)
 def test_exports_of_torchscript(mode: str, form: str) -> None:
     """That of a maximum reads the table in a loop over the bags, where a gradient is not kept by rows."""
     assert difference(mode, form, dynamo=False, by_rows=mode != "max") < 1e-10
@@ -90,6 +91,7 @@ DYNAMO = [
 
 
 @pytest.mark.parametrize(("mode", "form"), DYNAMO)
+@pytest.mark.quick_cases(1)
 def test_exports_of_dynamo(mode: str, form: str) -> None:
     """The exporter casts rows to float32 and back, also of a table in float64: the digits are those of float32."""
     assert difference(mode, form, dynamo=True, by_rows=True) < 1e-6

@@ -162,6 +162,7 @@ class Difference(nn.Module):
         return self.layer(first) - 2 * torch.tanh(self.layer(second)) * scale
 
 
+@pytest.mark.slow
 def test_one_example_for_several_inputs_leaves_them_apart() -> None:
     torch.manual_seed(0)
     reference = Difference().double()
@@ -174,6 +175,7 @@ def test_one_example_for_several_inputs_leaves_them_apart() -> None:
 
 
 @pytest.mark.parametrize(("name", "operators"), [("mixed", {"linear", "tanh"}), ("examined", {"ones", "triu", "linear", "tanh"})])
+@pytest.mark.quick_cases(1)
 def test_what_is_complex_or_reads_nothing_is_captured_around(name: str, operators: set[str]) -> None:
     torch._dynamo.reset()
     reference, shapes = of(name)

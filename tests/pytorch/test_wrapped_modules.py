@@ -146,6 +146,7 @@ class Stopped(nn.Module):
 
 
 @pytest.mark.parametrize("detaches", [True, False])
+@pytest.mark.quick_cases(1)
 def test_no_gradient_flows_where_the_module_stops_it_nor_a_second_one(detaches):
     module = Stopped(detaches).double()
     wrapped = burnish.torch.wrap(copy.deepcopy(module), torch.randn(3, 4, dtype=torch.float64))
@@ -200,6 +201,7 @@ def test_submodules_that_change_their_mode_or_are_replaced_are_seen():
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_copy_and_a_pickled_module_are_apart_and_compute_the_same():
     wrapped, _, case = pair("perceptron")
     inputs = case.inputs(3, generator(0))
@@ -231,6 +233,7 @@ def test_the_row_of_padding_gets_no_gradient():
     assert not wrapped.embedding.weight.grad.any()
 
 
+@pytest.mark.slow
 def test_a_cumulative_average_of_statistics_counts_batches():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)).double()
@@ -243,6 +246,7 @@ def test_a_cumulative_average_of_statistics_counts_batches():
     torch.testing.assert_close(wrapped[1].running_var, reference[1].running_var, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_hooks_of_parameters_and_of_the_whole_run_and_those_of_submodules_are_warned_of():
     module = MODULES["perceptron"].build()
     seen: list[str] = []
@@ -294,6 +298,7 @@ def test_under_autocast_gradients_are_as_near_as_those_of_pytorch():
     assert all(parameter.grad.dtype == torch.float32 for parameter in wrapped.parameters())
 
 
+@pytest.mark.slow
 def test_arguments_may_be_given_by_name_and_others_are_refused():
     module = MODULES["structured"].build().double()
     inputs = MODULES["structured"].inputs(2, generator(0))

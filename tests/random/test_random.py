@@ -104,6 +104,7 @@ def test_the_next_key() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.quick_cases(5)
 def test_the_same_words_on_every_runtime_and_under_every_shape_knowledge(shape: tuple[int, ...]) -> None:
     key = initial_key(42)
     expected = expected_words(key, 3, shape)

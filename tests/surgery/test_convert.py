@@ -99,6 +99,7 @@ def converted_module(module: nn.Module, to: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("to", ["group:4", "layer", "instance"])
+@pytest.mark.quick_cases(1)
 def test_a_converted_network_trains_like_pytorchs(to: str) -> None:
     torch.manual_seed(0)
     module = ResNet((1,), 8, 5)

@@ -132,6 +132,7 @@ def test_at_the_weights_of_now() -> None:
 
 
 @pytest.mark.parametrize("policy", ["ghost:2", "renorm"])
+@pytest.mark.quick_cases(1)
 def test_other_policies_take_the_statistics_of_whole_batches(policy: str) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, norm=policy, running_variance="onnx"))

@@ -53,6 +53,7 @@ def part(begin: int, end: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("frozen", [HEAD, STAGE])
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("torch", marks=pytest.mark.slow), "reference"])
+@pytest.mark.quick_cases(2)
 def test_training_is_the_same(engine, frozen):
     """To the bit on the reference; elsewhere up to the last digit, as other kernels meet where the model was one."""
     whole, cached = program(frozen, False), program(frozen, True)

@@ -26,6 +26,7 @@ def trained(path, optimizer, **options) -> dict[str, np.ndarray]:
     return session.state()
 
 
+@pytest.mark.slow
 def test_another_engine_and_another_batch_size_take_over_everything(tmp_path):
     program = burnish.compile(residual_network(), optimizer="adam")
     session = burnish.Session(program, threads=1)
@@ -39,6 +40,7 @@ def test_another_engine_and_another_batch_size_take_over_everything(tmp_path):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_another_optimizer_names_what_starts_anew(tmp_path):
     state = trained(tmp_path / "sgd.safetensors", burnish.optim.sgd(lr=0.1, momentum=0.9))
     session = burnish.Session(burnish.compile(residual_network(), optimizer="adam"), threads=1)
@@ -61,6 +63,7 @@ def test_another_optimizer_names_what_starts_anew(tmp_path):
     session.step(batch())
 
 
+@pytest.mark.slow
 def test_the_same_slots_are_carried_with_the_step(tmp_path):
     state = trained(tmp_path / "adam.safetensors", "adam")
     session = burnish.Session(burnish.compile(residual_network(), optimizer="adamw"), threads=1)
@@ -71,6 +74,7 @@ def test_the_same_slots_are_carried_with_the_step(tmp_path):
         np.testing.assert_array_equal(array, state[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_another_head_is_named_by_its_shape(tmp_path):
     trained(tmp_path / "ten.safetensors", "sgd")
     session = burnish.Session(burnish.compile(residual_network(classes=3), optimizer="sgd"), threads=1)

@@ -303,6 +303,7 @@ session.save_checkpoint(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_saving_leaves_the_earlier_checkpoint(program, tmp_path):
     path = tmp_path / "last.safetensors"
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}

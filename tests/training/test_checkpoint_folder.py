@@ -29,6 +29,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_rolling_set_is_kept(program, tmp_path):
     trainer(program, tmp_path, keep_checkpoints=3).run()
     steps = [f"step-{step:08d}.safetensors" for step in (10, 11, 12)]
@@ -58,6 +59,7 @@ def test_what_a_killed_save_left_is_removed(program, tmp_path, resume):
     assert names(tmp_path) == [".tmp-of-another", "best.safetensors", "latest.safetensors"]
 
 
+@pytest.mark.slow
 def test_another_number_drops_what_is_too_many(program, tmp_path):
     trainer(program, tmp_path, keep_checkpoints=4, epochs=1).run()
     trainer(program, tmp_path, keep_checkpoints=2, resume=True).run()
@@ -88,6 +90,7 @@ def test_a_damaged_latest_falls_back_on_the_one_before_and_ends_the_same(program
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_where_all_are_damaged_the_newest_is_named(program, tmp_path):
     trainer(program, tmp_path, keep_checkpoints=2, epochs=1).run()
     for path in (tmp_path / "checkpoints").iterdir():
@@ -97,6 +100,7 @@ def test_where_all_are_damaged_the_newest_is_named(program, tmp_path):
         trainer(program, tmp_path, keep_checkpoints=2, resume=True)
 
 
+@pytest.mark.slow
 def test_a_new_run_clears_the_rolling_set(program, tmp_path):
     trainer(program, tmp_path, keep_checkpoints=4).run()
     trainer(program, tmp_path, epochs=1, checkpoint_every=None, overwrite=True).run()

@@ -214,6 +214,7 @@ def written(tmp_path: Path) -> Path:
         ("*.journal", lambda content: b"NONE" + content[4:], "at byte 0 begins no record"),
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_what_is_not_whole_is_refused_by_name(written: Path, pattern: str, change, message: str) -> None:
     (path,) = (written.parent / "journal").glob(pattern)
     content = change(path.read_bytes())

@@ -126,6 +126,7 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
 
 
 @pytest.mark.parametrize("why", ["another start of the system", "no log", "a whole checkpoint", "an earlier checkpoint"])
+@pytest.mark.quick_cases(1)
 def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, expected = saved.parents[1] / "tables", in_memory()
     if why == "another start of the system":

@@ -113,6 +113,7 @@ def test_a_long_table_is_shortened():
     assert shortened(rows, 3) == [*rows[:3], ["3 others", 3.0, 12]]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_profile(tmp_path, monkeypatch):
     monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
     monkeypatch.chdir(tmp_path)

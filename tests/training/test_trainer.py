@@ -124,6 +124,7 @@ def test_data_for_evaluation_that_do_not_fit_are_refused_before_training(tmp_pat
 
 
 @pytest.mark.parametrize("steps", [1, 4, 5, 7, 14])
+@pytest.mark.quick_cases(2)
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(tmp_path, steps):
     whole = trainer(tmp_path / "whole")
     expected = whole.run()

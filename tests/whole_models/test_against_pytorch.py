@@ -254,6 +254,7 @@ def fold_in_pytorch(module: nn.Module) -> nn.Module:
     return folded.requires_grad_()
 
 
+@pytest.mark.slow
 def test_resnet50_keeps_its_53_batch_normalizations():
     model = case("resnet50").model
     assert sum(node.op_type == "BatchNormalization" for node in model.graph.node) == 53

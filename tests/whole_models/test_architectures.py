@@ -243,6 +243,7 @@ def test_weights_in_a_file_beside_the_model(name: str, tmp_path) -> None:
     trains_as_in_pytorch(name, "sdpa", "onnxruntime", whole_models.compiled(name, path, module))
 
 
+@pytest.mark.slow
 def test_the_head_of_gpt2_is_its_embedding(tmp_path) -> None:
     program = of_exporter("gpt2", "eager", "torchscript", 18)
     with burnish.Session(program, engine="onnxruntime") as session:
@@ -254,6 +255,7 @@ def test_the_head_of_gpt2_is_its_embedding(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.quick_cases(1)
 def test_the_mnist_network_trains_with_its_dropouts(engine: str, tmp_path) -> None:
     """Masks are drawn in another way than PyTorch's: the loss falls on the images it trains on."""
     architecture = ARCHITECTURES["mnist"]

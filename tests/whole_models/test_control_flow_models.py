@@ -143,6 +143,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("export", "kind", "operator"), CASES)
+@pytest.mark.quick_cases(1)
 def test_five_steps(export, kind: type[Layers], operator: str) -> None:
     proto = export(kind)
     assert operator in {node.op_type for node in proto.graph.node}

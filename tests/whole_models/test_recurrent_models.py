@@ -133,6 +133,7 @@ def test_a_layer_with_the_batch_in_front_trains_and_evaluates() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float16, 1e-3)])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.quick_cases(3)
 def test_a_model_of_another_type_evaluates_what_it_trains(kind: str, dtype, tolerance: float) -> None:
     """ONNX Runtime's kernels are for float32."""
     program = burnish.compile(classifier(kind, dtype=dtype), loss="cross_entropy", optimizer=burnish.optim.sgd(0.1))

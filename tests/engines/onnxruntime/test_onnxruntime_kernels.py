@@ -159,6 +159,7 @@ def test_the_same_bits_come_again():
         np.testing.assert_array_equal(second[name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_no_pytorch_is_loaded():
     done = subprocess.run(
         [

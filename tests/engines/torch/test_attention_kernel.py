@@ -87,6 +87,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e36])
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "mask"])
 @pytest.mark.parametrize("keys", [4, 40, 300])
+@pytest.mark.quick_cases(59)
 def test_what_is_not_finite_is_never_lost(bad, operand, keys, dtype):
     operands = [drawn((1, 2, keys, 8), seed).to(dtype) for seed in range(3)]
     mask = drawn((1, 1, keys, keys), 3)

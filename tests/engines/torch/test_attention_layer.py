@@ -14,6 +14,7 @@ NOT_RUN = ("bfloat16",)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.quick_cases(53)
 def test_the_cases_of_the_standard(case) -> None:
     inputs, expected = case.data_sets[0]
     model = load(case.model)

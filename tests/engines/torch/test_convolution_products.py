@@ -181,6 +181,7 @@ def test_which_convolutions_are_taken(op_type):
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_a_program_trains_alike_with_and_without():
     program = burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.01, momentum=0.9))
     generator = np.random.default_rng(0)

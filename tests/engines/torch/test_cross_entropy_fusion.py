@@ -78,6 +78,7 @@ def test_the_loss_of_logits_of_more_axes_is_lowered():
 
 @pytest.mark.parametrize("loss", [burnish.losses.cross_entropy(), burnish.losses.cross_entropy(reduction="sum", ignore_index=2)])
 @pytest.mark.parametrize("labels", [[0, 4, 1, 1, 3, 2, 0], [0, -1, 1, -1, 3, -1, 0], [-1] * 7], ids=["all", "some", "none"])
+@pytest.mark.quick_cases(3)
 def test_steps_are_those_of_atens_operators(loss, labels):
     made = program(loss)
     given = {"x": np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), "labels": np.array(labels)}

@@ -54,6 +54,7 @@ def kernel_for(name: str, extent: int, dtype: torch.dtype):
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.quick_cases(18)
 def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
     tolerance = TOLERANCES[dtype]
     convolution, gradients = (
@@ -230,6 +231,7 @@ def test_both_gradients_of_a_convolution_are_one_node():
         ("pads = [3, 3, 3, 3]", {"kernel": "7, 7"}),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_other_convolutions_stay_with_aten(attributes, changed):
     source = network(attributes, **changed)
     assert "Conv" in [node.op_type for node in step_graph(source)]

@@ -182,6 +182,7 @@ def test_groups_never_wait_for_each_other():
     ("segment", "long", "recent"), [(elementwise.SEGMENT, elementwise.LONG, 12), (9, 6, 40)], ids=["one segment", "segments"]
 )
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.quick_cases(10)
 def test_graphs_drawn_at_random_compute_the_same(seed, segment, long, recent, monkeypatch):
     """Nodes that read any two values made before, with passes of another kind among them that groups may not reach around."""
     monkeypatch.setattr(elementwise, "SEGMENT", segment)

@@ -127,6 +127,7 @@ MODELS = {
 
 @needs_kernels
 @pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.quick_cases(4)
 def test_programs_train_as_on_onnxruntime(name):
     program = burnish.compile(resizing(*MODELS[name]), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     known = translated_operators(BURNISH_DOMAIN) | FUSED

@@ -87,6 +87,7 @@ def operators(tmp_path_factory):
     library._destroy()
 
 
+@pytest.mark.slow
 def test_arguments_of_every_kind_arrive(operators):
     tensors = [torch.zeros(2, 3), torch.zeros(4, 5)]
     told, first = operators.interface_echo(tensors, torch.zeros(7), [0.5, -1.25], [3, -(2**40)], 1e-300, -6, True)

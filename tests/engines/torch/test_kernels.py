@@ -197,6 +197,7 @@ def test_fused_and_unfused_programs_train_alike(optimizer):
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_the_same_run_twice_is_bitwise_the_same():
     program = burnish.compile(residual_network(), optimizer="adam")
     generator = np.random.default_rng(0)
@@ -262,6 +263,7 @@ def forget_kernels():
     kernels._builds.clear()
 
 
+@pytest.mark.slow
 def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
     monkeypatch.setattr(kernels, "_build", lambda name: (_ for _ in ()).throw(RuntimeError("no compiler here")))
     monkeypatch.delenv("BURNISH_KERNELS", raising=False)

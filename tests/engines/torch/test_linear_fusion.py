@@ -47,6 +47,7 @@ def computed(model: ir.Model, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
 @pytest.mark.parametrize("text", [LINEAR, GEMM])
 @pytest.mark.parametrize(("rows", "k", "n"), [(3, 7, 11), (1, 1, 1), (0, 4, 3), (64, 700, 130), (130, 520, 300), (130, 300, 520)])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.quick_cases(13)
 def test_a_layer_and_its_gradients_keep_their_digits(text, rows, k, n, threads):
     model = semantic_gradients(onnx.parser.parse_model(HEADER + text.format(k=k, n=n)), wrt=["x", "w", "b"], of="y")
     kinds = fused(model)

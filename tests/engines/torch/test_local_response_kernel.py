@@ -59,6 +59,7 @@ def in_float64(x: torch.Tensor, dy: torch.Tensor, **settings: float) -> tuple[to
 @pytest.mark.parametrize("beta", [0.75, 0.5, 1.25])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9, 300])
 @pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.quick_cases(42)
 def test_results_and_gradients_are_those_of_float64(name, size, beta, threads):
     shape = SHAPES[name]
     for last in (False, True) if len(shape) == 4 else (False,):

@@ -71,6 +71,7 @@ def check(found: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> 
 @needs_kernels
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[:5])))
+@pytest.mark.quick_cases(34)
 def test_gradients_of_kernels_are_exact_to_their_rounding(shape, workers):
     dy, x, window = operands(shape)
     before = torch.get_num_threads()

@@ -114,6 +114,7 @@ def test_operands_that_do_not_fit_are_refused():
 @needs_kernels
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize(("count", "channels", "side"), [(64, 64, 15), (20, 80, 15), (16, 16, 15), (1024, 300, 15), (64, 64, 5)])
+@pytest.mark.quick_cases(14)
 def test_gradients_whichever_way_they_are_computed(count, channels, side, built, monkeypatch, threads):
     """Together; apart where there are many weights, few channels or few pixels; by PyTorch where there are no kernels."""
     given = operands((2, count, channels, side, side))

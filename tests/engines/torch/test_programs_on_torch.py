@@ -205,6 +205,7 @@ def test_dropout_keeps_the_very_same_elements(ratio: float) -> None:
 @pytest.mark.parametrize(("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")])
 @pytest.mark.parametrize("name", ["residual", "dropout"])
 @pytest.mark.each_value
+@pytest.mark.quick_cases(1)
 def test_training_goes_on_with_the_other_engine(name: str, first: str, second: str, tmp_path: Path) -> None:
     model = NETWORKS[name]()
     program = burnish.compile(model, optimizer="adam")

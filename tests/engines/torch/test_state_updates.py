@@ -167,6 +167,7 @@ def interrupted_at(place: int) -> Iterator[None]:
         sys.settrace(before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_time_leaves_the_state_of_before_or_the_next_one():
     session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
     session.step(batch())

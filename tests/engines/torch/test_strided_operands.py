@@ -75,6 +75,7 @@ def check(found: Any, expected: Any, operator: Any, index: int) -> None:
         (transformer, {"standardize", "standardize_gradient", "elementwise"}),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_kernels_read_operands_wherever_they_lie(network, operators):
     model = network()
     session = burnish.Session(burnish.compile(model, optimizer="sgd"), engine="torch", threads=1)

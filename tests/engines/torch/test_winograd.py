@@ -67,6 +67,7 @@ def exact(x, weight, dy, padding, bias=None) -> Results:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:5])))
+@pytest.mark.quick_cases(15)
 def test_errors_are_near_those_of_direct_convolution(shape, threads):
     x, weight, dy = operands(shape)
     padding = list(shape[5])
@@ -183,6 +184,7 @@ def step_graph(program: burnish.Program, winograd: bool) -> set[str]:
     return {node.op_type for node in fuse(kernel_graphs(program, known)["step"], kernels=True, winograd=winograd).graph}
 
 
+@pytest.mark.slow
 def test_a_program_trains_alike_with_and_without():
     program = burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.01, momentum=0.9))
     ours = {"WinogradConv", "WinogradConvInputGrad", "WinogradConvWeightGrad"}

@@ -35,6 +35,7 @@ def convolutional() -> tuple[nn.Module, ExportedModule]:
     return module, export_module(module, (torch.randn(1, 1, 6, 6),))
 
 
+@pytest.mark.slow
 def test_names_and_dimensions_are_those_of_the_module(convolutional):
     module, exported = convolutional
     graph = exported.model.graph
@@ -54,6 +55,7 @@ def test_what_each_normalization_does_is_kept(convolutional):
     assert convolutional[1].counted_batches == {"average.num_batches_tracked": 0, "plain.num_batches_tracked": 0}
 
 
+@pytest.mark.slow
 def test_the_module_is_left_as_it_was():
     module = Convolutional()
     module.still.eval()
@@ -104,6 +106,7 @@ class Tied(nn.Module):
         return Answer(self.head(hidden), (hidden, tokens))
 
 
+@pytest.mark.slow
 def test_structures_of_inputs_and_outputs():
     tokens = torch.tensor([[0, 1, 4]])
     exported = export_module(Tied(), (tokens,), {"words": torch.tensor([[1, 2, 3]]), "mask": None})
@@ -179,6 +182,7 @@ class FixedBatch(nn.Module):
 
 
 @pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.quick_cases(1)
 def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
     with pytest.warns(FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, "):
         exported = export_module(FixedBatch(samples), (torch.randn(samples, 2, 3),))
@@ -205,6 +209,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+@pytest.mark.quick_cases(1)
 def test_what_stops_gradients_needs_no_graph_of_its_own_for_evaluation(factor: nn.Module) -> None:
     exported = export_module(Scaled(factor), (torch.randn(4, 3),))
     assert exported.inference is None
@@ -236,6 +241,7 @@ class Keyword(nn.Module):
 
 
 @pytest.mark.parametrize("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}])
+@pytest.mark.quick_cases(1)
 def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
     inputs = {"x": torch.ones(2, 3), "shift": torch.ones(2, 3), "factor": torch.tensor(2.0)}
     if shapes is not None:

@@ -94,6 +94,7 @@ class Network(nn.Module):
         (Reversing, "return Reversed.apply(x)", r"the torch\.autograd\.Function Reversed has a backward of its own"),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_the_line_and_the_part_are_named(part, line, reason, capfd):
     module = Network(part())
     message = rf"Network cannot be exported at .*test_refused_modules\.py:\d+ \({re.escape(line)}\), in the part 'blocks\.0' "

@@ -109,6 +109,7 @@ def test_it_trains_alike_on_every_engine() -> None:
     np.testing.assert_allclose(losses["torch"], losses["onnxruntime"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_given_trains_too() -> None:
     file = decoder(quantized=False)
     feeds = {"input_ids": IDS[:, :1], "attention_mask": np.ones((3, 5), np.int64)} | cache(4)

@@ -58,6 +58,7 @@ def trained(variant: str, steps: int = 4) -> burnish.Session:
 
 
 @EACH_VARIANT
+@pytest.mark.quick_cases(1)
 def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     before = outputs(ir.from_proto(layered_model()), batch())
     program = trained(variant).program

@@ -214,6 +214,7 @@ def test_four_bits_in_blocks_become_one_operator_of_onnx_runtime(tmp_path: Path)
     np.testing.assert_allclose(runtime.run(None, {"x": DATA})[0], session.predict({"x": DATA})["y"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_first_and_last_layers_may_have_more_bits_and_others_stay(tmp_path: Path) -> None:
     session = trained(
         1, weights="int4 per channel", first_and_last="int8", skip=["stage1.block1.second.convolution"], scales="fixed"
