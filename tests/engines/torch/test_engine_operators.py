@@ -79,5 +79,5 @@ def test_what_may_lie_in_the_memory_of_an_operand() -> None:
 
 
 def test_a_name_is_declared_once() -> None:
-    with pytest.raises(ValueError, match="the operator DepthwiseConv of the torch engine is declared twice"):
+    with pytest.raises(ValueError, match="the operator DepthwiseConv of engines is declared twice"):
         EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))

@@ -1,6 +1,7 @@
-"""Operators that this engine alone knows: what its fusions put into graphs, and its translations take out of them.
+"""Operators that engines alone know: what graph passes put in place of others, for kernels to compute.
 
-Each is one object, declared beside its translation, as semantic operators are in ``burnish.ops``. Nothing else spells its name::
+Each is one object, as semantic operators are in ``burnish.ops``: declared beside the PyTorch engine's translation, or in a folder
+here where several engines have kernels of it. Nothing else in Python spells its name::
 
     DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
 
@@ -24,7 +25,7 @@ from burnish.ops.semantic import semantic_operator
 
 @dataclass(frozen=True, eq=False)
 class EngineOperator:
-    """An operator of this engine's own, in the domain ``burnish``.
+    """An operator of engines alone, in the domain ``burnish``.
 
     Attributes:
         name: its name in the domain.
@@ -40,7 +41,7 @@ class EngineOperator:
 
     def __post_init__(self) -> None:
         if self.name in _operators:
-            raise ValueError(f"the operator {self.name} of the torch engine is declared twice: give one of the two another name")
+            raise ValueError(f"the operator {self.name} of engines is declared twice: give one of the two another name")
         _operators[self.name] = self
 
     @property
@@ -80,7 +81,7 @@ _operators: dict[str, EngineOperator] = {}
 
 
 def engine_operators() -> Mapping[str, EngineOperator]:
-    """Return every operator of the engine's own that is declared, by name."""
+    """Return every such operator that is declared, by name."""
     return MappingProxyType(_operators)
 
 
