@@ -18,6 +18,7 @@ from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
+from burnish.passes.raise_scalar_ranks import raise_scalar_ranks
 from burnish.passes.recognize_attention import recognize_attention
 from burnish.passes.recognize_gelu import recognize_gelu
 from burnish.passes.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
@@ -50,6 +51,7 @@ __all__ = [
     "merge_adapters",
     "merge_casts",
     "mix_precision",
+    "raise_scalar_ranks",
     "recognize_attention",
     "recognize_gelu",
     "recognize_group_normalization",
