@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
@@ -80,10 +81,59 @@ def test_compile_puts_adapters_beside_every_matrix_and_convolution(folder):
         (("--lora", "rank"), "--lora 'rank': settings are written name=value, with commas between, not 'rank'"),
         (("--lora-layers", "dense"), "--lora-layers says beside which layers adapters stand: give --lora too"),
         (("--lora", "rank=0"), "lora: rank=0: give a whole number of 1 or more"),
+        (("--adapter", "lroa"), "lora: variant='lroa' (did you mean 'lora'?): choose among 'lora', 'dora', 'ia3'"),
+        (("--adapter", "lora", "--lora", "rank=2"), "--adapter and --lora both say which adapters there are: give one of them"),
+        (("--rank", "2"), "--rank is that of an --adapter: give --adapter lora too"),
+        (("--adapter", "ia3", "--rank", "2"), "--rank: an ia3 scales what a layer gives, and has none: leave it out"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(folder, options, message):
     done = run("compile", folder / "model.onnx", "-o", folder / "program", *options)
+    assert done.exit_code != 0
+    assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_adapters_are_written_beside_the_tuned_model_and_taken_up_again(folder):
+    options = ("--data", folder / "data.npz", "--epochs", 1, "--lr", 0.1, "--threads", 1)
+    forms = ("--save-adapters", "apart", "--save-adapters", "peft")
+    done = run(
+        *("finetune", folder / "model.onnx", *options, "--adapter", "dora", "--rank", 2, "--alpha", 4),
+        *("--adapter-layers", "dense", *forms, "--output", folder / "run"),
+    )
+    assert done.exit_code == 0, done.output
+    assert "adapters: dora beside 1 layers" in done.output
+    ids = np.load(folder / "data.npz")["ids"]
+    merged = onnxruntime.InferenceSession(folder / "run" / "tuned.onnx").run(None, {"ids": ids})[0]
+    apart = onnxruntime.InferenceSession(folder / "run" / "apart.onnx")
+    adapter, with_adapter = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(folder / "run" / "apart.onnx_adapter"))
+    with_adapter.add_active_adapter(adapter)
+    np.testing.assert_allclose(apart.run(None, {"ids": ids}, with_adapter)[0], merged, atol=1e-5)
+    # From the folder of PEFT a run goes on where the other ended: with no rate, nothing moves.
+    still = (*options[:4], "--lr", 1e-30, "--threads", 1, "--save-adapters", "kept")
+    again = run(
+        *("finetune", folder / "model.onnx", *still, "--adapter-from", folder / "run" / "peft", "--output", folder / "again")
+    )
+    assert again.exit_code == 0, again.output
+    assert f"adapters: dora of {folder / 'run' / 'peft'} beside 1 layers" in " ".join(again.output.split())
+    taken_up = onnxruntime.InferenceSession(folder / "again" / "tuned.onnx").run(None, {"ids": ids})[0]
+    np.testing.assert_allclose(taken_up, merged, atol=1e-5)
+    assert read_adapters({entry.key: entry.value for entry in onnx.load(folder / "again" / "kept.onnx").metadata_props})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--save-adapters", "peft"), "--save-adapters: the run trains no adapters: give --adapter lora, or leave it out"),
+        (
+            ("--adapter", "lora", "--save-adapters", "pfet"),
+            "--save-adapters pfet (did you mean 'peft'?): give kept, apart, inputs",
+        ),
+        (("--adapter-from", "nowhere"), "nowhere"),
+    ],
+)
+def test_forms_that_cannot_be_written_are_refused(folder, options, message):
+    done = run("finetune", folder / "model.onnx", "--data", folder / "data.npz", "--lr", 0.1, *options)
     assert done.exit_code != 0
     assert message in " ".join(done.output.replace("│", " ").split())
 

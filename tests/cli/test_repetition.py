@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+import sys
 import tomllib
 from pathlib import Path
 
@@ -147,3 +148,17 @@ def test_what_means_nothing_for_several_seeds_is_refused():
         result = run(*base, *option)
         assert result.exit_code == 2
         assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_logger_that_cannot_log_is_named_before_anything_is_read(run, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    for command in ("train", "finetune"):
+        refused = run(command, "missing.onnx", "--data", "missing.npz", "--log", "mlflow", code=1)
+        assert "MLflow is not installed: pip install mlflow-skinny" in refused.output
+
+
+def test_a_run_is_logged_where_the_command_says(run, folder) -> None:
+    pytest.importorskip("tensorboardX")
+    run("train", "model.onnx", "--data", "data.npz", "--log", "tensorboard:histograms=0,examples=0", "-o", "logged")
+    assert list((folder / "logged" / "events").glob("events.out.tfevents.*"))
+    assert "log" not in (folder / "logged" / "run.toml").read_text()

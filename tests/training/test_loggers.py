@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import burnish
 from burnish.errors import CallbackError, ConfigurationError
 from burnish.models import residual_network
 from burnish.training import Session, Trainer, run_folder
-from burnish.training.callbacks import Callback, MLflow, TensorBoard, WeightsAndBiases
+from burnish.training.callbacks import Callback, MLflow, TensorBoard, WeightsAndBiases, check_logger, logger
 from burnish.training.gradients import Gradients
 from oracles.tiny_program import tiny_batch, tiny_program
 
@@ -125,6 +126,27 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
             kind()
     with pytest.raises(ConfigurationError, match="every=0: give a whole number of 1 or more"):
         TensorBoard(tmp_path, every=0)
+
+
+def test_a_logger_is_asked_for_by_text(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    board = logger("tensorboard:every=3,histograms=0", tmp_path, "average")
+    assert (board.folder, board.every, board.histograms, board.parameters) == (tmp_path / "events", 3, 0, "average")
+    assert logger("tensorboard:folder=elsewhere", tmp_path).folder == Path("elsewhere")
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
+    tracker = logger("wandb:project=digits,mode=offline", tmp_path)
+    assert (tracker.project, tracker.name, tracker.mode) == ("digits", str(tmp_path), "offline")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    for text, message in (
+        (
+            "tensorbord",
+            r"logger 'tensorbord': there is no such logger \(did you mean 'tensorboard'\?\); give tensorboard, mlflow",
+        ),
+        ("wandb:projekt=digits", r"logger 'wandb' has no option 'projekt' \(did you mean 'project'\?\)"),
+        ("mlflow", "MLflow is not installed: pip install mlflow-skinny"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check_logger(text)
 
 
 class Fails(Callback):

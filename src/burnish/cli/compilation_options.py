@@ -183,12 +183,10 @@ class Compilation(OptionGroup):
         optimizer = self.optimizer.built()
         policies = read_norms(self.norm or [])
         from burnish.compiler.compile import compile
-        from burnish.surgery import lora
 
-        settings = self.adapters.settings()
         with options_named(), untrained_weights_named():
             return compile(
-                model if settings is None else lora(model, **settings),
+                self.adapters.put_beside(model),
                 loss=self.loss,
                 optimizer=optimizer,
                 trainable=split(self.trainable) if self.trainable else None,

@@ -15,7 +15,7 @@ from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
 
 
-@takes_options()
+@takes_options("save_adapters")
 def compile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)],
     folder: Annotated[

@@ -30,7 +30,7 @@ from burnish.version import __version__
 
 CONFIGURATION = "run.toml"
 """The file in the folder of a run."""
-OF_ONE_RUN = frozenset({"config", "output", "resume", "overwrite", "export", "profile", "report", "seeds", "tensorboard"})
+OF_ONE_RUN = frozenset({"config", "output", "resume", "overwrite", "export", "profile", "report", "seeds", "tensorboard", "log"})
 """Options that say what becomes of a run, and are not repeated with it."""
 ALWAYS = frozenset({"seed", "epochs", "batch-size"})
 """Options that are written at their defaults too, which another version may change."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from burnish.cli.adapter_options import FORMS
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.program_lines import export_line
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from burnish.training import Session
 
 MERGED = "merged"
-FORMS = {
-    "kept": "the model, with its adapters beside its weights",
-    "apart": "the model; ONNX Runtime gives it the adapters in the .onnx_adapter beside it",
-    "inputs": "the model; its adapters are inputs, with their values in the .safetensors beside it",
-    "peft": "the adapters, as PEFT reads them",
-}
-"""What is written of a run with adapters, where they are not merged."""
 
 
 def export(

@@ -2,86 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from burnish.cli.adapter_options import AdapterOptions
-from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
+from burnish.cli.compilation_options import ModelArgument, is_program
 from burnish.cli.configuration import Repetition, configuration_of
-from burnish.cli.console import output
 from burnish.cli.data_options import check_data_options
-from burnish.cli.optimizer_options import OptimizerOptions
-from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.cli.finetuning_choices import (
+    STAGES,
+    START,
+    Tuning,
+    choose,
+    compilation_of,
+    course_of,
+    read_choices,
+    results_of,
+)
+from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
+from burnish.cli.quantized_stage import QuantizedStage
 from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results, run_folder
 from burnish.cli.watching import Watching
-from burnish.errors import CheckpointError, ConfigurationError
+from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.training import TrainingResult
 
 EPOCHS = 5
-SOFT_LOSS = "cross_entropy:probabilities=true"
-"""What MixUp and CutMix need: targets that are shares of classes."""
-CHOICES, START, STAGES = "finetune.json", "start.onnx", "stages"
-"""In the folder of the run: what was chosen, the model with its new head, and the folders of all stages but the last."""
-
-
-@dataclass(frozen=True)
-class Tuning(OptionGroup):
-    """What is tuned, and how fast."""
-
-    panel: ClassVar = "Tuning"
-    freeze_until: Annotated[
-        str | None,
-        typer.Option(
-            "--freeze-until",
-            metavar="NAME",
-            help="head: train the head alone. Or a node, or a name or pattern of weights: leave what comes before the first of "
-            "these as it is.",
-        ),
-    ] = None
-    unfreeze: Annotated[
-        str | None,
-        typer.Option(
-            "--unfreeze",
-            metavar="WHEN",
-            help="gradual: the head alone first, and a third of the layers before it after each epoch. Or the epochs after which "
-            "a further part trains, such as 1,3: as many parts as there are numbers.",
-        ),
-    ] = None
-    cached_features: Annotated[
-        bool,
-        typer.Option(
-            "--cached-features/--no-cached-features",
-            help="Compute what stands before the layers that train once for each sample, where that can be done.",
-        ),
-    ] = True
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default found by some trial steps.")] = None
-    layer_decay: Annotated[
-        float | None,
-        typer.Option(
-            "--layer-decay", metavar="FACTOR", help="Multiply the rate by this from each layer to the one before it, such as 0.9."
-        ),
-    ] = None
-    schedule: Annotated[
-        str, typer.Option("--schedule", help="Of the learning rate: cosine, after a short rise, constant, linear or another.")
-    ] = "cosine"
-    patience: Annotated[int | None, typer.Option("--patience", min=1, help="Stop after so many epochs without a lower loss.")] = (
-        None
-    )
-    outputs: Annotated[
-        str | None, typer.Option("--outputs", metavar="NAME", help="The output with the classes, where there are several.")
-    ] = None
 
 
 @takes_options("reinitialize", "journal", "tables", "start_from", "task", "masked_share", "joined")
@@ -100,61 +55,108 @@ def finetune(
     watching: Watching,
 ) -> None:
     """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
-    _check_options(model, results, tuning)
-    check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
-    check_seeds(repetition.seeds, results, watching.report)
+    _check_options(model, results, tuning, adapters)
+    _check_data(data, pixels, results, repetition, watching)
     folder = run_folder(model, results, "-finetuned")
     results = replace(results, folder=folder)
-    if "epochs" not in course.named:
-        course = replace(course, epochs=EPOCHS)
-    from burnish.cli.training_run import TrainingRun
-    from burnish.distributed.connection.process_group import ProcessGroup
-    from burnish.training.callbacks import EarlyStopping
-
-    command, alone = context.meta["burnish.arguments"], ProcessGroup(0, 1)
+    course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
+    command = context.meta["burnish.arguments"]
 
     def run(course: Course, results: Results) -> TrainingResult | None:
         own = run_folder(model, results)
         if results.resume:
-            choices = _read(own)
+            choices = read_choices(own)
         else:
             check_free(own, results.overwrite)
-            choices = _choose(model, own, data, pixels, texts, tuning, adapters, course)
-        chosen = {"seed": course.seed, "epochs": course.epochs, "lr": choices["lr"], "batch_size": choices["batch_size"]}
-        configuration = configuration_of(context, **chosen)
+            choices = choose(model, own, data, pixels, texts, tuning, adapters, course)
+        chosen = {name: choices[name] for name in ("lr", "batch_size")}
+        configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, **chosen)
         course = replace(course, batch_size=choices["batch_size"])
-        result, earlier = None, None
-        for number, stage in enumerate(choices["stages"]):
-            is_last = number == len(choices["stages"]) - 1
-            place = own if is_last else own / STAGES / str(number + 1)
-            compilation = for_language(_compilation(choices, stage, data.augment), texts)
-            result = TrainingRun(
-                own / START,
-                *(data, pixels, texts),
-                compilation,
-                _course(course, choices, number, earlier),
-                _results(results, place, is_last),
-                watching.of_seed(course.seed, repetition.seeds) if is_last else Watching(),
-                command,
-                configuration,
-                None,
-                alone,
-                [EarlyStopping(tuning.patience)] if is_last and tuning.patience is not None else [],
-                is_tuning=True,
-            ).train()
-            earlier = place
-        return result
+        watched = watching.of_seed(course.seed, repetition.seeds)
+        return _Stages(own, choices, data, pixels, texts, course, results, watched, command, configuration).train(
+            tuning.patience, adapters.save_adapters or ()
+        )
 
     train_with_seeds(repetition.seeds, course, results, folder, run)
 
 
-def _check_options(model: Path, results: Results, tuning: Tuning) -> None:
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of a run, one after the other.
+
+    Attributes:
+        folder: of the run, and of its last stage.
+        choices: of the run.
+        data, pixels, texts, course, results, watching: of the command.
+        command, configuration: as ``TrainingRun`` has them.
+    """
+
+    folder: Path
+    choices: Mapping[str, Any]
+    data: Data
+    pixels: Pixels
+    texts: TextOptions
+    course: Course
+    results: Results
+    watching: Watching
+    command: Sequence[str]
+    configuration: str
+
+    def train(self, patience: int | None, adapter_forms: Sequence[str]) -> TrainingResult | None:
+        """Train them all; the last stops early, and writes adapters by themselves, where that is asked for."""
+        from burnish.cli.training_run import TrainingRun
+        from burnish.distributed.connection.process_group import ProcessGroup
+        from burnish.training.callbacks import EarlyStopping
+
+        result, earlier, stages = None, None, self.choices["stages"]
+        for number, stage in enumerate(stages):
+            is_last = number == len(stages) - 1
+            place = self.folder if is_last else self.folder / STAGES / str(number + 1)
+            options = self.data, self.pixels, self.texts
+            integers = None
+            if earlier is not None and stage.get("quantized"):
+                integers = QuantizedStage(self.folder, earlier, self.choices, *options, self.course).begun(self.results.resume)
+            run = TrainingRun(
+                self.folder / START if integers is None else integers.start,
+                *options,
+                for_language(compilation_of(self.choices, stage, self.data.augment), self.texts),
+                course_of(self.course, self.choices, number, earlier if integers is None else None),
+                results_of(self.results, place, is_last),
+                self.watching if is_last else Watching(),
+                self.command,
+                self.configuration,
+                None,
+                ProcessGroup(0, 1),
+                [EarlyStopping(patience)] if is_last and patience is not None else [],
+                is_tuning=True,
+                adapter_forms=adapter_forms if is_last else (),
+            )
+            result = run.train()
+            if integers is not None:
+                integers.end(run.tuned)
+            earlier = place
+        return result
+
+
+def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:
     """Refuse what cannot be meant, before anything is read."""
+    from burnish.training.finetuning import Quantization, check_together
+
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     check_schedule(tuning.schedule, 0, tuning.lr)
+    check_together(None if tuning.quantize is None else Quantization.read(tuning.quantize), adapters.source(), None)
+    if adapters.save_adapters and adapters.source() is None and not results.resume:
+        raise typer.BadParameter("--save-adapters: the run trains no adapters: give --adapter lora, or leave it out")
+
+
+def _check_data(data: Data, pixels: Pixels, results: Results, repetition: Repetition, watching: Watching) -> None:
+    """Refuse data, seeds and loggers that cannot be."""
+    check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
+    watching.check()
+    check_seeds(repetition.seeds, results, watching.report)
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
@@ -166,146 +168,3 @@ def check_free(folder: Path, overwrite: bool) -> None:
             f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
             "(--output)"
         )
-
-
-def _choose(
-    model: Path,
-    folder: Path,
-    data: Data,
-    pixels: Pixels,
-    texts: TextOptions,
-    tuning: Tuning,
-    adapters: AdapterOptions,
-    course: Course,
-) -> dict[str, Any]:
-    """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
-    from burnish.formats.model_file import save_model
-    from burnish.training.finetuning import plan, transfer
-
-    read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
-    prepared, dataset = transfer(
-        model,
-        data.data,
-        output=tuning.outputs,
-        freeze_until=tuning.freeze_until,
-        adapters=adapters.settings(),
-        seed=course.seed,
-        missing=data.missing,
-        **read,
-    )
-    _say(prepared.notes)
-    planned = plan(
-        prepared,
-        dataset,
-        epochs=course.epochs,
-        batch_size=course.batch_size if "batch_size" in course.named else None,
-        lr=tuning.lr,
-        schedule=tuning.schedule,
-        unfreeze=_read_unfreeze(tuning.unfreeze),
-        layer_decay=tuning.layer_decay,
-        cached_features=tuning.cached_features and data.augment is None,
-        seed=course.seed,
-        engine=course.engine,
-        device=course.device,
-        threads=course.threads,
-    )
-    _say(planned.notes)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / STAGES, ignore_errors=True)
-    save_model(prepared.model, folder / START)
-    choices = {
-        "model": str(model),
-        "samples": len(dataset),
-        "lr": planned.lr,
-        "layer_decay": planned.layer_decay,
-        "schedule": planned.schedule,
-        "batch_size": planned.batch_size,
-        "outputs": prepared.head.output,
-        "head": prepared.head.names,
-        "batch": prepared.batch,
-        "stages": [
-            {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages
-        ],
-    }
-    (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
-    return choices
-
-
-def _say(notes: Iterable[str]) -> None:
-    for note in notes:
-        output().print(note)
-
-
-def _read_unfreeze(text: str | None) -> str | list[int] | None:
-    """Return epochs with commas between as numbers, and a word as it is."""
-    if text is None or not all(part.strip().isdigit() for part in text.split(",")):
-        return text
-    return [int(part) for part in text.split(",")]
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """What was chosen when the run in a folder began."""
-    try:
-        choices = dict(json.loads((folder / CHOICES).read_text(encoding="utf-8")))
-        choices["lr"], choices["batch_size"], choices["samples"] = (
-            float(choices["lr"]),
-            int(choices["batch_size"]),
-            int(choices["samples"]),
-        )
-        choices["stages"] = [
-            {**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in choices["stages"]
-        ]
-        return choices
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"'{folder}' holds no run of burnish finetune that can go on ({error}): begin one, without --resume"
-        ) from error
-
-
-def _course(course: Course, choices: Mapping[str, Any], number: int, earlier: Path | None) -> Course:
-    """The course of a stage: its part of the epochs, from the state of the one before, in an order of its own."""
-    epochs = [stage["epochs"] for stage in choices["stages"]]
-    is_last = number == len(epochs) - 1
-    return replace(
-        course,
-        epochs=max(course.epochs - sum(epochs[:-1]), 1) if is_last else epochs[number],
-        seed=course.seed + number,
-        start_from=earlier,
-    )
-
-
-def _results(results: Results, place: Path, is_last: bool) -> Results:
-    """Where a stage leaves what it comes to, and whether it goes on with what is there."""
-    from burnish.training.checkpoint_folder import CheckpointFolder
-
-    resumes = results.resume and CheckpointFolder(place / "checkpoints").exists
-    return replace(
-        results,
-        folder=place,
-        resume=resumes,
-        overwrite=results.overwrite or (results.resume and not resumes),
-        export=results.export if is_last else None,
-        fold=results.fold and is_last,
-    )
-
-
-def _compilation(choices: Mapping[str, Any], stage: Mapping[str, Any], augment: str | None) -> Compilation:
-    """The options of ``burnish train`` that the choices for a stage come to."""
-    from burnish.data.image.augmentation import read_augmentation
-    from burnish.training.finetuning.planning import warmup_steps
-
-    groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
-    scaled = [f"{name}=lr_scale={settings['lr_scale']}" for name, settings in groups.items() if settings != "frozen"]
-    frozen = [name for name, settings in groups.items() if settings == "frozen"]
-    return Compilation(
-        optimizer=OptimizerOptions(
-            lr=choices["lr"], group=scaled or None, freeze=frozen or None, layer_decay=choices["layer_decay"]
-        ),
-        schedule=choices["schedule"],
-        warmup=warmup_steps(steps, choices["schedule"]),
-        outputs=choices["outputs"],
-        batch=choices["batch"],
-        metrics=["accuracy"],
-        loss=SOFT_LOSS if augment is not None and read_augmentation(augment).mixes else "cross_entropy",
-        cached_features="auto" if stage["cached"] else None,
-    )

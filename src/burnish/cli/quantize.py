@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,11 +13,6 @@ from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from burnish.data.dataset import Dataset
 
 BATCH = 32
 NONE = "none"
@@ -86,6 +80,7 @@ def quantize(
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
     from burnish.formats.export import save_inference
+    from burnish.training.finetuning import calibration_batches
     from burnish.training.trained_model import open_model
 
     activations = None if integers.activations == NONE else integers.activations
@@ -102,7 +97,7 @@ def quantize(
         found = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings(), text=text)
         entries = opened.to_predict.data
         fixed = next((entry.shape[0] for entry in entries if entry.shape and isinstance(entry.shape[0], int)), None)
-        calibration, read = _batches(found.dataset, samples, fixed or BATCH)
+        calibration, read = calibration_batches(found.dataset, samples, fixed or BATCH)
     chosen: dict[str, Any] = {
         name: getattr(integers, name)
         for name in ("weights", "method", "scales", "freeze_observers_after", "first_and_last", "reduce_range")
@@ -112,18 +107,3 @@ def quantize(
     count = sum(node.op_type == "QuantizeLinear" for node in quantized.graph)
     measured = f", calibrated on {counted(read, 'sample')} of {data}" if read else ""
     output().print(f"{path}: {counted(count, 'quantization')}{measured}; burnish train {path} trains it, and exports integers")
-
-
-def _batches(dataset: Dataset, samples: int, size: int) -> tuple[list[Mapping[str, np.ndarray]], int]:
-    """Batches of samples spread evenly over a data set, and how many samples they are."""
-    import numpy as np
-
-    count = min(samples, len(dataset))
-    count = max(count - count % size, min(size, count))
-    chosen = np.linspace(0, len(dataset) - 1, count).astype(np.int64)
-
-    def each() -> Iterator[Mapping[str, np.ndarray]]:
-        for start in range(0, count, size):
-            yield dataset.batch(chosen[start : start + size])
-
-    return list(each()), count

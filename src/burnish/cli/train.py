@@ -48,6 +48,7 @@ def train(
     is_program(model)  # refuses the folder of a run
     check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
+    watching.check()
     check_seeds(repetition.seeds, results, watching.report, workers.total)
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     settings = exchange.settings(workers.is_alone)

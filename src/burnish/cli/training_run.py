@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnish.cli import launch
+from burnish.cli.adapter_options import FORMS
 from burnish.cli.compilation_options import Compilation, is_program
 from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
@@ -28,6 +29,7 @@ from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, ConfigurationError
+from burnish.formats.adapter_files import check_form
 from burnish.program import Program
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
@@ -38,6 +40,7 @@ from burnish.training.finetuning import folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.result import TrainingResult
 from burnish.training.saved_runs import RECORD, read_record
+from burnish.training.session import Session
 from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
@@ -55,6 +58,7 @@ class TrainingRun:
         parallel, group: the workers, as ``join_workers`` returns them.
         callbacks: of the trainer.
         is_tuning: the best epoch is exported where there are evaluation data, and the figures with it.
+        adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -75,6 +79,7 @@ class TrainingRun:
     group: ProcessGroup
     callbacks: Sequence[Callback] = ()
     is_tuning: bool = False
+    adapter_forms: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self.folder = run_folder(self.model, self.results)
@@ -108,7 +113,7 @@ class TrainingRun:
         if self.resumes:
             on_first(self.group, lambda: take_over_checkpoints(self.folder, program), "the checkpoints")
         report = self.watching.html_report(self.configuration, launch.command_line(self.command), kept_average(program))
-        callbacks = [*self.callbacks, *self.watching.loggers(kept_average(program))]
+        callbacks = [*self.callbacks, *self.watching.loggers(self.folder, kept_average(program))]
         if report is not None and not self.is_tuning:  # which goes back to the best epoch first
             callbacks.append(report)
         trainer = self._trainer(program, train_set, eval_set, callbacks)
@@ -135,14 +140,32 @@ class TrainingRun:
             if report is not None:
                 report.on_run_end(trainer, None)
             self._say(f"{TUNED}: the state after epoch {figures['epoch']}{', the best' if eval_set is not None else ''}")
-        tuned, fold, parameters = self.results.export or self.folder / TUNED, self.results.fold, kept_average(program)
+        tuned, fold, parameters = self.tuned, self.results.fold, kept_average(program)
         trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
+        self._write_adapters(trainer.session, parameters)
         if result.best is not None and eval_set is not None:
             best = result.best
             self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
         self._say(waiting_line(result.waiting))
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
         return result
+
+    def _write_adapters(self, session: Session, parameters: str | None) -> None:
+        """Write the adapters by themselves, in the forms that are asked for."""
+        for form in self._adapter_forms:
+            path = self.folder / (form if form == "peft" else f"{form}.onnx")
+            session.export(path, parameters=parameters, adapters=form)
+            self._say(f"{path}: {FORMS[form]}")
+
+    @property
+    def tuned(self) -> Path:
+        """Where the tuned model is written."""
+        return self.results.export or self.folder / TUNED
+
+    @property
+    def _adapter_forms(self) -> Sequence[str]:
+        forms = self.compilation.adapters.save_adapters if self.adapter_forms is None else self.adapter_forms
+        return forms or ()
 
     def _say(self, line: str) -> None:
         self.console.print(line)
@@ -172,6 +195,8 @@ class TrainingRun:
         begin = time.monotonic()
         with folding_said() if self.is_tuning else nullcontext():
             program = self.compilation.program(self.model, self.course.batch_size)
+        for form in self._adapter_forms:
+            check_form(form, program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
         self._say(f"{self.model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}")
         if self.compilation.recompute:

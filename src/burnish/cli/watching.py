@@ -37,7 +37,15 @@ class Watching(OptionGroup):
         Path | None,
         typer.Option("--tensorboard", metavar="FOLDER", help="Write TensorBoard's event files: scalars, histograms, examples."),
     ] = None
-
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--log",
+            metavar="WHERE",
+            help="Log the run: tensorboard (to events in its folder), mlflow or wandb, with settings behind a colon, such as "
+            "mlflow:experiment=digits or wandb:mode=offline; may be given again.",
+        ),
+    ] = None
     profile: Annotated[
         bool,
         typer.Option(
@@ -53,18 +61,31 @@ class Watching(OptionGroup):
             return self
         return replace(self, tensorboard=self.tensorboard / f"seed-{seed}")
 
-    def loggers(self, parameters: str | None) -> list[Callback]:
+    def check(self) -> None:
+        """Refuse a logger that there is not, before anything is read.
+
+        Raises:
+            ConfigurationError: it does not exist, takes no such setting, or needs a package that is not installed.
+        """
+        from burnish.training.callbacks import check_logger
+
+        for text in self.log or []:
+            check_logger(text)
+
+    def loggers(self, folder: Path, parameters: str | None) -> list[Callback]:
         """Return the callbacks that write while a run goes on.
 
         Args:
+            folder: of the run.
             parameters: what is judged, as ``Trainer`` takes it.
 
         Raises:
             ConfigurationError: a package that one of them needs is not installed.
         """
-        from burnish.training.callbacks import TensorBoard
+        from burnish.training.callbacks import TensorBoard, logger
 
-        return [] if self.tensorboard is None else [TensorBoard(self.tensorboard, parameters=parameters)]
+        named: list[Callback] = [logger(text, folder, parameters) for text in self.log or []]
+        return named if self.tensorboard is None else [TensorBoard(self.tensorboard, parameters=parameters), *named]
 
     def html_report(self, configuration: str, command: str, parameters: str | None) -> HtmlReport | None:
         """Return the callback that writes the report at the end; None where none is asked for.

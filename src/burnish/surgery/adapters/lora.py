@@ -71,7 +71,7 @@ def lora(
     options = _options(rank, alpha, variant, dropout, rslora, feedforward)
     check_seed(seed)
     model = load(source)
-    others = _initializers(model, also_trained)
+    others = matching_weights(model, also_trained)
     layers = _unnamed(model, others) if patterns is None else select(model.graph, patterns, "patterns")
     if both := next((layer for layer in layers if layer.source.name in others), None):
         raise ConfigurationError(
@@ -152,8 +152,12 @@ def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
     return chosen
 
 
-def _initializers(model: ir.Model, patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the weights that patterns match."""
+def matching_weights(model: ir.Model, patterns: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the weights that patterns match, each of which matches one.
+
+    Raises:
+        ConfigurationError: one matches none.
+    """
     kinds = classify_initializers(model)
     weights = [name for name, kind in kinds.items() if kind in (InitializerKind.WEIGHT, InitializerKind.BUFFER)]
     chosen: dict[str, None] = {}

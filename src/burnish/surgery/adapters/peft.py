@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,12 @@ from burnish.importer import Source, load
 from burnish.passes import merge_adapters as merged
 from burnish.settings import suggestion
 from burnish.surgery.adapters.layers import Layer, find_layers
-from burnish.surgery.adapters.lora import adapted
+from burnish.surgery.adapters.lora import adapted, matching_weights
 
 
-def load_peft(source: Source, folder: str | os.PathLike[str], names: Names = None) -> ir.Model:
+def load_peft(
+    source: Source, folder: str | os.PathLike[str], names: Names = None, *, also_trained: str | Sequence[str] = ()
+) -> ir.Model:
     """Return a model with the adapters of a folder of PEFT, to predict with, to train on or to merge.
 
     Args:
@@ -30,6 +32,7 @@ def load_peft(source: Source, folder: str | os.PathLike[str], names: Names = Non
             otherwise; also for initializers that were trained beside the adapters (``modules_to_save``). Else a layer is that of
             the same name, or the only one whose name ends in the module's, or the other way round: exporters often wrap a module
             in another.
+        also_trained: names or patterns of initializers that train beside the adapters, besides those that the folder holds.
 
     Returns:
         A canonical model.
@@ -46,7 +49,7 @@ def load_peft(source: Source, folder: str | os.PathLike[str], names: Names = Non
     others = {_initializer_of(name, names, model.graph.initializers): array for name, array in held.others.items()}
     options = {layer: _options(held, module, layer) for layer, module in chosen.items()}
     present = set(model.graph.initializers)
-    model = adapted(model, options, tuple(others))
+    model = adapted(model, options, tuple(dict.fromkeys((*others, *matching_weights(model, also_trained)))))
     by_name = {layer.name: module for layer, module in chosen.items()}
     for adapter in read_adapters(model.metadata_props).adapters:
         module = by_name.get(adapter.layer)

@@ -7,6 +7,7 @@ terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.early_stopping import EarlyStopping
 from burnish.training.callbacks.html_report import HtmlReport
+from burnish.training.callbacks.loggers import check_logger, logger
 from burnish.training.callbacks.tensorboard import TensorBoard
 from burnish.training.callbacks.trackers import MLflow, WeightsAndBiases
 
@@ -20,4 +21,6 @@ __all__ = [
     "StepReport",
     "TensorBoard",
     "WeightsAndBiases",
+    "check_logger",
+    "logger",
 ]

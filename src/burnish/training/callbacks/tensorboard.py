@@ -51,12 +51,7 @@ class TensorBoard(Callback):
         for name, value, least in (("every", every, 1), ("histograms", histograms, 0), ("examples", examples, 0)):
             if not is_whole(value) or value < least:
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of {least} or more")
-        try:
-            import tensorboardX  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError(
-                "TensorBoard's event files need tensorboardX, which is not installed: pip install 'burnish[tensorboard]'"
-            ) from error
+        self.package()
         self.folder, self.every, self.histograms, self.examples = Path(folder), every, histograms, examples
         self.parameters = parameters
         self._writer: Any = None
@@ -64,10 +59,23 @@ class TensorBoard(Callback):
         self._last_batch: Mapping[str, Any] = {}
         self._gradients: Gradients | None = None
 
-    def on_run_begin(self, run: Run) -> None:
-        from tensorboardX import SummaryWriter
+    @staticmethod
+    def package() -> Any:
+        """Return the package that it needs.
 
-        self._writer = SummaryWriter(str(self.folder))
+        Raises:
+            ConfigurationError: it is not installed.
+        """
+        try:
+            import tensorboardX
+        except ImportError as error:
+            raise ConfigurationError(
+                "TensorBoard's event files need tensorboardX, which is not installed: pip install 'burnish[tensorboard]'"
+            ) from error
+        return tensorboardX
+
+    def on_run_begin(self, run: Run) -> None:
+        self._writer = self.package().SummaryWriter(str(self.folder))
         self._gradients = Gradients(run.session)
         step = run.session.step_count
         if run.loader.batch_size:  # that of batches as they come is not known before

@@ -58,13 +58,22 @@ class MLflow(_Tracker):
 
     def __init__(self, experiment: str = "burnish", name: str | None = None, *, tracking_uri: str | None = None, every: int = 10):
         super().__init__(every)
+        self.experiment, self.name = experiment, name
+        self._client = self.package().MlflowClient(tracking_uri)
+        self.run_id: str | None = None
+
+    @staticmethod
+    def package() -> Any:
+        """Return the package that it needs.
+
+        Raises:
+            ConfigurationError: it is not installed.
+        """
         try:
-            from mlflow import MlflowClient
+            import mlflow
         except ImportError as error:
             raise ConfigurationError("MLflow is not installed: pip install mlflow-skinny") from error
-        self.experiment, self.name = experiment, name
-        self._client = MlflowClient(tracking_uri)
-        self.run_id: str | None = None
+        return mlflow
 
     def on_run_begin(self, run: Run) -> None:
         client = self._client
@@ -112,13 +121,22 @@ class WeightsAndBiases(_Tracker):
         every: int = 10,
     ):
         super().__init__(every)
+        self._wandb = self.package()
+        self.project, self.name, self.mode, self.folder = project, name, mode, folder
+        self._run: Any = None
+
+    @staticmethod
+    def package() -> Any:
+        """Return the package that it needs.
+
+        Raises:
+            ConfigurationError: it is not installed.
+        """
         try:
             import wandb
         except ImportError as error:
             raise ConfigurationError("Weights & Biases is not installed: pip install wandb") from error
-        self._wandb = wandb
-        self.project, self.name, self.mode, self.folder = project, name, mode, folder
-        self._run: Any = None
+        return wandb
 
     def on_run_begin(self, run: Run) -> None:
         folder = Path(self.folder or run.run_directory)

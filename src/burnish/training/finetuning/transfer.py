@@ -22,7 +22,7 @@ from burnish.importer import InitializerKind, Source, classify_initializers, fol
 from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.settings import matches_pattern, suggestion
-from burnish.surgery import Head, find_head, lora, replace_head
+from burnish.surgery import Head, find_head, load_peft, lora, replace_head
 
 HEAD = "head"
 HEAD_SCALE = 10.0
@@ -103,7 +103,7 @@ def transfer(
     *,
     output: str | None = None,
     freeze_until: str | None = None,
-    adapters: Mapping[str, Any] | None = None,
+    adapters: Mapping[str, Any] | str | Path | None = None,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Transfer, Dataset]:
@@ -115,8 +115,8 @@ def transfer(
         output: of the model, where it has several.
         freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
             before the first of these as it is; None trains everything.
-        adapters: settings of ``burnish.surgery.lora``: adapters train beside the head, and all other weights stay as they are.
-            None trains the weights themselves.
+        adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
+            other weights stay as they are. None trains the weights themselves.
         seed: of the new head, and of adapters.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
 
@@ -169,18 +169,24 @@ def _output_of(model: ir.Model) -> str | None:
     return next(iter(heads.values())) if len(heads) == 1 else None
 
 
-def _with_adapters(model: ir.Model, head: Head, settings: Mapping[str, Any], seed: int, notes: list[str]) -> ir.Model:
+def _with_adapters(
+    model: ir.Model, head: Head, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
+) -> ir.Model:
     """A model whose head and adapters train; noted is what share of the numbers they are."""
     before = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
-    model = lora(model, also_trained=head.initializers, seed=seed, **settings)
+    if isinstance(settings, Mapping):
+        model = lora(model, also_trained=head.initializers, seed=seed, **settings)
+    else:
+        model = load_peft(model, settings, also_trained=head.initializers)
     listed = read_adapters(model.metadata_props)
     sizes = [
         value.const_value.size for name in listed.trained if (value := model.graph.initializers[name]).const_value is not None
     ]
     whole = sum(tensor.size for tensor in before.values())
+    origin = "" if isinstance(settings, Mapping) else f" of {settings}"
     notes.append(
-        f"adapters: {listed.adapters[-1].variant} beside {len(listed.adapters)} layers; with the head {sum(sizes):,} numbers "
-        f"train, and the other {whole - sum(before[name].size for name in head.initializers):,} stay as they are"
+        f"adapters: {listed.adapters[-1].variant}{origin} beside {len(listed.adapters)} layers; with the head {sum(sizes):,} "
+        f"numbers train, and the other {whole - sum(before[name].size for name in head.initializers):,} stay as they are"
     )
     return model
 

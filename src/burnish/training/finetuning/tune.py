@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,15 @@ import numpy as np
 
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
 from burnish.engines import Engine
+from burnish.errors import ConfigurationError
+from burnish.formats.adapter_files import FORMS
+from burnish.formats.model_file import save_model
 from burnish.importer import Source
 from burnish.program import Program
+from burnish.settings import suggestion
 from burnish.training.callbacks import EarlyStopping
-from burnish.training.finetuning.planning import COSINE, plan
+from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
+from burnish.training.finetuning.quantization import Quantization, accuracies_line, accuracy_of
 from burnish.training.finetuning.transfer import transfer
 from burnish.training.result import TrainingResult
 from burnish.training.trainer import Trainer
@@ -33,11 +38,14 @@ class Finetuned:
         path: of the tuned model.
         result: what the trainer reported; of several stages, the last.
         notes: what was decided, and why, a line each.
+        accuracies: with ``quantize``, those of ``float32``, ``quantized_after_training`` and ``quantized_in_training``; else
+            empty.
     """
 
     path: Path
     result: TrainingResult
     notes: tuple[str, ...]
+    accuracies: Mapping[str, float] = field(default_factory=dict)
 
 
 def finetune(
@@ -57,7 +65,9 @@ def finetune(
     patience: int | None = None,
     augment: str | ImageAugmentation | None = None,
     data_workers: int | None = None,
-    adapters: Mapping[str, Any] | None = None,
+    adapters: Mapping[str, Any] | str | Path | None = None,
+    save_adapters: Mapping[str, str | Path] | None = None,
+    quantize: str | Mapping[str, Any] | None = None,
     head_output: str | None = None,
     seed: int = 0,
     engine: str | Engine = "auto",
@@ -88,8 +98,14 @@ def finetune(
         augment: random changes to images, ``crop``, ``flip`` and ``rand_augment``, as ``Trainer`` takes them; nothing is then
             computed once for each sample.
         data_workers: as ``Trainer`` takes it.
-        adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``: adapters and the head train, and are
-            merged into what is written; None trains the weights themselves.
+        adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``, or a folder of PEFT to go on with:
+            adapters and the head train, and are merged into what is written; None trains the weights themselves.
+        save_adapters: where adapters are written by themselves as well, by form, as ``Session.export`` takes it:
+            ``{"apart": "tuned.onnx", "peft": "folder"}``.
+        quantize: ``int8`` or ``int4``, settings behind a colon, or settings of ``burnish.surgery.quantize`` with ``epochs`` and
+            ``rate`` (a factor of ``lr``): after the tuning, the model is quantized, calibrated on the data, and trained for a
+            third of the epochs as it will compute with integers; what is written holds these. ``accuracies`` of the result, and
+            its last note, say what that costs.
         head_output: the output with the classes, where there are several.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
@@ -98,36 +114,113 @@ def finetune(
         DataError: the data cannot be read, or hold no classes.
     """
     where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
+    integers = None if quantize is None else Quantization.read(quantize)
+    check_together(integers, adapters, save_adapters)
     prepared, dataset = transfer(source, data, seed=seed, **where, **options)
-    run: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
+    engines: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
     course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
-    decided = plan(prepared, dataset, cached_features=cached_features and augment is None, **course, **rates, **run)
-    state: Mapping[str, np.ndarray] | None = None
+    decided = plan(prepared, dataset, cached_features=cached_features and augment is None, **course, **rates, **engines)
+    run = _Run(decided, dataset, eval_data, options, patience, {"augment": augment, "data_workers": data_workers, **engines})
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
-        for number, stage in enumerate(decided.stages):
-            program = decided.program(stage, len(dataset))
-            trainer = Trainer(
-                program,
-                dataset,
-                _evaluation(program, dataset, eval_data, options),
-                epochs=stage.epochs,
-                batch_size=decided.batch_size,
-                seed=seed + number,
-                run_directory=Path(folder, str(number)),
-                state=_carried(program, state),
-                augment=augment,
-                data_workers=data_workers,
-                callbacks=[EarlyStopping(patience)] if patience is not None and stage is decided.stages[-1] else [],
-                **run,
-            )
+        tuned = Path(output) if integers is None else Path(folder, "float32.onnx")
+        result = run.train(Path(folder), tuned, seed, save_adapters or {}, fold=integers is None)
+        accuracies: dict[str, float] = {}
+        if integers is not None:
+            result, accuracies = run.quantized(integers, Path(folder), tuned, Path(output), seed + len(decided.stages))
+    notes = (*prepared.notes, *decided.notes, *run.notes)
+    return Finetuned(Path(output), result, notes, accuracies)
+
+
+def check_together(integers: Quantization | None, adapters: object, save_adapters: Collection[str] | None) -> None:
+    """Raise ConfigurationError for options that contradict each other."""
+    if integers is not None and adapters is not None:
+        raise ConfigurationError(
+            "quantize: integers are trained in the weights, and with adapters these stay as they are: tune with adapters first, "
+            "and give the tuned file, into which they are merged, to a run with quantize (--quantize)"
+        )
+    if save_adapters and adapters is None:
+        raise ConfigurationError("save_adapters: the run trains no adapters: give some, such as adapters={'rank': 8}")
+    for form in save_adapters or ():
+        if form not in FORMS:
+            raise ConfigurationError(f"save_adapters: '{form}'{suggestion(form, FORMS)}: give {', '.join(FORMS)}")
+
+
+@dataclass
+class _Run:
+    """What the parts of a run have in common.
+
+    Attributes:
+        plan: what was decided.
+        dataset: that is trained on.
+        eval_data: source of the data that are evaluated on; None where there are none.
+        options: with which data are opened.
+        patience: of early stopping, in the last part.
+        trainer: options of ``Trainer``.
+        notes: what it came to beyond the result, a line each.
+    """
+
+    plan: Plan
+    dataset: Dataset
+    eval_data: str | Path | None
+    options: Mapping[str, Any]
+    patience: int | None
+    trainer: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def train(self, folder: Path, output: Path, seed: int, adapters: Mapping[str, str | Path], fold: bool) -> TrainingResult:
+        """Train all stages of the plan, and write the model, and its adapters by themselves as asked."""
+        state: Mapping[str, np.ndarray] | None = None
+        for number, stage in enumerate(self.plan.stages):
+            program = self.plan.program(stage, len(self.dataset))
+            is_last = stage is self.plan.stages[-1]
+            trainer = self._trainer(program, stage, folder / str(number), seed + number, is_last, _carried(program, state))
             result = trainer.run()
-            if stage is decided.stages[-1]:
-                trainer.session.metadata |= metrics_entry(take_best(trainer, result, eval_data is not None))
-                trainer.session.export(output)
+            if is_last:
+                trainer.session.metadata |= metrics_entry(take_best(trainer, result, self.eval_data is not None))
+                trainer.session.export(output, fold_norm=fold)
+                for form, path in adapters.items():
+                    trainer.session.export(path, adapters=form)
             state = trainer.session.state()
             trainer.session.close()
-    return Finetuned(Path(output), result, (*prepared.notes, *decided.notes))
+        return result
+
+    def quantized(
+        self, integers: Quantization, folder: Path, tuned: Path, output: Path, seed: int
+    ) -> tuple[TrainingResult, dict[str, float]]:
+        """Quantize the tuned model, train it as such, and write it; return the accuracies before and after both too."""
+        size, engine = self.plan.batch_size, self.trainer["engine"]
+        model = integers.applied(tuned, self.dataset, self.plan.transfer.head.output, size, engine)
+        start = folder / "quantized.onnx"
+        save_model(model, start)
+        plan, stage = integers.planned(self.plan, model)
+        program = plan.program(stage, len(self.dataset))
+        trainer = self._trainer(program, stage, folder / "integers", seed, True, None)
+        result = trainer.run()
+        trainer.session.metadata |= metrics_entry(take_best(trainer, result, self.eval_data is not None))
+        trainer.session.export(output)
+        judged = trainer.eval_loader.dataset if trainer.eval_loader is not None else self.dataset
+        trainer.session.close()
+        files = {"float32": tuned, "quantized_after_training": start, "quantized_in_training": output}
+        accuracies = {name: accuracy_of(path, judged, size, engine) for name, path in files.items()}
+        self.notes.append(accuracies_line(accuracies, "training" if self.eval_data is None else "evaluation"))
+        return result, accuracies
+
+    def _trainer(
+        self, program: Program, stage: Stage, folder: Path, seed: int, stops: bool, state: Mapping[str, np.ndarray] | None
+    ) -> Trainer:
+        return Trainer(
+            program,
+            self.dataset,
+            _evaluation(program, self.dataset, self.eval_data, self.options),
+            epochs=stage.epochs,
+            batch_size=self.plan.batch_size,
+            seed=seed,
+            run_directory=folder,
+            state=state,
+            callbacks=[EarlyStopping(self.patience)] if self.patience is not None and stops else [],
+            **self.trainer,
+        )
 
 
 def take_best(trainer: Trainer, result: TrainingResult, is_evaluated: bool) -> dict[str, Any]:

@@ -1,0 +1,247 @@
+"""What a run of ``burnish finetune`` chose when it began: kept in its folder, and read when it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from burnish.cli.adapter_options import AdapterOptions
+from burnish.cli.compilation_options import Compilation
+from burnish.cli.console import output
+from burnish.cli.optimizer_options import OptimizerOptions
+from burnish.cli.option_groups import OptionGroup
+from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
+from burnish.cli.train_options import Course, Data, Results
+from burnish.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from burnish.training.finetuning import Plan
+
+SOFT_LOSS = "cross_entropy:probabilities=true"
+"""What MixUp and CutMix need: targets that are shares of classes."""
+CHOICES, START, STAGES = "finetune.json", "start.onnx", "stages"
+"""In the folder of the run: what was chosen, the model with its new head, and the folders of all stages but the last."""
+
+
+@dataclass(frozen=True)
+class Tuning(OptionGroup):
+    """What is tuned, and how fast."""
+
+    panel: ClassVar = "Tuning"
+    freeze_until: Annotated[
+        str | None,
+        typer.Option(
+            "--freeze-until",
+            metavar="NAME",
+            help="head: train the head alone. Or a node, or a name or pattern of weights: leave what comes before the first of "
+            "these as it is.",
+        ),
+    ] = None
+    unfreeze: Annotated[
+        str | None,
+        typer.Option(
+            "--unfreeze",
+            metavar="WHEN",
+            help="gradual: the head alone first, and a third of the layers before it after each epoch. Or the epochs after which "
+            "a further part trains, such as 1,3: as many parts as there are numbers.",
+        ),
+    ] = None
+    cached_features: Annotated[
+        bool,
+        typer.Option(
+            "--cached-features/--no-cached-features",
+            help="Compute what stands before the layers that train once for each sample, where that can be done.",
+        ),
+    ] = True
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default found by some trial steps.")] = None
+    layer_decay: Annotated[
+        float | None,
+        typer.Option(
+            "--layer-decay", metavar="FACTOR", help="Multiply the rate by this from each layer to the one before it, such as 0.9."
+        ),
+    ] = None
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Of the learning rate: cosine, after a short rise, constant, linear or another.")
+    ] = "cosine"
+    patience: Annotated[int | None, typer.Option("--patience", min=1, help="Stop after so many epochs without a lower loss.")] = (
+        None
+    )
+    outputs: Annotated[
+        str | None, typer.Option("--outputs", metavar="NAME", help="The output with the classes, where there are several.")
+    ] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize",
+            metavar="FORM",
+            help="int8 or int4: quantize the tuned model, and train it further as it will compute with integers; settings behind "
+            "a colon, such as int8:epochs=2,method=entropy. Prints the accuracy before, after, and after this training.",
+        ),
+    ] = None
+
+
+def choose(
+    model: Path,
+    folder: Path,
+    data: Data,
+    pixels: Pixels,
+    texts: TextOptions,
+    tuning: Tuning,
+    adapters: AdapterOptions,
+    course: Course,
+) -> dict[str, Any]:
+    """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
+    from burnish.formats.model_file import save_model
+    from burnish.training.finetuning import plan, transfer
+
+    read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
+    prepared, dataset = transfer(
+        model,
+        data.data,
+        output=tuning.outputs,
+        freeze_until=tuning.freeze_until,
+        adapters=adapters.source(),
+        seed=course.seed,
+        missing=data.missing,
+        **read,
+    )
+    _say(prepared.notes)
+    planned = plan(
+        prepared,
+        dataset,
+        epochs=course.epochs,
+        batch_size=course.batch_size if "batch_size" in course.named else None,
+        lr=tuning.lr,
+        schedule=tuning.schedule,
+        unfreeze=_read_unfreeze(tuning.unfreeze),
+        layer_decay=tuning.layer_decay,
+        cached_features=tuning.cached_features and data.augment is None,
+        seed=course.seed,
+        engine=course.engine,
+        device=course.device,
+        threads=course.threads,
+    )
+    _say(planned.notes)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / STAGES, ignore_errors=True)
+    save_model(prepared.model, folder / START)
+    choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning.quantize)}
+    (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
+    return choices
+
+
+def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
+    """What is kept of a plan, with the stage in which the model trains as integers, where one is asked for."""
+    from burnish.training.finetuning import Quantization
+
+    prepared = planned.transfer
+    stages: list[dict[str, Any]] = [
+        {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages
+    ]
+    if quantize is not None:
+        integers = Quantization.read(quantize)
+        epochs = integers.length(sum(stage.epochs for stage in planned.stages))
+        held = {name: group for name, group in stages[-1]["groups"].items() if group == "frozen"}
+        lr = planned.lr * integers.rate
+        stages.append({"epochs": epochs, "cached": False, "groups": held, "quantized": True, "lr": lr})
+    return {
+        "lr": planned.lr,
+        "layer_decay": planned.layer_decay,
+        "schedule": planned.schedule,
+        "batch_size": planned.batch_size,
+        "outputs": prepared.head.output,
+        "head": prepared.head.names,
+        "batch": prepared.batch,
+        "quantize": quantize,
+        "stages": stages,
+    }
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        output().print(note)
+
+
+def _read_unfreeze(text: str | None) -> str | list[int] | None:
+    """Return epochs with commas between as numbers, and a word as it is."""
+    if text is None or not all(part.strip().isdigit() for part in text.split(",")):
+        return text
+    return [int(part) for part in text.split(",")]
+
+
+def read_choices(folder: Path) -> dict[str, Any]:
+    """What was chosen when the run in a folder began."""
+    try:
+        choices = dict(json.loads((folder / CHOICES).read_text(encoding="utf-8")))
+        choices["lr"], choices["batch_size"], choices["samples"] = (
+            float(choices["lr"]),
+            int(choices["batch_size"]),
+            int(choices["samples"]),
+        )
+        choices["stages"] = [
+            {**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in choices["stages"]
+        ]
+        return choices
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"'{folder}' holds no run of burnish finetune that can go on ({error}): begin one, without --resume"
+        ) from error
+
+
+def course_of(course: Course, choices: Mapping[str, Any], number: int, earlier: Path | None) -> Course:
+    """The course of a stage: its part of the epochs, from the state of the one before, in an order of its own."""
+    epochs = [stage["epochs"] for stage in choices["stages"]]
+    grows = number == len(epochs) - 1 and not choices["stages"][number].get("quantized")
+    return replace(
+        course,
+        epochs=max(course.epochs - sum(epochs[:-1]), 1) if grows else epochs[number],
+        seed=course.seed + number,
+        start_from=earlier,
+    )
+
+
+def results_of(results: Results, place: Path, is_last: bool) -> Results:
+    """Where a stage leaves what it comes to, and whether it goes on with what is there."""
+    from burnish.training.checkpoint_folder import CheckpointFolder
+
+    resumes = results.resume and CheckpointFolder(place / "checkpoints").exists
+    return replace(
+        results,
+        folder=place,
+        resume=resumes,
+        overwrite=results.overwrite or (results.resume and not resumes),
+        export=results.export if is_last else None,
+        fold=results.fold and is_last,
+    )
+
+
+def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any], augment: str | None) -> Compilation:
+    """The options of ``burnish train`` that the choices for a stage come to."""
+    from burnish.data.image.augmentation import read_augmentation
+    from burnish.training.finetuning.planning import warmup_steps
+
+    groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
+    scaled = [f"{name}=lr_scale={settings['lr_scale']}" for name, settings in groups.items() if settings != "frozen"]
+    frozen = [name for name, settings in groups.items() if settings == "frozen"]
+    return Compilation(
+        optimizer=OptimizerOptions(
+            lr=stage.get("lr", choices["lr"]),
+            group=scaled or None,
+            freeze=frozen or None,
+            layer_decay=None if stage.get("quantized") else choices["layer_decay"],
+        ),
+        schedule=choices["schedule"],
+        warmup=warmup_steps(steps, choices["schedule"]),
+        outputs=choices["outputs"],
+        batch=None if stage.get("quantized") else choices["batch"],
+        metrics=["accuracy"],
+        loss=SOFT_LOSS if augment is not None and read_augmentation(augment).mixes else "cross_entropy",
+        cached_features="auto" if stage["cached"] else None,
+    )

@@ -1,0 +1,101 @@
+"""The last stage of ``burnish finetune --quantize``: the tuned model as integers, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.cli.console import output
+from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
+from burnish.cli.train_options import Course, Data
+
+if TYPE_CHECKING:
+    from burnish.data import Dataset
+
+TUNED, QUANTIZED, ACCURACIES = "tuned.onnx", "quantized.onnx", "quantization.json"
+"""In folders of runs: the tuned model, its quantized form before it is trained as such, and the accuracies."""
+
+
+@dataclass(frozen=True)
+class QuantizedStage:
+    """The stage in which a tuned model trains as it will compute with integers.
+
+    Attributes:
+        folder: of the run.
+        earlier: of the stage that tuned the model.
+        choices: of the run.
+        data, pixels, texts, course: of the command.
+    """
+
+    folder: Path
+    earlier: Path
+    choices: Mapping[str, Any]
+    data: Data
+    pixels: Pixels
+    texts: TextOptions
+    course: Course
+
+    @property
+    def start(self) -> Path:
+        """The quantized model that the stage begins with."""
+        return self.folder / QUANTIZED
+
+    @property
+    def tuned(self) -> Path:
+        """The tuned model in float32."""
+        return self.earlier / TUNED
+
+    def begun(self, is_resumed: bool) -> QuantizedStage:
+        """Write the quantized model, calibrated on the training data, and say so; that of a run that goes on stays.
+
+        Returns:
+            The stage itself.
+        """
+        from burnish.formats.model_file import save_model
+        from burnish.training.finetuning import Quantization
+
+        if is_resumed and self.start.is_file():
+            return self
+        integers = Quantization.read(self.choices["quantize"])
+        dataset = self._opened(self.data.data)
+        chosen = self.choices["outputs"], self.choices["batch_size"], self.course.engine
+        model = integers.applied(self.tuned, dataset, *chosen)
+        save_model(model, self.start)
+        count = sum(node.op_type == "QuantizeLinear" for node in model.graph)
+        weights = integers.options["weights"]
+        output().print(f"{self.start}: {weights}, {count} quantizations, calibrated on {self.data.data}")
+        return self
+
+    def end(self, written: Path) -> None:
+        """Print and write the accuracies: on the evaluation data, where there are some."""
+        from burnish.training.finetuning import accuracies_line, accuracy_of
+
+        which = "training" if self.data.eval_data is None else "evaluation"
+        dataset, engine = self._opened(self.data.eval_data or self.data.data), self.course.engine
+        files = {"float32": self.tuned, "quantized_after_training": self.start, "quantized_in_training": written}
+        accuracies = {name: accuracy_of(path, dataset, self.course.batch_size, engine) for name, path in files.items()}
+        content = json.dumps({"data": which, **accuracies}, indent=1) + "\n"
+        (self.folder / ACCURACIES).write_text(content, encoding="utf-8")
+        output().print(accuracies_line(accuracies, which))
+
+    def _opened(self, source: str) -> Dataset:
+        """Data as the tuned model reads them, which says what was done to pixels and texts."""
+        from burnish.data import open_dataset
+        from burnish.training.trained_model import open_model
+
+        opened = open_model(self.tuned)
+        described = opened.described
+        return open_dataset(
+            source,
+            opened.to_evaluate,
+            label=self.data.label,
+            classes=described.classes,
+            image_size=self.data.image_size,
+            pixels=self.pixels.settings() if described.preprocessing is None else None,
+            text=self.texts.settings_for(self.tuned, source, described),
+            missing=self.data.missing,
+        )

@@ -1,0 +1,156 @@
+"""The last part of a fine-tuning run that ends in integers: the tuned model is quantized, calibrated, and trained as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.data import Dataset
+from burnish.engines import Engine
+from burnish.errors import ConfigurationError
+from burnish.importer import load
+from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
+from burnish.surgery import quantize
+from burnish.surgery.quantization.calibration import check_method
+from burnish.surgery.quantization.formats import activation_format, weight_format
+from burnish.training.finetuning.planning import Plan, Stage
+from burnish.training.trained_model import open_model
+
+SHORT: dict[str, dict[str, Any]] = {
+    "int8": {"weights": "int8 per channel"},
+    "int4": {"weights": "int4 per channel", "first_and_last": "int8"},
+}
+"""What a name alone asks for."""
+RATE = 0.1
+"""The learning rate of the quantized model, in that of the run: its weights were tuned already."""
+PART = 3
+"""The quantized model trains for this part of the epochs before, rounded up."""
+SAMPLES = 256
+"""Calibrated on so many at most."""
+ACCURACY = "accuracy"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a tuned model becomes one of integers.
+
+    Attributes:
+        options: of ``burnish.surgery.quantize``.
+        epochs: for which it trains quantized; None: a third of the run's, rounded up.
+        rate: its learning rate, as a factor of the run's.
+    """
+
+    options: Mapping[str, Any]
+    epochs: int | None = None
+    rate: float = RATE
+
+    @classmethod
+    def read(cls, asked: str | Mapping[str, Any]) -> Quantization:
+        """Return what is asked for.
+
+        Args:
+            asked: ``int8``, ``int4``, or one of them with settings of ``burnish.surgery.quantize`` or of this class after a
+                colon, ``int8:method=entropy,epochs=2``; or these settings.
+
+        Raises:
+            ConfigurationError: there is no such form, or a setting does not fit.
+        """
+        if isinstance(asked, str):
+            name, settings = read_settings("quantize", asked)
+            if name not in SHORT:
+                raise ConfigurationError(
+                    f"quantize='{name}': there is no such form{suggestion(name, SHORT)}: give int8 or int4, with settings behind "
+                    "a colon where needed, such as int8:epochs=2"
+                )
+            settings = {**SHORT[name], **settings}
+        else:
+            settings = {**SHORT["int8"], **asked}
+        own = {name: settings.pop(name) for name in ("epochs", "rate") if name in settings}
+        for name in ("source", "calibration", "engine"):
+            if name in settings:
+                raise ConfigurationError(f"quantize: {name} is the run's own: leave it out")
+        check_settings("quantize", quantize, {"source": ..., **settings})
+        weight_format(settings["weights"], settings.get("reduce_range", True))
+        activation_format(settings.get("activations", "uint8"), settings.get("symmetric", False))
+        check_method(settings.get("method", "minmax"), settings.get("percentile", 99.99))
+        epochs, rate = own.get("epochs"), own.get("rate", RATE)
+        if epochs is not None and (not is_whole(epochs) or epochs < 1):
+            raise ConfigurationError(f"quantize: epochs={epochs!r}: give a whole number of 1 or more, of training with integers")
+        if not is_number(rate) or rate <= 0:
+            raise ConfigurationError(f"quantize: rate={rate!r}: give a factor of the learning rate above 0, such as {RATE:g}")
+        return cls(settings, epochs, float(rate))
+
+    def applied(
+        self, tuned: str | Path, dataset: Dataset, output: str, batch_size: int, engine: str | Engine = "auto"
+    ) -> ir.Model:
+        """Return the quantized form of a tuned model, calibrated on samples that are spread evenly over a data set.
+
+        Args:
+            tuned: the ONNX file, with batch normalization as it was trained.
+            dataset: that it was trained on.
+            output: with the classes. Behind a Softmax or a Sigmoid it stays in float32, so that the loss finds the logits.
+            batch_size: of the calibration.
+            engine: runs the model.
+        """
+        model = load(tuned)
+        produced = next(value for value in model.graph.outputs if value.name == output).producer()
+        ends_linear = produced is not None and produced.op_type in ("Gemm", "MatMul", "Conv", "Add")
+        batches, _ = calibration_batches(dataset, SAMPLES, batch_size)
+        given = {"quantize_outputs": ends_linear, **self.options}
+        return quantize(model, calibration=batches, engine=engine, **given)
+
+    def planned(self, plan: Plan, model: ir.Model) -> tuple[Plan, Stage]:
+        """Return the plan of the part of a run in which the quantized model trains, and its only stage."""
+        last = plan.stages[-1]
+        stage = Stage(last.frozen, self.length(sum(stage.epochs for stage in plan.stages)))
+        still_one = all(value.shape is not None and len(value.shape) > 1 and value.shape[0] == 1 for value in model.graph.inputs)
+        transfer = replace(plan.transfer, model=model, is_new=False, batch=plan.transfer.batch if still_one else None)
+        return replace(plan, transfer=transfer, stages=(stage,), lr=plan.lr * self.rate, layer_decay=None), stage
+
+    def length(self, epochs: int) -> int:
+        """Return for how many epochs the quantized model trains, after so many before."""
+        return -(-epochs // PART) if self.epochs is None else self.epochs
+
+
+def accuracy_of(model: str | Path, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float:
+    """Return the share of a data set that a file with its objective in its metadata classifies right."""
+    opened = open_model(model, metrics=(ACCURACY,), engine=engine)
+    return float(opened.evaluate(dataset, batch_size)[ACCURACY])
+
+
+def accuracies_line(accuracies: Mapping[str, float], data: str) -> str:
+    """Return a line that says what quantization cost and what training brought back.
+
+    Args:
+        accuracies: ``float32``, ``quantized_after_training``, ``quantized_in_training``.
+        data: which these are of.
+    """
+    before, after, trained = (f"{100 * value:.2f} %" for value in accuracies.values())
+    return (
+        f"quantization: accuracy {before} in float32, {after} quantized after training, {trained} quantized in training "
+        f"({data} data)"
+    )
+
+
+def calibration_batches(dataset: Dataset, samples: int, size: int) -> tuple[list[Mapping[str, np.ndarray]], int]:
+    """Return batches of samples spread evenly over a data set, and how many samples they are.
+
+    Args:
+        dataset: what is read.
+        samples: how many at most.
+        size: of a batch; what is left over is left out, where there is more than one.
+    """
+    count = min(samples, len(dataset))
+    count = max(count - count % size, min(size, count))
+    chosen = np.linspace(0, len(dataset) - 1, count).astype(np.int64)
+
+    def each() -> Iterator[Mapping[str, np.ndarray]]:
+        for start in range(0, count, size):
+            yield dataset.batch(chosen[start : start + size])
+
+    return list(each()), count
