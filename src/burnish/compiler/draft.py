@@ -13,10 +13,13 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
-from burnish.passes import complete_axes, merge_casts, raise_scalar_ranks, remove_unused, widen_reductions
+from burnish.passes import complete_axes, join_updates, merge_casts, raise_scalar_ranks, remove_unused, widen_reductions
 from burnish.passes.compute_without_float64 import compute_without_float64
 from burnish.passes.further_outputs import compute_further_outputs
 from burnish.program.signature import Entry, GraphSignature, Role
+
+UPDATING = ("step", "apply")
+"""The graphs that update the state."""
 
 
 @dataclass
@@ -158,6 +161,8 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     model.graph.name = name
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
     lower_to_target(model, target)
+    if name in UPDATING and target.takes_joined_updates:
+        join_updates(model)
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     inputs, outputs = tuple(draft.inputs), tuple(entry for _, entry in draft.outputs)

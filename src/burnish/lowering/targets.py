@@ -98,6 +98,15 @@ class Target:
         """Standard operator -> how many outputs the runtime gives, of those of which it does not give all."""
         return {name: support.outputs for name, support in self.operators.items() if support.outputs is not None}
 
+    @property
+    def takes_joined_updates(self) -> bool:
+        """Whether updates of small tensors are joined for it, by operators with an operand or a result for each of them.
+
+        A runtime with kernels of its own updates many tensors in one call; one that does not run all of the standard may read
+        few buffers at once, as WebGPU does.
+        """
+        return not self.kernels and self.operators is STANDARD_OPERATORS
+
     def covers(self, other: Target) -> bool:
         """Whether it is known, without a look at a graph, to run whatever another target runs."""
         if self is other:

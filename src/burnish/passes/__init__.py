@@ -15,6 +15,7 @@ from burnish.passes.fold_pruning import fold_pruning
 from burnish.passes.fold_quantization import fold_quantization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
 from burnish.passes.hoist_gather import hoist_gather
+from burnish.passes.join_updates import join_updates
 from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.mixed_precision import mix_precision
@@ -47,6 +48,7 @@ __all__ = [
     "has_sixteen_bit_values",
     "hoist_gather",
     "hold_group_normalization_constants",
+    "join_updates",
     "lower_what_has_no_gradient",
     "merge_adapters",
     "merge_casts",
