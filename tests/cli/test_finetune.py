@@ -215,6 +215,8 @@ def test_the_same_in_python(tmp_path):
     program = burnish.compile(prepared.model, optimizer=prepared.optimizer(0.01))
     with burnish.Session(program) as session:
         assert np.isfinite(session.step(dataset.batch(np.arange(8)))["loss"])
+    mixing, _ = transfer(source, tmp_path / "images", augment="flip,mixup:0.3")
+    assert (prepared.loss, mixing.loss) == ("cross_entropy", "mixed:loss=cross_entropy,mixup=0.3,cutmix=0")
     alone, _ = transfer(perceptron(), _arrays(tmp_path), freeze_until="head")
     assert set(alone.groups().values()) == {"frozen"}
 
@@ -235,3 +237,21 @@ def _arrays(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     np.savez(folder / "data.npz", x=rng.standard_normal((20, 12)).astype(np.float32), y=rng.integers(0, 3, 20))
     return folder / "data.npz"
+
+
+@pytest.mark.slow
+def test_mixing_is_part_of_the_loss(model, tmp_path):
+    write_images(tmp_path / "images", each=8)
+    options = ("--epochs", 1, "--lr", 0.01, "--threads", 1, "--batch-size", 8, "--augment", "flip,mixup:0.3,cutmix")
+    done = run("finetune", model, "--data", tmp_path / "images", *options, "--output", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert "augment: MixUp with alpha 0.3, CutMix with alpha 1, in the graph" in " ".join(done.output.split())
+    program = burnish.Program.load(tmp_path / "run" / "program")
+    loss = program.options["loss"]
+    assert (loss["name"], loss["mixup"], loss["cutmix"], loss["loss"]["name"]) == ("mixed", 0.3, 1.0, "cross_entropy")
+    assert "evaluation" not in done.output
+    again = burnish.finetune(
+        *(model, tmp_path / "images"), output=tmp_path / "b.onnx", epochs=1, lr=0.01, threads=1, batch_size=8, augment="mixup:0.3"
+    )
+    assert "augment: MixUp with alpha 0.3, in the graph" in again.notes
+    assert "accuracy" in again.result.metrics

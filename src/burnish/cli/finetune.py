@@ -22,6 +22,7 @@ from burnish.cli.finetuning_choices import (
     course_of,
     read_choices,
     results_of,
+    unmixed,
 )
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
@@ -112,14 +113,14 @@ class _Stages:
         for number, stage in enumerate(stages):
             is_last = number == len(stages) - 1
             place = self.folder if is_last else self.folder / STAGES / str(number + 1)
-            options = self.data, self.pixels, self.texts
+            options = unmixed(self.data), self.pixels, self.texts
             integers = None
             if earlier is not None and stage.get("quantized"):
                 integers = QuantizedStage(self.folder, earlier, self.choices, *options, self.course).begun(self.results.resume)
             run = TrainingRun(
                 self.folder / START if integers is None else integers.start,
                 *options,
-                for_language(compilation_of(self.choices, stage, self.data.augment), self.texts),
+                for_language(compilation_of(self.choices, stage), self.texts),
                 course_of(self.course, self.choices, number, earlier if integers is None else None),
                 results_of(self.results, place, is_last),
                 self.watching if is_last else Watching(),

@@ -24,8 +24,8 @@ from burnish.errors import CheckpointError
 if TYPE_CHECKING:
     from burnish.training.finetuning import Plan
 
-SOFT_LOSS = "cross_entropy:probabilities=true"
-"""What MixUp and CutMix need: targets that are shares of classes."""
+MIXES = ("mixup", "cutmix")
+"""Changes that the graph makes."""
 CHOICES, START, STAGES = "finetune.json", "start.onnx", "stages"
 """In the folder of the run: what was chosen, the model with its new head, and the folders of all stages but the last."""
 
@@ -108,6 +108,7 @@ def choose(
         output=tuning.outputs,
         freeze_until=tuning.freeze_until,
         adapters=adapters.source(),
+        augment=data.augment,
         seed=course.seed,
         missing=data.missing,
         **read,
@@ -156,6 +157,7 @@ def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
         "layer_decay": planned.layer_decay,
         "schedule": planned.schedule,
         "batch_size": planned.batch_size,
+        "loss": prepared.loss,
         "outputs": prepared.head.output,
         "head": prepared.head.names,
         "batch": prepared.batch,
@@ -222,9 +224,15 @@ def results_of(results: Results, place: Path, is_last: bool) -> Results:
     )
 
 
-def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any], augment: str | None) -> Compilation:
+def unmixed(data: Data) -> Data:
+    """Return the options of data without MixUp and CutMix, which are part of the loss."""
+    parts = [] if data.augment is None else [part.strip() for part in data.augment.split(",")]
+    rest = [part for part in parts if part.partition(":")[0] not in MIXES]
+    return replace(data, augment=",".join(rest) or None)
+
+
+def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Compilation:
     """The options of ``burnish train`` that the choices for a stage come to."""
-    from burnish.data.image.augmentation import read_augmentation
     from burnish.training.finetuning.planning import warmup_steps
 
     groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
@@ -242,6 +250,6 @@ def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any], augment
         outputs=choices["outputs"],
         batch=None if stage.get("quantized") else choices["batch"],
         metrics=["accuracy"],
-        loss=SOFT_LOSS if augment is not None and read_augmentation(augment).mixes else "cross_entropy",
+        loss=choices["loss"],
         cached_features="auto" if stage["cached"] else None,
     )

@@ -17,6 +17,7 @@ from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.evaluation import Evaluation
 from burnish.compiler.executable import check_extents
 from burnish.compiler.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.compiler.mixing import mix_inputs
 from burnish.compiler.predictions import Prediction
 from burnish.compiler.selection import (
     ModelState,
@@ -254,7 +255,7 @@ class Compilation:
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
             recognize_attention(draft.model)
 
-        terms, read = self._add_loss(draft, bind, self.predictions)
+        terms, read = self._add_loss(draft, bind, self.predictions, key)
         with builder.attributed("the loss"):
             terms = terms_of_shard(terms, draft.model.graph, self.data)
         loss, _ = self._add_figures(draft, terms, read, over_all, is_step=True)
@@ -347,14 +348,21 @@ class Compilation:
             self.precision.narrow(draft.model, [values[name] for name in weights])
 
     def _add_loss(
-        self, draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction]
+        self, draft: Draft, bind: Callable[[ir.Graph], Any], reads: Sequence[Prediction], key: Tensor | None = None
     ) -> tuple[tuple[losses.Term, ...], losses.Compared | None]:
-        """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read."""
+        """Bind the graph to a mode, add the labels, and emit the terms of the loss; return them and what the metrics read.
+
+        With a ``key`` it is training, which may mix samples.
+        """
         predictions = _bound_predictions(draft, bind, reads)
+        share = None if key is None else mix_inputs(draft, self.loss, key, is_cached=self.backbone is not None)
         specs = self.loss.label_specs(predictions)
         labels = tuple(_of_extents(draft, draft.add_input(_label_entry(spec)), spec, predictions) for spec in specs)
         with draft.builder.attributed("the loss"):
-            terms = self.loss.terms(predictions, labels)
+            if share is not None and isinstance(self.loss, losses.Mixed):
+                terms = self.loss.mixed_terms(predictions, labels, share)
+            else:
+                terms = self.loss.terms(predictions, labels)
         return terms, self.loss.compared(predictions, labels)
 
     def _add_figures(

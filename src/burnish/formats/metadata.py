@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from burnish.errors import ModelError
-from burnish.losses import Distillation
+from burnish.losses import Distillation, Mixed
 
 TRAINING = "burnish.training"
 """The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""
@@ -26,6 +26,8 @@ def objective_entry(options: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(loss, Mapping) and loss.get("name") == Distillation.name:
         # The teacher may be gone where the model goes, and hints read what is no output of it.
         loss, outputs = loss["loss"], outputs[:1]
+    if isinstance(loss, Mapping) and loss.get("name") == Mixed.name:
+        loss = loss["loss"]  # which evaluation reads: nothing is mixed there
     text = json.dumps({"loss": loss, "metrics": options.get("metrics", []), "outputs": outputs}, sort_keys=True)
     return {OBJECTIVE: text} if len(text) <= LARGEST_OBJECTIVE else {}
 

@@ -34,6 +34,7 @@ from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
 from burnish.losses.iou import CompleteIoU, DistanceIoU, GeneralizedIoU, IntersectionOverUnion, ciou, diou, giou, iou
 from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
+from burnish.losses.mixed import Mixed, mixed
 from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.registry import LOSSES, LossLike, get
 from burnish.losses.regression import (
@@ -86,6 +87,7 @@ LOSSES |= {
     "mae": l1,
 }
 LOSSES.unlisted = {
+    "mixed": mixed,
     "output": output,
     "resized": resized,
     "ssd": ssd,
@@ -126,6 +128,7 @@ __all__ = [
     "Lovasz",
     "MeanAbsoluteError",
     "MeanSquaredError",
+    "Mixed",
     "MultiMargin",
     "NegativeLogLikelihood",
     "OnnxLoss",
@@ -169,6 +172,7 @@ __all__ = [
     "l1",
     "lovasz",
     "mean_squared_error",
+    "mixed",
     "mse",
     "multi_margin",
     "nll",

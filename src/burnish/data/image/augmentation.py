@@ -78,6 +78,12 @@ class ImageAugmentation(PlainSettings):
         """Whether the images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
+    @property
+    def unmixed(self) -> ImageAugmentation | None:
+        """What is changed in images by themselves; None where nothing is."""
+        rest = replace(self, mixup=0.0, cutmix=0.0)
+        return rest if rest.changes_images else None
+
     def text(self) -> str:
         """Return what is done, in words."""
         parts = []

@@ -31,7 +31,8 @@ def mixing(augmentation: ImageAugmentation, spec: DataSpec) -> Augmentation:
     if not is_probabilities(spec):
         raise ConfigurationError(
             f"augment: mixup and cutmix mix the targets of images, and the loss compares '{label.name}' with classes or values: "
-            "take cross_entropy:probabilities=true (--loss cross_entropy:probabilities=true)"
+            "take cross_entropy:probabilities=true (--loss cross_entropy:probabilities=true), or mix in the graph "
+            "(burnish.losses.mixed, --loss mixed:loss=cross_entropy,mixup=0.2)"
         )
     layout = image_layout(entry, "augment")[0]
     height, width = (2, 3) if layout == "NCHW" else (1, 2)

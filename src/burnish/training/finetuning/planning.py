@@ -141,6 +141,7 @@ def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | 
     """Return the program of a stage at this learning rate."""
     return compile(
         transfer.model,
+        loss=transfer.loss,
         optimizer=transfer.optimizer(rate, stage.frozen, layer_decay),
         outputs=transfer.head.output,
         batch=transfer.batch,

@@ -15,7 +15,8 @@ import onnx_ir as ir
 from burnish import optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
-from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
+from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import FLOATING
 from burnish.importer import InitializerKind, Source, classify_initializers, folded_layers, load
@@ -25,6 +26,7 @@ from burnish.settings import matches_pattern, suggestion
 from burnish.surgery import Head, find_head, load_peft, lora, replace_head
 
 HEAD = "head"
+CROSS_ENTROPY = "cross_entropy"
 HEAD_SCALE = 10.0
 """How much faster a head that was drawn anew learns than the layers that were trained already."""
 MOMENTUM = 0.9
@@ -42,6 +44,7 @@ class Transfer:
         is_new: whether it was drawn anew.
         frozen: the initializers that stay as they are.
         batch: ``open`` where the file takes one sample at a time, else None.
+        loss: that is minimized, as ``burnish.compile`` takes it.
         notes: what was decided, and why, a line each.
     """
 
@@ -51,6 +54,7 @@ class Transfer:
     frozen: tuple[str, ...]
     batch: str | None
     notes: tuple[str, ...]
+    loss: str = CROSS_ENTROPY
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
         """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
@@ -104,6 +108,7 @@ def transfer(
     output: str | None = None,
     freeze_until: str | None = None,
     adapters: Mapping[str, Any] | str | Path | None = None,
+    augment: str | ImageAugmentation | None = None,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Transfer, Dataset]:
@@ -117,6 +122,7 @@ def transfer(
             before the first of these as it is; None trains everything.
         adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
             other weights stay as they are. None trains the weights themselves.
+        augment: what is changed in images at random; MixUp and CutMix of it become part of the loss, in the graph.
         seed: of the new head, and of adapters.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
 
@@ -155,7 +161,11 @@ def transfer(
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
     elif is_new:
         notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
-    return Transfer(model, head, is_new, frozen, batch, tuple(notes)), dataset
+    loss = CROSS_ENTROPY
+    if augment is not None and (changes := read_augmentation(augment)).mixes:
+        loss = f"mixed:loss={CROSS_ENTROPY},mixup={changes.mixup:g},cutmix={changes.cutmix:g}"
+        notes.append(f"augment: {replace(changes, crop=None, flip=0.0, rand_augment=0).text()}, in the graph")
+    return Transfer(model, head, is_new, frozen, batch, tuple(notes), loss), dataset
 
 
 def _output_of(model: ir.Model) -> str | None:

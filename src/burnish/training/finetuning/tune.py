@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
+from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.formats.adapter_files import FORMS
@@ -95,8 +96,9 @@ def finetune(
         layer_decay: what the rate is multiplied by from each layer to the one before it, such as 0.9.
         cached_features: compute what stands before the layers that train once for each sample, where that can be done.
         patience: stop after so many epochs without a lower loss; None trains to the last.
-        augment: random changes to images, ``crop``, ``flip`` and ``rand_augment``, as ``Trainer`` takes them; nothing is then
-            computed once for each sample.
+        augment: random changes to images, ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1`` or some of these, as ``Trainer``
+            takes them; nothing is then computed once for each sample. MixUp and CutMix are done in the graph
+            (``burnish.losses.mixed``); MixUp mixes rows of a table too.
         data_workers: as ``Trainer`` takes it.
         adapters: settings of ``burnish.surgery.lora``, such as ``{"rank": 8, "alpha": 16}``, or a folder of PEFT to go on with:
             adapters and the head train, and are merged into what is written; None trains the weights themselves.
@@ -116,12 +118,13 @@ def finetune(
     where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
     integers = None if quantize is None else Quantization.read(quantize)
     check_together(integers, adapters, save_adapters)
-    prepared, dataset = transfer(source, data, seed=seed, **where, **options)
+    prepared, dataset = transfer(source, data, augment=augment, seed=seed, **where, **options)
     engines: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
     course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
     decided = plan(prepared, dataset, cached_features=cached_features and augment is None, **course, **rates, **engines)
-    run = _Run(decided, dataset, eval_data, options, patience, {"augment": augment, "data_workers": data_workers, **engines})
+    changes = None if augment is None else read_augmentation(augment).unmixed
+    run = _Run(decided, dataset, eval_data, options, patience, {"augment": changes, "data_workers": data_workers, **engines})
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         tuned = Path(output) if integers is None else Path(folder, "float32.onnx")
         result = run.train(Path(folder), tuned, seed, save_adapters or {}, fold=integers is None)

@@ -1,0 +1,243 @@
+"""MixUp and CutMix in the graph: training mixes the samples of a batch, and the loss compares with the labels of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor
+from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term
+from burnish.losses.distillation import Distillation
+from burnish.losses.registry import LossLike, get
+from burnish.random import symmetric_beta, uniform
+from burnish.settings import PlainSettings, is_number
+
+Layout = Literal["NCHW", "NHWC"]
+STREAM = 2**31 - 16
+"""The first of the streams of a key that mixing draws from; nodes of a model are numbered from 0."""
+CHANNELS = (1, 3, 4)
+"""Extents of an axis that is taken for that of the channels."""
+
+
+class Draws(NamedTuple):
+    """What a step draws.
+
+    Attributes:
+        share: of a sample in its mixture, float32 scalar; the rest is another sample's.
+        cuts: whether it is a box that comes from the other, bool scalar; None where all steps do the same.
+        centre: of the box, as fractions of height and width, float32 [2].
+    """
+
+    share: Tensor
+    cuts: Tensor | None
+    centre: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(PlainSettings):
+    """Another loss, for which training mixes each sample with the one before it in the batch.
+
+    A share s is drawn from Beta(alpha, alpha) in each step, from the program's random key. MixUp (Zhang et al. 2017) gives the
+    model ``s x + (1 - s) x'``. CutMix (Yun et al. 2019) takes a box of ``sqrt(1 - s)`` of height and width, around a uniform
+    centre, from x'; s is then the share of the picture that is left. With both alphas each step takes one of them. Classes are
+    compared by ``s loss(y) + (1 - s) loss(y')``, values and probabilities by ``loss(s y + (1 - s) y')``.
+
+    Evaluation and prediction mix nothing. Metrics of a step compare with y. With several workers each mixes its own samples.
+
+    Attributes:
+        loss: of one prediction and one label for each sample.
+        mixup, cutmix: alphas, 0 for none; one at least.
+        layout: of the images that CutMix cuts; None where the extent of the channels says it.
+    """
+
+    name: ClassVar[str] = "mixed"
+
+    loss: Loss
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("mixup", "cutmix"):
+            alpha = getattr(self, option)
+            if not is_number(alpha) or not 0 <= alpha < math.inf:
+                raise ConfigurationError(f"{self.name}: {option} must be alpha, a finite number of at least 0, not {alpha!r}")
+        if not self.mixup and not self.cutmix:
+            raise ConfigurationError(f"{self.name}: give mixup=0.2 or cutmix=1, or both: with neither nothing is mixed")
+        if self.layout is not None and self.layout not in get_args(Layout):
+            raise ConfigurationError(f"{self.name}: layout must be 'NCHW' or 'NHWC', not {self.layout!r}")
+        if isinstance(self.loss, Mixed | Distillation) or len(self.loss.readings) != 1:
+            raise ConfigurationError(
+                f"{self.name}: samples are mixed under a loss of one output and its labels, and {self.loss.name} is another: "
+                "give one such as cross_entropy"
+            )
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return self.loss.readings
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return self.loss.default_metrics
+
+    @property
+    def scale(self) -> Any:
+        """What the prediction says, as the inner loss has it."""
+        return getattr(self.loss, "scale", None)
+
+    def bind(self, outputs: Sequence[str]) -> Mixed:
+        return replace(self, loss=self.loss.bind(outputs))
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the labels of the loss.
+
+        Raises:
+            ConfigurationError: as the loss, or the labels are not of whole samples.
+        """
+        specs = self.loss.label_specs(predictions)
+        if len(specs) != 1 or (not specs[0].dtype.is_floating_point() and len(specs[0].shape) != 1):
+            raise ConfigurationError(
+                f"{self.name}: {self.loss.name} compares '{predictions[0].name}' with more than a class or values of each "
+                "sample, and what a mixture is of then is not said: train without mixing"
+            )
+        return specs
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit the terms of the loss, of samples that are not mixed."""
+        self.label_specs(predictions)
+        return self.loss.terms(predictions, labels)
+
+    def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
+        return self.loss.compared(predictions, labels)
+
+    def options(self) -> dict[str, Any]:
+        alphas = {"mixup": self.mixup, "cutmix": self.cutmix}
+        return {"name": self.name, "loss": self.loss.options(), **alphas, "layout": self.layout}
+
+    def draws(self, builder: Builder, key: Tensor) -> Draws:
+        """Emit what a step draws from its key."""
+        flat = uniform(builder, key, STREAM + 3, builder.constant(np.zeros(3, np.float32)), ir.DataType.FLOAT)
+        chosen, centre = (builder.op("Slice", flat, *(builder.integers([end]) for end in ends)) for ends in ((0, 1), (1, 3)))
+        cuts, alpha = None, builder.scalar(self.cutmix or self.mixup, ir.DataType.FLOAT)
+        if self.mixup and self.cutmix:
+            cuts = builder.op("Reshape", builder.op("Less", chosen, 0.5), builder.integers([]))
+            alpha = builder.op("Where", cuts, alpha, builder.scalar(self.mixup, alpha), like=alpha)
+        share = symmetric_beta(builder, key, STREAM, alpha)
+        return Draws(share, cuts, builder.op("Reshape", centre, builder.integers([2])))
+
+    def mixed_inputs(self, x: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Emit the samples that the model reads, and the share that their labels have.
+
+        Args:
+            x: [N, ...], for CutMix of four axes.
+            draws: as ``draws`` emits them.
+
+        Returns:
+            Shape and dtype of ``x``, integers rounded to the nearest; and a scalar, float64 where ``x`` is, else float32.
+
+        Raises:
+            ConfigurationError: CutMix of what are no images, or of images whose layout is not known.
+        """
+        builder, others = x.builder, rolled(x)
+        share = builder.cast(draws.share, ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT)
+        if not self.cutmix:
+            return _added(x, others, share), share
+        rows, columns, covered = self._box(x, draws, share.dtype)
+        inside = builder.op("And", rows, columns)
+        cut = builder.op("Where", inside, others, x, like=x)
+        left = 1.0 - covered
+        if draws.cuts is None:
+            return cut, left
+        mixture = builder.op("Where", draws.cuts, cut, _added(x, others, share), like=x)
+        return mixture, builder.op("Where", draws.cuts, left, share, like=left)
+
+    def mixed_terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor], share: Tensor) -> tuple[Term, ...]:
+        """Emit the terms of the loss, of mixed samples.
+
+        Args:
+            predictions, labels: as ``terms`` takes them.
+            share: that a sample has in its mixture, as ``mixed_inputs`` emits it.
+        """
+        self.label_specs(predictions)
+        (label,) = labels
+        builder = label.builder
+        if label.dtype.is_floating_point():
+            return self.loss.terms(predictions, [_added(label, rolled(label), share)])
+        own, other = self.loss.terms(predictions, labels), self.loss.terms(predictions, [rolled(label)])
+        # The labels of the others are the same in another order, and so are the weights that they add up to.
+        return tuple(
+            mine._replace(total=mine.total * part + theirs.total * (1.0 - part))
+            for mine, theirs in zip(own, other, strict=True)
+            for part in (builder.cast(share, mine.total.dtype),)
+        )
+
+    def _box(self, x: Tensor, draws: Draws, dtype: ir.DataType) -> tuple[Tensor, Tensor, Tensor]:
+        """Emit which rows and columns the box covers, as they broadcast to images, and the share of the image that it covers."""
+        builder, axes = x.builder, self._axes(x)
+        side = builder.op("Sqrt", 1.0 - draws.share) * 0.5
+        masks: list[Tensor] = []
+        covered, area = (builder.scalar(1, ir.DataType.INT64) for _ in range(2))
+        for index, axis in enumerate(axes):
+            extent = builder.op("Reshape", builder.op("Shape", x, start=axis, end=axis + 1), builder.integers([]))
+            length = builder.cast(extent, ir.DataType.FLOAT)
+            place = builder.op("Gather", draws.centre, builder.scalar(index, ir.DataType.INT64), axis=0)
+            middle = builder.op("Min", builder.cast(place * length, ir.DataType.INT64), extent - 1)
+            half = builder.cast(side * length, ir.DataType.INT64)
+            start = builder.op("Max", middle - half, builder.scalar(0, extent))
+            end = builder.op("Min", middle + half, extent)
+            places = builder.op("Range", builder.scalar(0, extent), extent, builder.scalar(1, extent))
+            mask = builder.op("And", builder.op("GreaterOrEqual", places, start), builder.op("Less", places, end))
+            outer = [1 for _ in range(axis + 1, 4)]
+            masks.append(builder.op("Reshape", mask, builder.integers([-1, *outer])))
+            covered, area = covered * (end - start), area * extent
+        return masks[0], masks[1], builder.cast(covered, dtype) / builder.cast(area, dtype)
+
+    def _axes(self, x: Tensor) -> tuple[int, int]:
+        """Those of height and width."""
+        if x.rank != 4:
+            raise ConfigurationError(
+                f"{self.name}: CutMix cuts boxes out of images, and the input '{x.name}' is none of four axes: take mixup"
+            )
+        layout = self.layout
+        if layout is None:
+            first, last = x.dimension(1) in CHANNELS, x.dimension(3) in CHANNELS
+            layout = "NCHW" if first else "NHWC" if last else None
+        if layout is None:
+            raise ConfigurationError(
+                f"{self.name}: neither axis of the input '{x.name}' has one, three or four channels: say layout='NCHW' or 'NHWC'"
+            )
+        return (2, 3) if layout == "NCHW" else (1, 2)
+
+
+def rolled(x: Tensor) -> Tensor:
+    """Emit a batch in which each sample is the one before it, and the first the last."""
+    builder = x.builder
+    last = builder.op("Slice", x, builder.integers([-1]), builder.integers([2**31]), builder.integers([0]))
+    rest = builder.op("Slice", x, builder.integers([0]), builder.integers([-1]), builder.integers([0]))
+    return builder.op("Concat", last, rest, axis=0, like=x)
+
+
+def _added(x: Tensor, others: Tensor, share: Tensor) -> Tensor:
+    """Emit ``share x + (1 - share) others``; integers are rounded to the nearest."""
+    builder = x.builder
+    dtype = x.dtype if x.dtype.is_floating_point() else ir.DataType.FLOAT
+    part = builder.cast(share, dtype)
+    mixture = builder.cast(x, dtype) * part + builder.cast(others, dtype) * (1.0 - part)
+    return mixture if dtype == x.dtype else builder.cast(builder.op("Round", mixture), x.dtype)
+
+
+def mixed(loss: LossLike = "cross_entropy", *, mixup: float = 0.0, cutmix: float = 0.0, layout: Layout | None = None) -> Mixed:
+    """Return a loss for which training mixes samples in the graph; see ``Mixed``.
+
+    Args:
+        loss: whatever ``get`` takes.
+        mixup, cutmix: alphas, such as 0.2 and 1.
+        layout: of images, where their channels do not say it.
+    """
+    return Mixed(loss=get(loss), mixup=mixup, cutmix=cutmix, layout=layout)
