@@ -55,7 +55,7 @@ def contenders() -> dict[str, Callable[[], None]]:
     def graphs() -> None:
         with torch.no_grad():
             _, *saved = forward_pass(x, *parameters)
-            backward_pass(*saved, cotangent)
+            backward_pass([*saved, cotangent])
 
     def sum_of_two() -> None:
         (number + one).backward(one)

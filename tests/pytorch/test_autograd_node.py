@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 import burnish.torch
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME, graph_calls
+from burnish.engines.torch.translate import splitting
 from burnish.errors import EngineError, GradientError
 from burnish.torch import differentiable
 from burnish.torch.wrapped import HELD
@@ -123,6 +124,24 @@ def test_what_is_saved_may_not_change_and_is_there_for_one_backward_pass(kind: s
         x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_backward_pass_alone_holds_what_it_reads(kind: str, retain_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    def copies(saved: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        references = [weakref.ref(tensor) for tensor in saved if tensor.grad_fn is None and not tensor.requires_grad]
+        copied = tuple([tensor.clone() for tensor in saved])
+        saved.clear()
+        held.extend(reference() is not None for reference in references)
+        return copied
+
+    monkeypatch.setattr(splitting, "_taken", copies)
+    module = burnish.torch.wrap(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2), nn.Sigmoid()), torch.ones(2, 3))
+    module(torch.ones(2, 3)).sum().backward(retain_graph=retain_graph)
+    assert (True in held) == retain_graph
+    assert len(held) >= 2
 
 
 def test_hooks_on_saved_tensors_are_called_and_what_they_give_is_read(kind: str) -> None:

@@ -136,13 +136,17 @@ class DifferentiableGraph:
         """Run the forward pass, without gradients: the outputs, and after them what the backward pass reads."""
         return self._call(passes.forward, _all_laid_out(inputs, self._images), "forward")
 
-    def run_back(self, passes: _Passes, saved: Sequence[Any], cotangents: Sequence[torch.Tensor]) -> Tensors:
-        """Run the backward pass, without gradients: one for each input that ``passes`` is of and that outputs depend on."""
+    def run_back(self, passes: _Passes, saved: list[Any], cotangents: Sequence[torch.Tensor]) -> Tensors:
+        """Run the backward pass, without gradients: one for each input that ``passes`` is of and that outputs depend on.
+
+        It empties ``saved``, and frees what nobody else holds of that as it goes.
+        """
         assert passes.backward is not None
         images: Sequence[int] = ()
         if self._engine.channels_last:
             images = [index for index, tensor in enumerate(cotangents) if tensor.dim() == 4]
-        return self._call(passes.backward, (*saved, *_all_laid_out(cotangents, images)), "backward")
+        saved.extend(_all_laid_out(cotangents, images))
+        return self._call(passes.backward, [saved], "backward")
 
     def differentiate_again(self, passes: _Passes, inputs: Tensors, cotangents: Tensors) -> list[torch.Tensor | None]:
         """The gradients of all inputs, None where outputs do not depend on one, in a way that they can be differentiated."""
@@ -336,8 +340,11 @@ class _Call(torch.autograd.Function):
             written = ctx.written or {}
             inputs = [written[index] if index in written else next(remaining) for index in range(len(passes.wanted))]
             return None, None, *graph.differentiate_again(passes, tuple(inputs), tuple(incoming))
+        saved = list(tensors[:count])
+        del tensors
+        ctx.maybe_clear_saved_tensors()
         gradients: list[torch.Tensor | None] = [None] * (2 + len(passes.wanted))
-        for index, gradient in zip(passes.reached, graph.run_back(passes, tensors[:count], incoming), strict=True):
+        for index, gradient in zip(passes.reached, graph.run_back(passes, saved, incoming), strict=True):
             gradients[2 + index] = gradient
         return tuple(gradients)
 

@@ -405,6 +405,8 @@ def _without_values(model: ir.Model | None, state: Iterable[str]) -> ir.Model | 
     if model is None:
         return None
     loaded = load(model)
+    # What the exporter made lies in cycles, and would hold the copies of the weights until these are collected.
+    forget_values(model.graph, state)
     forget_values(loaded.graph, state)
     return loaded
 

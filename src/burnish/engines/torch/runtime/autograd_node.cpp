@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -186,35 +187,48 @@ class GraphCall : public torch::autograd::Node {
       auto self = getptr();
       TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
       for (const SavedVariable& variable : again ? inputs_ : saved_) (again ? inputs : saved).push_back(variable.unpack(self));
+      // The pass frees what it has read, and takes new memory from there: as much is never held as both take.
+      if (!again && !torch::autograd::get_current_graph_task_keep_graph()) release();
     }
     for (size_t position : plan.differentiated)
       if (!cotangents[position].defined()) cotangents[position] = input_metadata(position).zeros_like();
     pybind11::gil_scoped_acquire lock;
-    return again ? differentiated_again(inputs, cotangents) : differentiated(saved, cotangents);
+    return again ? differentiated_again(inputs, cotangents) : differentiated(std::move(saved), std::move(cotangents));
   }
 
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
+    release();
+  }
+
+ private:
+  Graph* graph() const { return graph_of(graph_.get()); }
+
+  // Whoever calls it has the lock.
+  void release() {
     for (SavedVariable& variable : saved_) variable.reset_data();
     for (SavedVariable& variable : inputs_) variable.reset_data();
     written_.clear();
     released_ = true;
   }
 
- private:
-  Graph* graph() const { return graph_of(graph_.get()); }
-
-  variable_list differentiated(const variable_list& saved, const variable_list& cotangents) {
+  variable_list differentiated(variable_list&& saved, variable_list&& cotangents) {
     const Plan& plan = *graph()->plan;
-    std::vector<Reference> arguments;
-    arguments.reserve(numbers_.size() + plan.differentiated.size());
+    Reference read = checked(PyList_New(Py_ssize_t(numbers_.size() + plan.differentiated.size())));
+    Py_ssize_t filled = 0;
     auto next = saved.begin();
     for (const Reference& number : numbers_)
-      arguments.push_back(number.get() ? Reference::to(number.get()) : checked(THPVariable_Wrap(*next++)));
+      PyList_SET_ITEM(read.get(), filled++,
+                      number.get() ? Py_NewRef(number.get()) : checked(THPVariable_Wrap(*next++)).release());
+    saved.clear();
     for (size_t position : plan.differentiated) {
       const at::Tensor& cotangent = cotangents[position];
-      arguments.push_back(checked(THPVariable_Wrap(laid_out(cotangent, plan.channels_last && cotangent.dim() == 4))));
+      const bool is_image = plan.channels_last && cotangent.dim() == 4;
+      PyList_SET_ITEM(read.get(), filled++, checked(THPVariable_Wrap(laid_out(cotangent, is_image))).release());
     }
+    cotangents.clear();
+    std::vector<Reference> arguments;
+    arguments.push_back(std::move(read));
     Reference results = run(graph(), graph()->backward, arguments, "backward");
     variable_list gradients(plan.inputs);
     TORCH_CHECK(size_t(PyTuple_GET_SIZE(results.get())) == plan.reached.size(), "the backward pass returns other gradients");

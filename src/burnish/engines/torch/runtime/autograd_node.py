@@ -29,7 +29,8 @@ def graph_calls() -> type[Any] | None:
 
     It is called with the inputs, and made with keywords alone:
 
-    - ``forward``, ``backward``: the passes, which take tensors and return tuples of them;
+    - ``forward``, ``backward``: the passes, which return tuples of tensors; the first takes tensors, the second a list of them,
+      which it empties;
     - ``again``: takes the inputs and the cotangents, as tuples, and returns the list of the gradients of all inputs, None where
       there is none, so that they can be differentiated;
     - ``failed``: takes the name of a pass and what that raised, and raises what is said of it, or returns;

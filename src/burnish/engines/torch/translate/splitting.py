@@ -29,7 +29,8 @@ class Split(NamedTuple):
 
     Attributes:
         forward: takes the inputs of the graph, and returns its results and after them what the backward pass reads.
-        backward: takes what the forward pass returned for it, then the cotangents, and returns the gradients.
+        backward: takes a list of what the forward pass returned for it, then of the cotangents, and returns the gradients. It
+            empties the list, so that what nobody else holds is freed as soon as the last node has read it.
     """
 
     forward: fx.GraphModule
@@ -90,10 +91,10 @@ def split(module: fx.GraphModule, results: int, cotangents: int) -> Split:
     read |= {node: None for node in outputs[results:] if isinstance(node, fx.Node)}
     saved = [node for node in read if node in forward and node.op != "get_attr"]
     constants = [node for node in read if node.op == "get_attr"]
-    first = _part(module, placeholders, [node for node in nodes if node in forward], (*outputs[:results], *saved), "forward")
+    first = _first_part(module, placeholders, [node for node in nodes if node in forward], (*outputs[:results], *saved))
     given = [*saved, *(arriving.get(index) for index in range(cotangents))]
     inside = [node for node in nodes if node in backward or node in constants]
-    return Split(first, _part(module, given, inside, outputs[results:], "backward"))
+    return Split(first, _second_part(module, given, inside, outputs[results:]))
 
 
 def _needed(targets: Iterable[fx.Node], known: Iterable[fx.Node] = ()) -> set[fx.Node]:
@@ -120,20 +121,41 @@ def _arriving(nodes: Sequence[fx.Node], cotangents: int) -> dict[int, fx.Node]:
     return arriving
 
 
+def _taken(inputs: list[Any]) -> tuple[Any, ...]:
+    taken = tuple(inputs)
+    inputs.clear()
+    return taken
+
+
+def _first_part(
+    module: fx.GraphModule, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
+) -> fx.GraphModule:
+    """A module of some nodes of a graph, which takes its inputs by position."""
+    graph = fx.Graph()
+    return _part(module, graph, {node: graph.placeholder(node.name) for node in inputs}, nodes, outputs, "forward")
+
+
+def _second_part(
+    module: fx.GraphModule, inputs: Sequence[fx.Node | None], nodes: Sequence[fx.Node], outputs: Sequence[Any]
+) -> fx.GraphModule:
+    """A module of some nodes of a graph, which takes a list of its inputs; None is one that no node reads."""
+    graph = fx.Graph()
+    taken = graph.call_function(_taken, (graph.placeholder("inputs"),))
+    copies = {
+        node: graph.call_function(operator.getitem, (taken, index)) for index, node in enumerate(inputs) if node is not None
+    }
+    return _part(module, graph, copies, nodes, outputs, "backward")
+
+
 def _part(
     module: fx.GraphModule,
-    inputs: Sequence[fx.Node | None],
+    graph: fx.Graph,
+    copies: dict[fx.Node, fx.Node],
     nodes: Sequence[fx.Node],
     outputs: Sequence[Any],
     name: str,
 ) -> fx.GraphModule:
-    """A module of some nodes of a graph; an input that is None is one that no node reads."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for index, node in enumerate(inputs):
-        placeholder = graph.placeholder(f"input_{index}" if node is None else node.name)
-        if node is not None:
-            copies[node] = placeholder
+    """A module of some nodes of a graph, after the copies of its inputs."""
     for node in nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
