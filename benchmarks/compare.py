@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from typing import Any
 import comparison_table
 import environments
 from burnish.engines.torch.native import building, kernels
+from contender_kinds import ALL, ENGINES, KINDS, PAGES
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
 
 REFERENCE = "eager"
-PAGES = "+pages"
 CHECKED_STEPS = 3
 # Of the loss, relative. bfloat16 keeps 8 bits: 1.6e-2 is what PyTorch's own comparisons allow it.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
@@ -50,78 +50,25 @@ HEADROOM = 1.3
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A contender that can be asked for.
-
-    Attributes:
-        title: in tables.
-        script: in ``benchmarks/peers``.
-        settings: what its job holds beside the workload.
-        environment: the environment of its own that it runs in; None is this one.
-        images: whether it is for images (True) or for other samples (False) only; None is for both.
-        precisions: in which it exists.
-    """
-
-    title: str
-    script: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    environment: str | None = None
-    images: bool | None = None
-    precisions: tuple[str, ...] = ("float32",)
-
-
-BOTH = ("float32", "bfloat16")
-ENGINES = {
-    f"burnish-{engine}": Kind(f"burnish on {engine}", "with_burnish.py", {"engine": engine}, precisions=BOTH)
-    for engine in ("onnxruntime", "torch")
-}
-# What PyTorch does unasked, and what someone who tunes it asks for: one call for the update of all parameters, too.
-PYTORCH = {
-    "eager": Kind("PyTorch eager", "with_pytorch.py", precisions=BOTH),
-    "fused": Kind("PyTorch eager, fused optimizer", "with_pytorch.py", {"fused": True}, None, False, BOTH),
-    "channels_last": Kind(
-        "PyTorch eager, channels_last, fused optimizer",
-        "with_pytorch.py",
-        {"channels_last": True, "fused": True},
-        None,
-        True,
-        BOTH,
-    ),
-    "compile": Kind(
-        "PyTorch compile", "with_pytorch.py", {"channels_last": True, "compiled": True, "fused": True}, precisions=BOTH
-    ),
-}
-WRAPPED = {
-    "burnish-wrapped": Kind(
-        "PyTorch, the module wrapped by burnish, fused optimizer",
-        "with_pytorch.py",
-        {"channels_last": True, "fused": True, "wrapped": True},
-    )
-}
-WITH_KERNELS = {
-    "burnish-kernels": Kind("burnish on onnxruntime, its kernels", "with_burnish.py", {"engine": "onnxruntime", "kernels": True})
-}
-OTHERS = {
-    "onnxruntime-training": Kind("onnxruntime-training", "with_onnxruntime_training.py", {}, "onnxruntime-training"),
-    "jax": Kind("JAX jit", "with_jax.py", {}, "jax"),
-    "onnxsim": Kind("onnxsim compile_training_loop", "with_onnxsim.py", {}, "onnxsim"),
-    "onnx-ad": Kind("onnx-ad on onnxruntime", "with_onnx_ad.py", {}, "onnx-ad"),
-}
-KINDS = {**ENGINES, **WITH_KERNELS, **WRAPPED, **PYTORCH, **OTHERS}
-ALL = [*ENGINES, *(name + suffix for name in PYTORCH for suffix in ("", PAGES)), *OTHERS]
-
-
 @dataclass
 class Entrant:
-    """A contender in a comparison: its process while it takes part, and why it does not where it does not."""
+    """A contender in a comparison: its process while it takes part, and why it does not where it does not.
+
+    Attributes:
+        name: as it was asked for.
+        row: what is known of it, as it is written down.
+        contender: its process; None where it takes no part.
+        turns: the mean seconds of a step in each turn that counts.
+        processor_turns: the same in processor time.
+        steps: the seconds of every step of these turns.
+    """
 
     name: str
-    kind: Kind
     row: dict[str, Any]
     contender: Contender | None = None
     turns: list[float] = field(default_factory=list)
     processor_turns: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
 
     def give_up(self, reason: str) -> None:
         """Take no further part, for this reason; no time of it counts."""
@@ -141,18 +88,18 @@ def disagreement(losses: list[float], reference: list[float], tolerance: float) 
     return None
 
 
-def start(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
-    """Start a contender's process, and go on while it imports what it needs."""
+def start(name: str, job: Mapping[str, Any], folder: Path, precision: str, emptied: Sequence[str] = CACHES) -> Entrant:
+    """Start a contender's process, and go on while it imports what it needs; ``emptied`` are the caches that it finds empty."""
     base = name.removesuffix(PAGES)
     kind = KINDS[base]
-    entrant = Entrant(name, kind, {"name": name, "title": kind.title})
+    entrant = Entrant(name, {"name": name, "title": kind.title})
     python: Path | str | None = sys.executable
     if kind.environment is not None:
         python = environments.python_of(kind.environment)
     caches = folder / f"caches-{name}-{job['threads']}"
     variables = {
         "OMP_NUM_THREADS": str(job["threads"]),
-        **{key: str(caches / key.lower()) for key in CACHES},
+        **{key: str(caches / key.lower()) for key in emptied},
     }
     if name.endswith(PAGES):
         allocator = environments.keeping_pages()
@@ -275,6 +222,17 @@ def _kernels_are_installed() -> bool:
 
 def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:
     """Enter a contender and compare its first losses; refuse it where memory for all would not do."""
+    if refusal := no_memory_beside(entrants):
+        entrant = Entrant(name, {"name": name, "title": KINDS[name.removesuffix(PAGES)].title})
+        entrant.give_up(refusal)
+        return entrant
+    entrant = enter(name, job, folder, precision)
+    check_losses(entrant, entrants[0] if entrants else entrant, TOLERANCES[precision])
+    return entrant
+
+
+def no_memory_beside(entrants: list[Entrant]) -> str | None:
+    """Say so where another contender as large as the largest so far would not fit into memory; None where it would."""
     peak = 0
     for other in entrants:
         if other.contender is not None:
@@ -282,15 +240,15 @@ def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, e
                 peak = max(peak, other.contender.memory())
             except ContenderError as error:
                 other.give_up(str(error))
+    return no_memory_for(peak)
+
+
+def no_memory_for(peak: int) -> str | None:
+    """Say so where memory is not free for a contender with this peak, in bytes, and some more; None where it is."""
     available = _available_memory()
-    if available is not None and available < HEADROOM * peak:
-        kind = KINDS[name.removesuffix(PAGES)]
-        entrant = Entrant(name, kind, {"name": name, "title": kind.title})
-        entrant.give_up(f"{available / 1e9:.1f} GB are free, too little beside the others: ask for fewer at a time (--peers)")
-        return entrant
-    entrant = enter(name, job, folder, precision)
-    check_losses(entrant, entrants[0] if entrants else entrant, TOLERANCES[precision])
-    return entrant
+    if available is None or available >= HEADROOM * peak:
+        return None
+    return f"{available / 1e9:.1f} GB are free, too little beside the others: ask for fewer at a time (--peers)"
 
 
 def check_losses(entrant: Entrant, reference: Entrant, tolerance: float) -> None:
@@ -304,21 +262,41 @@ def check_losses(entrant: Entrant, reference: Entrant, tolerance: float) -> None
 
 
 def take_turns(entrants: list[Entrant], rounds: int, warmup: int, turn_seconds: float) -> None:
-    """Run the interleaved rounds, then stop the contenders and note their peak memory."""
+    """Run the interleaved rounds, then stop the contenders and note their peak memory; steps before each turn wake them."""
     for number in range(warmup + rounds):
-        for entrant in entrants:
-            if entrant.contender is None:
-                continue
-            time.sleep(REST)
-            try:
-                entrant.contender.turn(min(WAKING_SECONDS, turn_seconds))
-                seconds, processor_seconds = entrant.contender.turn(turn_seconds)
-            except ContenderError as error:
-                entrant.give_up(str(error))
-                continue
-            if number >= warmup:
-                entrant.turns.append(sum(seconds) / len(seconds))
-                entrant.processor_turns.append(processor_seconds)
+        take_round(entrants, turn_seconds, min(WAKING_SECONDS, turn_seconds), counts=number >= warmup)
+    finish(entrants)
+
+
+def take_round(entrants: list[Entrant], turn_seconds: float, waking_seconds: float | None, counts: bool = True) -> None:
+    """Give each contender a turn.
+
+    Args:
+        entrants: those that take part and those that do not.
+        turn_seconds: how long a turn is at the least.
+        waking_seconds: how long steps go on beforehand that are not timed, one at the least; None for none, where the first
+            steps of a turn need not count like the others.
+        counts: whether it is written down.
+    """
+    for entrant in entrants:
+        if entrant.contender is None:
+            continue
+        time.sleep(REST)
+        try:
+            if waking_seconds is not None:
+                entrant.contender.turn(waking_seconds)
+            seconds, processor_seconds = entrant.contender.turn(turn_seconds)
+        except ContenderError as error:
+            entrant.give_up(str(error))
+            continue
+        if counts:
+            entrant.turns.append(sum(seconds) / len(seconds))
+            entrant.processor_turns.append(processor_seconds)
+            entrant.steps += seconds
+
+
+def finish(entrants: list[Entrant]) -> None:
+    """Stop the contenders, and note their peak memory."""
     for entrant in entrants:
         if entrant.contender is not None:
             try:
@@ -335,12 +313,18 @@ def _finished_row(entrant: Entrant, batch: int) -> dict[str, Any]:
     median = statistics.median(entrant.turns)
     return row | {
         "median_seconds": median,
+        "second_least_seconds": second_least(entrant.steps),
         "minimum_seconds": min(entrant.turns),
         "maximum_seconds": max(entrant.turns),
         "seconds": entrant.turns,
         "processor_turns": entrant.processor_turns,
         "samples_per_second": batch / median,
     }
+
+
+def second_least(seconds: list[float]) -> float:
+    """The least but one, which a step that was timed wrongly does not touch; of a single one, itself."""
+    return sorted(seconds)[min(1, len(seconds) - 1)]
 
 
 def _available_memory() -> int | None:

@@ -79,6 +79,7 @@ class Team:
     workers: list[Contender]
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    build_seconds: float = 0.0
 
     def ask(self, request: str) -> list[dict[str, Any]]:
         """Ask all workers for the same, and return their answers by rank."""
@@ -97,6 +98,16 @@ class Team:
         answers = self.ask(f"steps {steps}") if steps else []
         return [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
 
+    def step(self) -> float:
+        """Run one step, and keep the mean of the workers' losses; return the seconds of the slowest worker."""
+        answers = self.ask("step")
+        self.losses.append(statistics.fmean(answer["loss"] for answer in answers))
+        return float(max(answer["seconds"] for answer in answers))
+
+    def peak_bytes(self) -> list[int]:
+        """The peak resident memory of each worker so far, in bytes."""
+        return [answer["peak_bytes"] for answer in self.ask("memory")]
+
     def kill(self) -> None:
         for worker in self.workers:
             worker.kill()
@@ -109,9 +120,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start_team(name: str, workers: int, job: Mapping[str, Any], folder: Path) -> Team:
-    """Start the workers of a contender, and let them build their step."""
-    kind = KINDS[name]
+def start_team(name: str, kind: Kind, workers: int, job: Mapping[str, Any], folder: Path) -> Team:
+    """Start the workers of a contender, and let them build their step; ``build_seconds`` of the team is what the slowest took."""
     common = {"OMP_NUM_THREADS": str(job["threads"])}
     if kind.joined and (workers > 1 or kind.script != OURS):
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
@@ -135,7 +145,7 @@ def start_team(name: str, workers: int, job: Mapping[str, Any], folder: Path) ->
         team.workers = started
         for worker in started:
             worker.answer()
-        team.ask("open")
+        team.build_seconds = max(answer["seconds"] for answer in team.ask("open"))
     except BaseException:
         for worker in started:
             worker.kill()
@@ -161,9 +171,9 @@ def measure(
         for name in names:
             fixed = KINDS[name].workers
             for workers in (fixed,) if fixed is not None else sizes:
-                teams.append(start_team(name, workers, jobs(workers), folder))
+                teams.append(start_team(name, KINDS[name], workers, jobs(workers), folder))
                 for _ in range(warmup):
-                    teams[-1].losses.append(statistics.fmean(answer["loss"] for answer in teams[-1].ask("step")))
+                    teams[-1].step()
         for _ in range(rounds):
             for team in teams:
                 team.turn()
@@ -180,7 +190,7 @@ def measure(
                     "median_seconds": median,
                     "samples_per_second": batch / median,
                     "losses": team.losses,
-                    "peak_bytes": max(answer["peak_bytes"] for answer in team.ask("memory")),
+                    "peak_bytes": max(team.peak_bytes()),
                 }
             )
         return rows

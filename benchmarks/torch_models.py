@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -295,6 +296,42 @@ class AudioNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(self.layers(x).mean(2))
+
+
+def _dense(widths: Sequence[int]) -> list[nn.Module]:
+    """Dense layers of these widths, the first of which is the input's, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.ReLU()] if layers else []
+        layers.append(nn.Linear(inputs, outputs))
+    return layers
+
+
+class Dlrm(nn.Module):
+    """A recommendation model of embedding tables and dot products (Naumov et al. 2019), of the form of ``burnish.models.dlrm``.
+
+    The inputs are the numbers of a sample, float32 [batch, numbers], and the row that it looks up in each table, int64
+    [batch, tables]; the output is one logit, [batch, 1].
+    """
+
+    def __init__(
+        self, tables: int = 26, rows: int = 10_000, numbers: int = 13, width: int = 16, hidden: Sequence[int] = (64, 32)
+    ):
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(rows, width) for _ in range(tables)])
+        self.bottom = nn.Sequential(*_dense((numbers, *hidden, width)), nn.ReLU())
+        self.top = nn.Sequential(*_dense((width + tables * (tables + 1) // 2, *hidden, 1)))
+        for table in self.tables:
+            nn.init.uniform_(table.weight, -(rows**-0.5), rows**-0.5)
+        first, second = torch.tril_indices(tables + 1, tables + 1, -1)
+        self.pairs: torch.Tensor
+        self.register_buffer("pairs", first * (tables + 1) + second, persistent=False)
+
+    def forward(self, numbers: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
+        x = self.bottom(numbers)
+        vectors = torch.stack([x, *(table(categories[:, place]) for place, table in enumerate(self.tables))], 1)
+        products = torch.matmul(vectors, vectors.transpose(1, 2)).flatten(1)
+        return self.top(torch.cat([x, products.index_select(1, self.pairs)], 1))
 
 
 def lenet(classes: int = 10) -> nn.Sequential:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import torch_models
+from architectures import images
 from architectures.catalogue import Architecture
 from architectures.sizes import SIZED
 
@@ -33,7 +34,7 @@ class Workload:
         batch: the batch size where none is asked for.
         classes: number of classes.
         optimizer: keyword arguments, and ``name``: ``sgd`` or ``adamw``.
-        tokens: whether samples are token numbers, int64, in place of float32 values.
+        tokens: how many different tokens there are, whose numbers are the samples, int64; 0 for float32 values.
         pixels: whether every pixel of an image has a label of its own.
     """
 
@@ -43,10 +44,11 @@ class Workload:
     batch: int
     classes: int
     optimizer: Mapping[str, Any]
-    tokens: bool = False
+    tokens: int = 0
     pixels: bool = False
 
     loss_name: ClassVar[str] = "cross_entropy"
+    labels: ClassVar[tuple[str, ...]] = ("labels",)
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
 
     @property
@@ -58,7 +60,7 @@ class Workload:
         """A batch: ``x`` and ``labels``."""
         sample = self.sample(size or self.size)
         if self.tokens:
-            x = random.integers(0, VOCABULARY, (batch, *sample))
+            x = random.integers(0, self.tokens, (batch, *sample))
         else:
             x = random.standard_normal((batch, *sample), dtype=np.float32)
         return {"x": x, "labels": random.integers(0, self.classes, (batch, *(sample[1:] if self.pixels else ())))}
@@ -94,6 +96,10 @@ class ArchitectureWorkload:
         return self.architecture.loss
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return () if self.architecture.loss is None else ("labels",)
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         return self.architecture.outputs
 
@@ -114,8 +120,54 @@ class ArchitectureWorkload:
 
     def loss(self, module: Callable[..., torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss as PyTorch computes it."""
-        labels = {name: feeds[name] for name in ("labels",) if self.architecture.loss is not None}
+        labels = {name: feeds[name] for name in self.labels}
         return self.architecture.loss_of(module, {name: feeds[name] for name in feeds if name not in labels}, labels)
+
+
+@dataclass(frozen=True)
+class ClicksWorkload:
+    """A recommendation model that tells clicks from their absence; the rows that samples look up follow Zipf's law.
+
+    Attributes:
+        rows: of each of its embedding tables.
+        tables: how many there are.
+        batch: the batch size where none is asked for.
+    """
+
+    rows: int = 10_000
+    tables: int = 26
+    batch: int = 128
+
+    size: ClassVar[int | None] = None
+    images: ClassVar[bool] = False
+    optimizer: ClassVar[Mapping[str, Any]] = {"name": "adagrad", "lr": 0.05}
+    loss_name: ClassVar[str] = "bce_with_logits"
+    labels: ClassVar[tuple[str, ...]] = ("targets",)
+    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    numbers: ClassVar[int] = 13
+
+    def build(self) -> nn.Module:
+        return torch_models.Dlrm(self.tables, self.rows, self.numbers)
+
+    def arrays(self, batch: int, size: int | None, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """A batch: ``numbers``, ``categories`` and ``targets``; frequent rows stand anywhere in a table.
+
+        Raises:
+            ValueError: a size was asked for.
+        """
+        if size is not None:
+            raise ValueError("a recommendation model has no size but that of its tables")
+        ranks = random.zipf(1.2, (batch, self.tables)).astype(np.int64)
+        return {
+            "numbers": random.standard_normal((batch, self.numbers), dtype=np.float32),
+            "categories": (ranks * 2654435761) % self.rows,
+            "targets": random.integers(0, 2, (batch, 1)).astype(np.float32),
+        }
+
+    def loss(self, module: Callable[..., torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss as PyTorch computes it."""
+        logits = module(feeds["numbers"], feeds["categories"])
+        return nn.functional.binary_cross_entropy_with_logits(logits, feeds["targets"])
 
 
 def mobilenet_v2() -> nn.Module:
@@ -135,7 +187,15 @@ QUICK = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 SLOW = {"name": "sgd", "lr": 0.001, "momentum": 0.9}
 ADAMW = {"name": "adamw", "lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 
-WORKLOADS: Mapping[str, Workload | ArchitectureWorkload] = {
+LSTM_TOKENS = 640
+
+
+def lstm() -> nn.Module:
+    """Two layers of an LSTM, 256 wide, over embedded tokens. They read forward: onnxruntime-training knows no other direction."""
+    return images.Recurrent("LSTM", vocabulary=LSTM_TOKENS, width=256, hidden=256, bidirectional=False)
+
+
+WORKLOADS: Mapping[str, Workload | ArchitectureWorkload | ClicksWorkload] = {
     "mlp": Workload(torch_models.mlp, lambda _: (784,), 1, 32, 10, QUICK),
     "mlp-batchnorm": Workload(torch_models.normalized_mlp, lambda _: (1024,), 1, 256, 10, QUICK),
     "digits-resnet": Workload(torch_models.DigitsResNet, lambda size: (1, size, size), 8, 64, 10, QUICK),
@@ -144,7 +204,9 @@ WORKLOADS: Mapping[str, Workload | ArchitectureWorkload] = {
     "mobilenet_v2": Workload(mobilenet_v2, lambda size: (3, size, size), 224, 16, 1000, SLOW),
     "unet": Workload(torch_models.UNet, lambda size: (3, size, size), 256, 4, 4, QUICK, pixels=True),
     "audio": Workload(torch_models.AudioNet, lambda samples: (1, samples), 16000, 16, 35, QUICK),
-    "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=True),
+    "lstm": Workload(lstm, lambda size: (size,), 64, 16, 5, ADAMW, tokens=LSTM_TOKENS),
+    "dlrm": ClicksWorkload(),
+    "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=VOCABULARY),
     **{ARCHITECTURE + name: ArchitectureWorkload(architecture, batch) for name, (architecture, batch) in SIZED.items()},
 }
 
@@ -167,8 +229,9 @@ def prepare(folder: Path, model: str, batch: int, size: int | None = None) -> di
     )
     torch.save(module.state_dict(), folder / "weights.pt")
     np.savez(folder / "weights.npz", **{name: tensor.numpy() for name, tensor in module.state_dict().items()})
-    labels = () if workload.loss_name is None else ("labels",)
-    example = {name: torch.from_numpy(array[: min(2, batch)]) for name, array in batches[0].items() if name not in labels}
+    example = {
+        name: torch.from_numpy(array[: min(2, batch)]) for name, array in batches[0].items() if name not in workload.labels
+    }
     model_proto = torch_models.export_onnx(module, example, outputs=workload.outputs)
     (folder / "model.onnx").write_bytes(model_proto.SerializeToString())
     trainable = None

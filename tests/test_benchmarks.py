@@ -22,7 +22,7 @@ from architectures.catalogue import ARCHITECTURES
 from architectures.sizes import SIZED
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME
-from compare import Kind
+from contender_kinds import Kind
 from workloads import ARCHITECTURE, prepare
 
 
@@ -122,7 +122,7 @@ def test_a_contender_is_left_out_where_memory_would_not_do(monkeypatch, tmp_path
             return 2_000_000_000
 
     monkeypatch.setattr(compare, "_available_memory", lambda: 2_500_000_000)
-    running = compare.Entrant("eager", compare.KINDS["eager"], {}, Running())
+    running = compare.Entrant("eager", {}, Running())
     left_out = compare._admitted("burnish-torch", {}, tmp_path, "float32", [running])
     assert left_out.contender is None
     assert "2.5 GB are free" in left_out.row["refused"]

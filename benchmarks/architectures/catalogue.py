@@ -22,6 +22,7 @@ SCHEDULED = {"every": 2, "gamma": 0.7}
 OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
     "adafactor": torch.optim.Adafactor,
+    "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,

@@ -242,11 +242,19 @@ class FramesThenLstm(nn.Module):
 class Recurrent(nn.Module):
     """An LSTM or a GRU over embedded tokens; the class is read off the last. Input [batch, tokens], int64."""
 
-    def __init__(self, kind: str, vocabulary: int = 640, width: int = 16, hidden: int = 12, classes: int = 5):
+    def __init__(
+        self,
+        kind: str,
+        vocabulary: int = 640,
+        width: int = 16,
+        hidden: int = 12,
+        classes: int = 5,
+        bidirectional: bool = True,
+    ):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
-        self.layer = getattr(nn, kind)(width, hidden, num_layers=2, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(2 * hidden, classes)
+        self.layer = getattr(nn, kind)(width, hidden, num_layers=2, batch_first=True, bidirectional=bidirectional)
+        self.head = nn.Linear((1 + bidirectional) * hidden, classes)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.layer(self.tokens(input_ids))[0][:, -1])

@@ -19,8 +19,14 @@ def read_job() -> dict[str, Any]:
 
 
 def read_batches(job: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The batches, (x, labels) each, in the order in which they are trained on, again and again."""
+    """The batches, (x, labels) each, in the order in which they are trained on, again and again.
+
+    Raises:
+        ValueError: they hold something else, which a contender that calls this cannot train on.
+    """
     with np.load(job["data"]) as data:
+        if names := sorted({key.rstrip(string.digits) for key in data.files} - {"x", "labels"}):
+            raise ValueError(f"its script trains on one input and class labels alone, and batches of this model hold {names}")
         return [(data[f"x{index}"], data[f"labels{index}"]) for index in range(len(data.files) // 2)]
 
 
@@ -34,10 +40,9 @@ def read_feeds(job: dict[str, Any]) -> list[dict[str, np.ndarray]]:
     return list(batches.values())
 
 
-def part_of_worker(batches: list[tuple[np.ndarray, np.ndarray]], rank: int, workers: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def part_of_worker(batches: list[dict[str, np.ndarray]], rank: int, workers: int) -> list[dict[str, np.ndarray]]:
     """What one of several workers trains on: its part of each batch, in the order of the ranks."""
-    parts = [(np.array_split(x, workers), np.array_split(labels, workers)) for x, labels in batches]
-    return [(x[rank], labels[rank]) for x, labels in parts]
+    return [{name: np.array_split(array, workers)[rank] for name, array in feeds.items()} for feeds in batches]
 
 
 def endless(batches: list[Any]) -> Iterator[Any]:

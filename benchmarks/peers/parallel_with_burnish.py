@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import burnish
 from burnish.distributed.connection.joining import join
+from burnish_step import engine_of, program_of
 from contenders import Step, serve
-from job import endless, part_of_worker, read_batches, read_job
+from job import endless, part_of_worker, read_feeds, read_job
 
 
 def main() -> None:
     job = read_job()
+    importlib.import_module(job.get("engine", "torch"))
     group = join(first_contact=600)
     rank, workers = job.get("part", (group.rank, group.world_size))
-    batches = endless([{"x": x, "labels": labels} for x, labels in part_of_worker(read_batches(job), rank, workers)])
-    settings = dict(job["optimizer"])
-    optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
+    batches = endless(part_of_worker(read_feeds(job), rank, workers))
 
     def build() -> tuple[Step, dict[str, Any]]:
-        program = burnish.compile(job["onnx"], loss="cross_entropy", optimizer=optimizer, metrics=())
+        engine = engine_of(job)
         parallel = burnish.DataParallel(group=group, **job["parallel"]) if group.world_size > 1 else None
-        session = burnish.Session(program, engine="torch", threads=job["threads"], parallel=parallel)
+        session = burnish.Session(program_of(job), engine=engine, threads=job["threads"], parallel=parallel)
         return lambda: session.step(next(batches))["loss"], {}
 
     serve(build)

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 import burnish
-from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish_step import engine_of, program_of
 from contenders import Step, serve
 from job import endless, read_feeds, read_job
 
@@ -15,21 +15,11 @@ def main() -> None:
     job = read_job()
     importlib.import_module({"onnxruntime": "onnxruntime", "torch": "torch"}[job["engine"]])
     batches = endless(read_feeds(job))
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in job["optimizer"].items()}
-    optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)
 
     def build() -> tuple[Step, dict[str, Any]]:
         # Before the program, so that its kernels are built meanwhile.
-        engine = OnnxRuntimeEngine(kernels=True) if job.get("kernels") else burnish.engines.get(job["engine"])
-        program = burnish.compile(
-            job["onnx"],
-            **({"output": "loss"} if job["loss"] is None else {"loss": job["loss"]}),
-            optimizer=optimizer,
-            trainable=job["trainable"],
-            metrics=(),
-            precision=job["precision"],
-        )
-        session = burnish.Session(program, engine=engine, threads=job["threads"])
+        engine = engine_of(job)
+        session = burnish.Session(program_of(job), engine=engine, threads=job["threads"])
         versions = {"burnish": burnish.__version__, job["engine"]: importlib.import_module(job["engine"]).__version__}
         return lambda: session.step(next(batches))["loss"], {"versions": versions}
 

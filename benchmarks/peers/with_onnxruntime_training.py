@@ -32,9 +32,9 @@ def name_statistics(model: onnx.ModelProto) -> None:
 
 def main() -> None:
     job = read_job()
-    batches = endless(read_batches(job))
 
     def build() -> tuple[Step, dict[str, Any]]:
+        batches = endless(read_batches(job))
         model = untied(onnx.load(job["onnx"]))
         add_loss(model)
         name_statistics(model)

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from architectures.catalogue import OPTIMIZERS
 from contenders import Step, serve
 from job import endless, read_feeds, read_job
-from workloads import WORKLOADS
+from pytorch_step import module_of, step_of, tensors_of
 
 
 class Wrapped:
@@ -30,36 +29,12 @@ class Wrapped:
 def main() -> None:
     job = read_job()
     torch.set_num_threads(job["threads"])
-    layout = torch.channels_last if job.get("channels_last") else torch.contiguous_format
-    autocast = job["precision"] == "bfloat16"
-    settings = dict(job["optimizer"])
-    optimizer_class = OPTIMIZERS[settings.pop("name")]
-    # A data loader may hand batches over in any memory format, so that this is no part of a step.
-    workload = WORKLOADS[job["model"]]
-    tensors = [{name: torch.from_numpy(array) for name, array in feeds.items()} for feeds in read_feeds(job)]
-    if workload.images:
-        tensors = [feeds | {"x": feeds["x"].contiguous(memory_format=layout)} for feeds in tensors]
-    batches = endless(tensors)
+    batches = endless(tensors_of(job, read_feeds(job)))
 
     def build() -> tuple[Step, dict[str, Any]]:
-        module = workload.build()
-        module.load_state_dict(torch.load(job["weights"], weights_only=True))
-        module.train()
-        if workload.images:
-            module = module.to(memory_format=layout)
-        optimizer = optimizer_class(module.parameters(), **settings, **({"fused": True} if job.get("fused") else {}))
+        module = module_of(job)
         forward = torch.compile(module) if job.get("compiled") else Wrapped(module) if job.get("wrapped") else module
-
-        def step() -> float:
-            feeds = next(batches)
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = workload.loss(forward, feeds)
-            loss.backward()
-            optimizer.step()
-            return float(loss.detach())
-
-        return step, {"versions": {"torch": torch.__version__}}
+        return step_of(job, module, forward, batches), {"versions": {"torch": torch.__version__}}
 
     serve(build)
 
