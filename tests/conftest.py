@@ -44,21 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave of a product with the mark ``each_value`` the cases in which each pair of values stands.
 
     Those of them whose values all stand in others are marked as slow. So are those of a function with the mark ``quick_cases``,
-    but for as many as it says, which are spread evenly over all.
+    but for as many as it says, which are spread evenly over all; with ``slow_cases`` the others are left to the campaign.
     """
-    tables, series = defaultdict(list), defaultdict(list)
+    tables = defaultdict(list)
     for item in items:
         function = item.nodeid.partition("[")[0]
         if item.get_closest_marker("each_value") and hasattr(item, "callspec"):
             tables[function].append(item)
-        if item.get_closest_marker("quick_cases"):
-            series[function].append(item)
-    for cases in series.values():
-        count = cases[0].get_closest_marker("quick_cases").args[0]
-        quick = {round(place * (len(cases) - 1) / max(count - 1, 1)) for place in range(count)}
-        for index, item in enumerate(cases):
-            if index not in quick:
-                item.add_marker(pytest.mark.slow)
+    _leave_to(items, "slow_cases", pytest.mark.campaign)
+    _leave_to(items, "quick_cases", pytest.mark.slow)
     repeated = set()
     for cases in tables.values():
         values = [_values(item) for item in cases]
@@ -70,6 +64,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if repeated:
         items[:] = [item for item in items if item not in repeated]
         config.hook.pytest_deselected(items=list(repeated))
+
+
+def _leave_to(items: list[pytest.Item], mark: str, later: pytest.MarkDecorator) -> None:
+    """Give the later mark to all cases of functions with a mark, but for as many as that says."""
+    series = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker(mark):
+            series[item.nodeid.partition("[")[0]].append(item)
+    for cases in series.values():
+        count = cases[0].get_closest_marker(mark).args[0]
+        kept = {round(place * (len(cases) - 1) / max(count - 1, 1)) for place in range(count)}
+        for index, item in enumerate(cases):
+            if index not in kept:
+                item.add_marker(later)
 
 
 def _values(item: pytest.Item) -> list[str]:
