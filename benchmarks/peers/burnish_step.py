@@ -10,10 +10,10 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 
 
 def engine_of(job: dict[str, Any]) -> Engine:
-    """The engine that the job names; on ONNX Runtime with burnish's kernels or without them, where the job says that."""
+    """The engine that the job names; on ONNX Runtime without burnish's kernels, unless the job asks for them."""
     name = job.get("engine", "torch")
-    if name == "onnxruntime" and "kernels" in job:
-        return OnnxRuntimeEngine(kernels=job["kernels"])
+    if name == "onnxruntime":
+        return OnnxRuntimeEngine(kernels=job.get("kernels", False))
     return burnish.engines.get(name)
 
 

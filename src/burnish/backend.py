@@ -88,7 +88,7 @@ class BurnishBackend(Backend):
         if not cls.supports_device(device):
             raise EngineError(f"The backend runs on device 'CPU' only, not on '{device}': leave device out")
         lowered = lower(model, seed=seed)
-        loaded = OnnxRuntimeEngine().load(lowered)
+        loaded = OnnxRuntimeEngine(kernels=False).load(lowered)
         inputs, outputs = ([value.name or "" for value in values] for values in (lowered.graph.inputs, lowered.graph.outputs))
         return PreparedModel(loaded, inputs, outputs)
 

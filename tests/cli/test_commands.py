@@ -325,6 +325,7 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
         (("train", "model.onnx", "--data", "data.npz", "--optimizer", "tiger"), r"there is no optimizer 'tiger'"),
         (("train", "model.onnx", "--data", "data.npz", "--trainable", "stem.conv"), r"'stem\.conv' matches no weight"),
         (("train", "model.onnx", "--data", "data.npz", "--engine", "abacus"), r"There is no engine 'abacus'"),
+        ((*TRAIN, "--engine", "torch", "--no-kernels"), r"are for --engine onnxruntime, not for 'torch': leave them out"),
         (
             ("train", "model.onnx", "--data", "data.npz", "--schedule", "stairs"),
             r"no learning-rate schedule 'stairs'.*; choose among constant, cosine, ",

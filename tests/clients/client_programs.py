@@ -27,6 +27,7 @@ from burnish.models import bert, residual_network
 from burnish.optim.schedules import cosine, warmup
 from oracles.mobilenet import mobilenet_v2
 from oracles.small_networks import CLASSES, Network, mobile, perceptron
+from oracles.standard_operators import STANDARD
 
 STEPS, CHECKPOINT_AT, BATCHES = 100, 50, 10
 CACHED = "cached"
@@ -129,7 +130,7 @@ def write(name: str, folder: Path) -> None:
     burnish.compile(build(), optimizer=optimizer(), metrics=("accuracy",), target="webgpu").save(folder / "webgpu")
     data = batches(model)
     save_batches(folder / "batches.safetensors", data)
-    with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
+    with burnish.Session(program, engine=STANDARD, seed=7, threads=1) as session:
         save_file(session.state(), folder / "initial.safetensors")
         figures = []
         for step in range(STEPS):
@@ -169,7 +170,7 @@ def write_cached(folder: Path) -> None:
     data = batches(model)
     save_batches(folder / "batches.safetensors", data)
     program = burnish.Program.load(folder / "program")
-    with burnish.Session(program, engine="onnxruntime", seed=7, threads=1) as session:
+    with burnish.Session(program, engine=STANDARD, seed=7, threads=1) as session:
         features = [session.features(batch) for batch in data]
         save_batches(folder / "features.safetensors", features)
         figures = []
@@ -202,7 +203,7 @@ def write_mobilenet(name: str, folder: Path) -> None:
         for _ in range(2)
     ]
     save_batches(folder / "batches.safetensors", data)
-    with burnish.Session(program, engine="onnxruntime", threads=1) as session:
+    with burnish.Session(program, engine=STANDARD, threads=1) as session:
         if options:
             data = [{**session.features({"x": batch["x"]}), "labels": batch["labels"]} for batch in data]
         losses = [session.step(batch)["loss"] for batch in 2 * data]
@@ -213,7 +214,7 @@ def write_mobilenet(name: str, folder: Path) -> None:
 def resume(folder: Path, checkpoint: Path, begin: int, end: int) -> list[dict[str, float]]:
     """Restore the checkpoint of a client in Python, and return the figures of the steps from ``begin`` to ``end``."""
     data = read_batches(folder)
-    with burnish.Session(burnish.Program.load(folder / "program"), engine="onnxruntime", threads=1) as session:
+    with burnish.Session(burnish.Program.load(folder / "program"), engine=STANDARD, threads=1) as session:
         session.restore(checkpoint)
         return [session.step(data[step % BATCHES]) for step in range(begin, end)]
 

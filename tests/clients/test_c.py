@@ -25,6 +25,7 @@ from programs import Batch
 import burnish
 from burnish.errors import CheckpointError
 from oracles.same_state import assert_same_state
+from oracles.standard_operators import STANDARD
 
 reason = c_library.missing()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -57,7 +58,7 @@ def session(client, folder) -> Iterator[c_library.Session]:
 
 
 def python_session(name: str) -> burnish.Session:
-    return burnish.Session(programs.program(name)[0], engine="onnxruntime", threads=1)
+    return burnish.Session(programs.program(name)[0], engine=STANDARD, threads=1)
 
 
 QUICK = ("dropout", "mobile")

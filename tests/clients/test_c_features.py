@@ -16,6 +16,7 @@ import burnish
 from burnish.models import residual_network
 from burnish.program import Program
 from oracles.same_state import assert_same_state
+from oracles.standard_operators import STANDARD
 
 reason = c_library.missing()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -67,7 +68,7 @@ def open_session(folder, tmp_path_factory) -> Iterator[Callable[[], c_library.Se
 
 
 def test_two_epochs_are_pythons_bit_for_bit_and_run_the_backbone_in_the_first(open_session, tmp_path):
-    ours, theirs = open_session(), burnish.Session(program(), engine="onnxruntime", threads=1)
+    ours, theirs = open_session(), burnish.Session(program(), engine=STANDARD, threads=1)
     cache = ours.cache()
     for epoch in range(2):
         for samples in BATCHES:
@@ -149,7 +150,7 @@ def test_a_package_trains_from_cached_features(tmp_path):
     for name, array in data().items():
         np.save(tmp_path / f"{name}.npy", array)
         command += ["--data", f"{name}={tmp_path / name}.npy"]
-    with burnish.Session(program(), engine="onnxruntime", threads=1) as session:
+    with burnish.Session(program(), engine=STANDARD, threads=1) as session:
         batches = [part(samples) for samples in BATCHES]
         expected = [
             session.step({**session.features({"x": batch["x"]}), "labels": batch["labels"]})["loss"] for batch in 2 * batches

@@ -16,6 +16,7 @@ import burnish
 from burnish.cli.application import app
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.program import Program
+from oracles.standard_operators import STANDARD
 
 reason = c_library.missing()
 needs_compiler = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -63,7 +64,7 @@ def test_a_package_builds_trains_and_runs_its_own_models(package, tmp_path) -> N
         for more in ([], ["--models", "models"])
     ]
     losses = [[float(line.split()[-1]) for line in lines] for lines in runs]
-    session = burnish.Session(programs.program("mobile")[0], engine="onnxruntime", threads=1)
+    session = burnish.Session(programs.program("mobile")[0], engine=STANDARD, threads=1)
     expected = [session.step(batch)["loss"] for _ in range(4)]
     assert [np.float32(loss) for loss in losses[0]] == [np.float32(loss) for loss in expected]
     np.testing.assert_allclose(

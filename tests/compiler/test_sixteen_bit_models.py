@@ -20,6 +20,7 @@ from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ModelError
 from oracles import small_networks
 from oracles.sixteen_bit_files import BLOCKED, NETWORKS, UNIT, array_in, classifier, converted, single, weights_of
+from oracles.standard_operators import STANDARD
 
 HALF = onnx.TensorProto.FLOAT16
 GENERATOR = np.random.default_rng(0)
@@ -232,7 +233,7 @@ def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
 def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     program = burnish.compile(file, optimizer=burnish.optim.ema(burnish.optim.sgd(lr=0.05)), trainable=["head.*", "last.*"])
-    session = burnish.Session(program, "onnxruntime")
+    session = burnish.Session(program, STANDARD)
     for _ in range(2):
         session.step(batch)
     state, loss = session.state(), session.step(batch)["loss"]
@@ -243,7 +244,7 @@ def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp
         (burnish.Program.load(tmp_path / "program"), state),
         ((one := burnish.Program.load(program.to_onnx(state))), one.saved_state),
     ):
-        again = burnish.Session(loaded, "onnxruntime", state=own)
+        again = burnish.Session(loaded, STANDARD, state=own)
         assert again.step(batch)["loss"] == loss
         exported = weights_of(onnx.load(again.export(tmp_path / "tuned.onnx", fold_norm=False)))
         assert {array.dtype for array in exported.values()} == {array_in(dtype, np.zeros(1)).dtype}

@@ -18,6 +18,7 @@ from burnish.formats import training_info
 from burnish.formats.identity import graph_hashes
 from burnish.formats.metadata import TRAINING
 from burnish.models import residual_network
+from oracles.standard_operators import STANDARD
 
 
 def dropout_network():
@@ -79,7 +80,7 @@ def batches(program, count):
 
 
 def trained(program, steps=2, state=None):
-    session = burnish.Session(program, state=state, threads=1)
+    session = burnish.Session(program, engine=STANDARD, state=state, threads=1)
     for batch in batches(program, steps):
         session.step(batch)
     return session
@@ -204,7 +205,7 @@ def test_the_bindings_alone_train_the_model(name):
         for tensor in (*model.graph.initializer, *model.training_info[0].algorithm.initializer):
             if tensor.name in results:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(results[tensor.name], tensor.name))
-    expected = burnish.Session(program, OnnxRuntimeEngine("none"), threads=1)
+    expected = burnish.Session(program, OnnxRuntimeEngine("none", kernels=False), threads=1)
     for _ in range(3):
         expected.step(batch)
     tensors = {tensor.name: tensor for tensor in (*model.graph.initializer, *model.training_info[0].algorithm.initializer)}

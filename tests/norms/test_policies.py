@@ -15,6 +15,7 @@ from burnish import norms
 from burnish.errors import ConfigurationError, InputError, ModelError
 from burnish.program import Role
 from oracles.normalization_policies import MOMENTUM, batches, frozen, ghost, network, reference, renorm, train
+from oracles.standard_operators import STANDARD
 
 RENORM = {"r_max": 1.5, "d_max": 0.6, "start": 1, "r_max_step": 4, "d_max_step": 3}
 RENORM_TEXT = "renorm:" + ",".join(f"{name}={value}" for name, value in RENORM.items())
@@ -58,7 +59,7 @@ def follow(norm, layers, rank=4, rule="onnx", dtype=np.float64, momentum=None, b
     """
     optimizer = burnish.optim.sgd(lr=0.05)
     program = burnish.compile(network(rank, batch, dtype), loss="mse", norm=norm, running_variance=rule, optimizer=optimizer)
-    grad, session = GradRunner(program), burnish.Session(program)
+    grad, session = GradRunner(program), burnish.Session(program, engine=STANDARD)
     for data in batches(rank, 6, 6, dtype):
         state = session.state()
         loss, gradients, statistics = reference(state, data, layers, momentum(int(state["step"])) if momentum else None)

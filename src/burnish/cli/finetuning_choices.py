@@ -125,7 +125,7 @@ def choose(
         layer_decay=tuning.layer_decay,
         cached_features=tuning.cached_features and data.augment is None,
         seed=course.seed,
-        engine=course.engine,
+        engine=course.chosen_engine(),
         device=course.device,
         threads=course.threads,
     )

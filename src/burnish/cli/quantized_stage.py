@@ -62,7 +62,7 @@ class QuantizedStage:
             return self
         integers = Quantization.read(self.choices["quantize"])
         dataset = self._opened(self.data.data)
-        chosen = self.choices["outputs"], self.choices["batch_size"], self.course.engine
+        chosen = self.choices["outputs"], self.choices["batch_size"], self.course.chosen_engine()
         model = integers.applied(self.tuned, dataset, *chosen)
         save_model(model, self.start)
         count = sum(node.op_type == "QuantizeLinear" for node in model.graph)
@@ -75,7 +75,7 @@ class QuantizedStage:
         from burnish.training.finetuning import accuracies_line, accuracy_of
 
         which = "training" if self.data.eval_data is None else "evaluation"
-        dataset, engine = self._opened(self.data.eval_data or self.data.data), self.course.engine
+        dataset, engine = self._opened(self.data.eval_data or self.data.data), self.course.chosen_engine()
         files = {"float32": self.tuned, "quantized_after_training": self.start, "quantized_in_training": written}
         accuracies = {name: accuracy_of(path, dataset, self.course.batch_size, engine) for name, path in files.items()}
         content = json.dumps({"data": which, **accuracies}, indent=1) + "\n"

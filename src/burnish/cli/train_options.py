@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from burnish.cli.option_groups import OptionGroup
+
+if TYPE_CHECKING:
+    from burnish.engines import Engine
 
 FoldOption = Annotated[
     bool,
@@ -71,6 +74,14 @@ class Course(OptionGroup):
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default the engine's choice.")] = None
     engine: Annotated[str, typer.Option("--engine")] = "auto"
+    kernels: Annotated[
+        bool | None,
+        typer.Option(
+            "--kernels/--no-kernels",
+            help="Kernels of burnish's own on the engine onnxruntime: build them where they are missing, or go without; by "
+            "default it uses them where they are built.",
+        ),
+    ] = None
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.")] = None
     checkpoint_every: Annotated[
         int | None, typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.")
@@ -99,6 +110,24 @@ class Course(OptionGroup):
             help="Start in the state of a checkpoint, or of the run in a folder, as far as it fits; what does not is named.",
         ),
     ] = None
+
+    def chosen_engine(self) -> str | Engine:
+        """The engine that trains: by its name, or with its kernels chosen.
+
+        Raises:
+            BadParameter: kernels are chosen for another engine than ``onnxruntime``.
+            EngineError: they are to be built, and cannot be.
+        """
+        if self.kernels is None:
+            return self.engine
+        if self.engine not in ("auto", "onnxruntime"):
+            raise typer.BadParameter(
+                f"--kernels and --no-kernels are for --engine onnxruntime, not for '{self.engine}': leave them out, or set "
+                "BURNISH_KERNELS=off in the environment"
+            )
+        from burnish.engines.onnxruntime import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(kernels=self.kernels)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ class TrainingRun:
             best_metric=course.best_metric,
             resume=self.resumes,
             overwrite=self.results.overwrite and not self.resumes,
-            engine=course.engine,
+            engine=course.chosen_engine(),
             device=course.device,
             threads=course.threads,
             parallel=self.parallel,

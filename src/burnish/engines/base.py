@@ -89,6 +89,11 @@ class ReopeningRunner(Protocol):
         ...
 
 
+def description_of(engine: Engine) -> str:
+    """Return what a report calls an engine: its ``description`` where it has one, else its name."""
+    return str(getattr(engine, "description", engine.name))
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Something that runs graphs of the operators that its target has.

@@ -188,6 +188,53 @@ def test_kernels_can_be_switched_off_for_a_process(monkeypatch):
     assert OnnxRuntimeEngine(kernels=True).kernels is None
 
 
+def test_kernels_that_are_built_are_the_default():
+    built = OnnxRuntimeEngine(kernels=True)
+    engine = OnnxRuntimeEngine()
+    assert engine.kernels == built.kernels
+    assert engine.description == "onnxruntime, with kernels of burnish's own"
+    assert engine.target.kernels == {operator.name for operator in kernels.OPERATORS}
+    for options in ({"kernels": False}, {"optimization": "none"}, {"providers": ["AzureExecutionProvider"]}):
+        without = OnnxRuntimeEngine(**options)
+        assert without.kernels is None
+        assert without.description == "onnxruntime"
+        assert not without.target.kernels
+    assert OnnxRuntimeEngine(optimization="none", kernels=True).kernels == built.kernels
+
+
+def test_what_is_not_built_is_not_built_unasked(monkeypatch, tmp_path):
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path))
+    monkeypatch.setattr(building, "find_installed", lambda *_: None)
+    assert OnnxRuntimeEngine().kernels is None
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_checkpoints_pass_between_sessions_with_kernels_and_without(tmp_path):
+    program = burnish.compile(burnish.models.residual_network(width=4, blocks=(1,)), optimizer=optim.adam(lr=0.01))
+    batch = {"x": np.random.default_rng(6).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}
+    sessions = [burnish.Session(program, engine=OnnxRuntimeEngine(kernels=own), threads=1) for own in (True, False)]
+    for place, session in enumerate(sessions):
+        session.step(batch)
+        session.save_checkpoint(tmp_path / f"{place}.safetensors")
+    states = [session.state() for session in sessions]
+    for place, session in enumerate(sessions):
+        session.restore(tmp_path / f"{1 - place}.safetensors")
+        for name, array in session.state().items():
+            np.testing.assert_array_equal(array, states[1 - place][name], err_msg=name)
+    losses = [session.step(batch)["loss"] for session in sessions]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_outputs_that_kernels_compute_keep_their_names():
+    """The gradients of scale and bias are outputs of the graph itself, which a session finds by name."""
+    program = burnish.compile(burnish.models.residual_network(width=4, blocks=(1,)), loss="cross_entropy")
+    model = program.semantic["grad"].clone()
+    names = [value.name for value in model.graph.outputs]
+    kernels.call_kernels(model)
+    assert [value.name for value in model.graph.outputs] == names
+    assert Counter(node.op_type for node in model.graph)["FusedBatchNormGrad"] == 3
+
+
 def test_what_a_kernel_refuses_is_an_error_of_the_run():
     text = """
 <ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>

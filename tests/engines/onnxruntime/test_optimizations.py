@@ -23,6 +23,7 @@ from oracles.several_workers import in_threads
 
 LEVELS = ("basic", "extended", "all")
 ROWS, COLUMNS, CLASSES = 3, 4, 2
+EMPTY = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 21}), ir_version=10)
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_what_cannot_be_loaded_at_all_keeps_its_error():
 
 def opened_with(attempts: Callable[[Optimizations | None, int], None]) -> tuple[OpenedGraph, Callable[[int], Any]]:
     """An opened graph, and what runs it on a batch size; ``attempts`` raises where these optimizations fail on that size."""
-    opened = OpenedGraph("step", Optimizations("all"), lambda chosen: chosen)  # type: ignore[arg-type, return-value]
+    opened = OpenedGraph("step", EMPTY, Optimizations("all"), lambda chosen: chosen)  # type: ignore[arg-type, return-value]
 
     def run(size: int) -> Any:
         def attempt(chosen: Any) -> Any:

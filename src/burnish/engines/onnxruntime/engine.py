@@ -83,8 +83,10 @@ class OnnxRuntimeEngine(RunsModels):
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
-        kernels: run batch normalization, chains of elementwise arithmetic and updates by kernels of burnish's own. They are built
-            where they are missing, which takes a C++ compiler and some seconds, once.
+        kernels: run batch normalization, chains of elementwise arithmetic and updates by kernels of burnish's own. None uses them
+            where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True builds
+            them where they are missing, which takes a C++ compiler and some seconds, once. False runs standard operators
+            alone, which come to the bits of clients in other languages.
         verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
             something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
@@ -95,6 +97,7 @@ class OnnxRuntimeEngine(RunsModels):
     Attributes:
         target: the standard's operators, and those of ONNX Runtime's own domain, ``com.microsoft``; with a library also those of
             any other.
+        kernels: the path of the library whose kernels run; None where standard operators run alone.
         profile_prefix: begins the names of the files that ONNX Runtime's profiler writes; None where it is off.
     """
 
@@ -111,7 +114,7 @@ class OnnxRuntimeEngine(RunsModels):
         config: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (CPU_PROVIDER,),
         custom_op_library: str | Path | None = None,
-        kernels: bool = False,
+        kernels: bool | None = None,
         verify: bool = False,
     ):
         for option, value, choices in (
@@ -131,9 +134,21 @@ class OnnxRuntimeEngine(RunsModels):
         self.profile_prefix: str | None = None
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
-        self.kernels = library(build=True) if kernels else None
+        self.kernels = self._library_of_kernels(kernels)
         target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
         self.target = target if self.kernels is None else target.with_kernels(OPERATORS)
+
+    @property
+    def description(self) -> str:
+        """What reports call it: its name, and whether kernels of burnish's own run on it."""
+        return self.name if self.kernels is None else f"{self.name}, with kernels of burnish's own"
+
+    def _library_of_kernels(self, kernels: bool | None) -> Path | None:
+        if kernels is None:
+            # What another provider would compute does not go through the CPU's memory unasked.
+            is_alone = all(_name_of(provider) == CPU_PROVIDER for provider in self.providers)
+            return library(build=False) if is_alone and self.optimization != "none" else None
+        return library(build=True) if kernels else None
 
     def open(
         self,
@@ -221,7 +236,7 @@ class OnnxRuntimeEngine(RunsModels):
         if self.kernels is not None:
             model = model.clone()
             call_kernels(model)
-        return OpenedGraph(graph, Optimizations.of(self.optimization, model), load, self.verify)
+        return OpenedGraph(graph, model, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()
     def inference_session(
@@ -303,8 +318,11 @@ def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, d
                 f"{', '.join(available)}. Install the build of ONNX Runtime that has it, or choose among these"
             )
         checked.append(name if options is None else (name, dict(options)))
-    names = [provider if isinstance(provider, str) else provider[0] for provider in checked]
-    return checked if CPU_PROVIDER in names else [*checked, CPU_PROVIDER]
+    return checked if CPU_PROVIDER in map(_name_of, checked) else [*checked, CPU_PROVIDER]
+
+
+def _name_of(provider: Provider) -> str:
+    return provider if isinstance(provider, str) else provider[0]
 
 
 def _checked_library(library: str | Path) -> str:

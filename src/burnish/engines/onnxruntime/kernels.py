@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,8 +12,9 @@ from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN, replace_uses
+from burnish.graph import BURNISH_DOMAIN, Builder, replace_uses
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.passes.remove_unused import remove_unused
@@ -45,7 +47,11 @@ def library(build: bool) -> Path | None:
 
 def call_kernels(model: ir.Model) -> None:
     """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered."""
+    if has_bfloat16(model):  # which ONNX Runtime cannot load, and says of which standard operator
+        lower_semantic_operators(model)
+        return
     graph = model.graph
+    names = [value.name for value in graph.outputs]
     fuse_batch_normalization(graph)
     graph.sort()
     for node in list(graph):
@@ -55,8 +61,21 @@ def call_kernels(model: ir.Model) -> None:
     lower_semantic_operators(model, keep=called)
     fuse_elementwise(graph)
     join_groups(graph)
+    _name_outputs(graph, names)
     remove_unused(model)
     model.opset_imports[BURNISH_DOMAIN] = 1
+
+
+def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
+    """Give outputs of a graph their names again, by which a session finds them."""
+    for place, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
+        if value.name != name and value.producer() is not None and value.name not in names:
+            value.name = name
+        elif value.name != name:  # what else is an output, or an input, keeps its own
+            builder = Builder(graph)
+            copy = builder.op("Identity", builder.tensor(value)).value
+            copy.name = name
+            graph.outputs[place] = copy
 
 
 def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
@@ -71,6 +90,7 @@ def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
     }
     operands = [value for value in node.inputs if value is not None]
     replacement = ir.Node(node.domain, node.op_type, operands, list(attributes.values()), num_outputs=len(outputs))
+    replacement.metadata_props.update(node.metadata_props)
     graph.insert_before(node, replacement)
     for value, new in zip(outputs, replacement.outputs, strict=True):
         new.type, new.shape = value.type, value.shape

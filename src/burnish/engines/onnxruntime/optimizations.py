@@ -112,11 +112,13 @@ class OpenedGraph:
 
     Args:
         name: of the graph, for messages.
+        model: the graph as it is loaded.
         optimizations: what it is opened with first.
         load: makes the session; None stands for the first.
         verifies: whether ``verify`` is to look at what the session computes.
 
     Attributes:
+        model: the graph, before ONNX Runtime rewrites it.
         session: the session.
         reopened: how far it came down the list of ``Optimizations.fewer``; 0 where it is as it was opened first.
 
@@ -127,11 +129,13 @@ class OpenedGraph:
     def __init__(
         self,
         name: str,
+        model: ir.Model,
         optimizations: Optimizations,
         load: Callable[[Optimizations | None], onnxruntime.InferenceSession],
         verifies: bool = False,
     ):
         self._name = name
+        self.model = model
         self._load = load
         self._fewer = optimizations.fewer()
         self._is_unverified = verifies

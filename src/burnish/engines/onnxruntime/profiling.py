@@ -44,7 +44,7 @@ def record_steps(
             runner.step(inputs)
         path = Path(runner.session_of_step().end_profiling())
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return recording_of(events, executable.graph("step"), steps)
+    return recording_of(events, runner.graph_of_step(), steps)
 
 
 def recording_of(events: list[dict[str, Any]], model: ir.Model, steps: int) -> Recording:

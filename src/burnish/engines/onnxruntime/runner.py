@@ -127,6 +127,10 @@ class OnnxRuntimeRunner:
         """The session that runs steps, which ends its own profile."""
         return self._open("step").session
 
+    def graph_of_step(self) -> ir.Model:
+        """The step as ONNX Runtime was given it; not to be changed."""
+        return self._open("step").model
+
     def _current_state(self) -> Arrays:
         return {name: buffer.array for name, buffer in self._sets[self._current].items()}
 

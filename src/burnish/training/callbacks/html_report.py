@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from burnish.engines import description_of
 from burnish.errors import NonFiniteLossError
 from burnish.training.callbacks.base import Callback, Run
 from burnish.training.environment import environment, peak_resident_bytes
@@ -57,7 +58,7 @@ class HtmlReport(Callback):
             data="the training data" if run.eval_loader is None else "the evaluation data",
             configuration=self.configuration,
             command=self.command,
-            environment={**environment(), "engine": run.session.engine.name},
+            environment={**environment(), "engine": description_of(run.session.engine)},
             peak_bytes=peak_resident_bytes(),
         )
         write_report(self.path, contents)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.data.batches import BatchLoader
+from burnish.engines import description_of
 from burnish.errors import ConfigurationError
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.speed import Speed
@@ -158,7 +159,7 @@ def options_of(run: Run) -> dict[str, Any]:
     course = {"epochs": run.epochs}
     if not isinstance(run.loader, BatchLoader):
         course |= {"batch_size": run.loader.batch_size, "seed": run.loader.seed}
-    return {**options, **course, "engine": run.session.engine.name}
+    return {**options, **course, "engine": description_of(run.session.engine)}
 
 
 def _short(value: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
-from burnish.graph import BURNISH_DOMAIN, replace_uses
+from burnish.graph import BURNISH_DOMAIN, SOURCE_METADATA, replace_uses, source_of
 
 MOST_ELEMENTS = 1 << 16
 """Of a result up to which a node is joined to others: a larger one fills a call by itself, and frees what it reads early."""
@@ -54,6 +55,9 @@ def _join(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     )
     for attribute in nodes[0].attributes.values():
         joined.attributes.add(attribute)
+    ((source, _),) = Counter(map(source_of, nodes)).most_common(1)
+    if source is not None:  # of several that of the most, whose time it is for the greater part
+        joined.metadata_props[SOURCE_METADATA] = source
     graph.append(joined)
     for value, replacement in zip((value for node in nodes for value in node.outputs), joined.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape
