@@ -83,8 +83,8 @@ def test_the_cases_that_mutants_are_tried_on_pass() -> None:
 
 LOWERINGS = {
     "scale and bias gradients swapped": (batch.lower_batch_norm_grad, ", dscale, dbias", ", dbias, dscale"),
-    "input gradient not centered": (batch.lower_batch_norm_grad, "-(gain * dbias / count)", "dbias * 0"),
-    "projection on x left out": (batch.lower_batch_norm_grad, "slope = -(", "slope = 0 * ("),
+    "input gradient not centered": (batch.lower_batch_norm_grad, "gain * dbias / count", "dbias * 0"),
+    "projection on x left out": (batch.lower_batch_norm_grad, "slope = ", "slope = 0 * "),
     "scale gradient not centered": (batch.lower_batch_norm_grad, "- shift * dbias", "+ op.required(3) * dbias"),
     "inverse std left out of the scale gradient": (batch.lower_batch_norm_grad, ") * inverse_std\n", ")\n"),
     "layer normalization's gradient not centered": (standardize.lower_standardize_gradient, 'op.attribute("centered")', "False"),

@@ -294,12 +294,13 @@ def test_copies_may_wait_without_a_shape_that_values_decide(model):
 
 
 def test_a_budget_is_met_with_as_little_work_as_it_takes():
-    plain = compiled("perceptron").planned_peak(BATCH)
+    batch = 2 * BATCH  # Activations decide the peak then, and not the update, which reads all small gradients at once.
+    plain = compiled("perceptron").planned_peak(batch)
     work = []
     for share in (1.0, 0.9, 0.75):
         budget = int(share * plain.bytes)
-        program = burnish.compile(perceptron(), recompute=f"{budget}:batch={BATCH}")
-        assert program.planned_peak(BATCH).bytes <= budget
+        program = burnish.compile(perceptron(), recompute=f"{budget}:batch={batch}")
+        assert program.planned_peak(batch).bytes <= budget
         work.append(len(copies(program)))
     assert work == sorted(work)
     assert work[0] == 0 < work[-1]

@@ -13,7 +13,15 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
-from burnish.passes import complete_axes, join_updates, merge_casts, raise_scalar_ranks, remove_unused, widen_reductions
+from burnish.passes import (
+    complete_axes,
+    join_updates,
+    merge_casts,
+    merge_scalars,
+    raise_scalar_ranks,
+    remove_unused,
+    widen_reductions,
+)
 from burnish.passes.compute_without_float64 import compute_without_float64
 from burnish.passes.further_outputs import compute_further_outputs
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -189,6 +197,7 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
         compute_without_float64(model)
     merge_casts(model)
     if not target.kernels:  # else the scalars stay as its kernels look for them
+        merge_scalars(model)
         raise_scalar_ranks(model)
     remove_unused(model)
     settle_opset(model, target)

@@ -18,6 +18,7 @@ from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.join_updates import join_updates
 from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
+from burnish.passes.merge_scalars import merge_scalars
 from burnish.passes.mixed_precision import mix_precision
 from burnish.passes.raise_scalar_ranks import raise_scalar_ranks
 from burnish.passes.recognize_attention import recognize_attention
@@ -52,6 +53,7 @@ __all__ = [
     "lower_what_has_no_gradient",
     "merge_adapters",
     "merge_casts",
+    "merge_scalars",
     "mix_precision",
     "raise_scalar_ranks",
     "recognize_attention",
