@@ -127,6 +127,7 @@ def pretrained(name: str, folder: Path) -> Path:
     inputs, labels = known_samples(model)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     module.train()
+    torch.set_num_threads(1)  # such small models gain nothing by more, and lose much where others compute, too
     for _ in range(PRETRAINING * (2 if model.kind == "text" else 1)):
         for batch in torch.randperm(len(labels)).split(32):
             loss = torch.nn.functional.cross_entropy(model.logits(module, *(each[batch] for each in inputs)), labels[batch])
@@ -181,6 +182,7 @@ def compare(name: str, what: str, data: dict[str, Path], folder: Path, file: Pat
     )
     options = ["--tokenizer", str(place / "tokenizer.json")] if model.kind == "text" else []
     options += ["--freeze-until", "head", "--no-fold"] if what == "head" else []
+    options += ["--threads", str(threads)]
     command = [sys.executable, "-m", "burnish", "finetune", str(file), "--data", str(train), "--output", str(run), *options]
     seconds, said = timed(command)
     choices = json.loads((run / "finetune.json").read_text(encoding="utf-8"))
@@ -219,6 +221,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all by default")
     parser.add_argument("--what", nargs="+", choices=["all", "head"], default=["all", "head"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both; by default as many as there are cores")
     arguments = parser.parse_args()
     assert CLASSES == 5
     print(" | ".join(HEADER), flush=True)
@@ -235,7 +238,7 @@ def main() -> int:
             folder.mkdir()
             file = pretrained(model, folder)
             for what in arguments.what:
-                rows.append(compare(model, what, data, folder, file, os.cpu_count() or 1))
+                rows.append(compare(model, what, data, folder, file, arguments.threads))
                 print(" | ".join(rows[-1]), flush=True)
     failed = sum("NO" in row for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} as by hand or better; {sum(float(row[6]) for row in rows):.0f} s and "

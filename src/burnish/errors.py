@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that steer a terminal or an editor: control and format characters, lone surrogates, line ends."""
@@ -106,7 +106,17 @@ class WorkerError(BurnishError):
 
 
 class CarryOverWarning(_Escaped, UserWarning):
-    """A state was taken over in part: the message names what was not."""
+    """A state was taken over in part: the message names what was not.
+
+    Attributes:
+        fresh: state entries that start anew -> why.
+        dropped: state entries of the other program that this one has no place for.
+    """
+
+    def __init__(self, message: str, fresh: Mapping[str, str], dropped: Iterable[str]):
+        super().__init__(message)
+        self.fresh = dict(fresh)
+        self.dropped = tuple(dropped)
 
 
 class UntrainedWeightsWarning(_Escaped, UserWarning):

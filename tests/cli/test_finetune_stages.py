@@ -65,6 +65,9 @@ def test_layers_follow_from_the_head_to_the_front(gradual):
     assert "stages: the head alone for 1 of 3 epochs, then 1 with 3, then 1 with 6 of 6 layers before it" in said
     assert "rates: 0.9 times that from each layer to the one before it" in said
     assert said.count("features: computed once for 36 samples") == 2
+    assert said.count("that had not trained yet come from the start model; ") == 2
+    assert "taken over in part" not in said
+    assert "opt/" in "".join(json.loads((folder / "run.json").read_text())["carried_over"])
     first = changed(folder / "start.onnx", folder / "stages" / "1" / "tuned.onnx")
     assert first == {"classifier.weight", "classifier.bias"}
     second = changed(folder / "start.onnx", folder / "stages" / "2" / "tuned.onnx")

@@ -85,6 +85,26 @@ def test_outputs_stay(after: str | list[str], calibrated: bool) -> None:
     assert np.abs(behind - before).max() <= 1e-6 * np.abs(before).max()
 
 
+def test_weights_get_the_length_of_their_initialization() -> None:
+    """Outputs stay, and each channel's weights are sqrt(2 fan_in / fan_out) long; a channel without weights keeps none."""
+    proto = small_network()
+    proto.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(
+            random(4, 3, 3, 3) * np.array([1, 40, 0, 0.1])[:, None, None, None].astype(np.float32), "conv.weight"
+        )
+    )
+    x = batches()[0]["x"]
+    before = onnxruntime_outputs(proto, {"x": x})["y"]
+    model = burnish.surgery.insert(proto, "*", batches(), rescale=True)
+    after = onnxruntime_outputs(model, {"x": x})["y"]
+    assert np.abs(after - before).max() <= 1e-5 * np.abs(before).max()
+    lengths = np.linalg.norm(array(model, "conv.weight").reshape(4, -1), axis=1)
+    np.testing.assert_allclose(lengths, np.sqrt(2 * 3 / 4) * np.array([1, 1, 0, 1]), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(array(model, "fc1.weight"), axis=1), np.sqrt(2 * 6 / 7), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(array(model, "fc2.weight"), axis=0), np.sqrt(2 * 7 / 5), rtol=1e-5)
+    np.testing.assert_array_equal(array(model, "up.weight"), random(4, 3, 2, 2))
+
+
 def test_names_and_places() -> None:
     model = burnish.surgery.insert(small_network(), "*")
     kinds = [node.op_type for node in model.graph]

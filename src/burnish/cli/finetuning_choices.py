@@ -60,6 +60,15 @@ class Tuning(OptionGroup):
             help="Compute what stands before the layers that train once for each sample, where that can be done.",
         ),
     ] = True
+    folded_norm: Annotated[
+        str,
+        typer.Option(
+            "--folded-norm",
+            metavar="WAY",
+            help="auto: train with batch normalization after layers into which the exporter folded it. insert: after every "
+            "convolution that has none. keep: leave layers as they are.",
+        ),
+    ] = "auto"
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default found by some trial steps.")] = None
     layer_decay: Annotated[
         float | None,
@@ -107,6 +116,8 @@ def choose(
         data.data,
         output=tuning.outputs,
         freeze_until=tuning.freeze_until,
+        folded_norm=tuning.folded_norm,
+        batch_size=course.batch_size if "batch_size" in course.named else None,
         adapters=adapters.source(),
         augment=data.augment,
         seed=course.seed,

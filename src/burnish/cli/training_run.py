@@ -31,6 +31,7 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.formats.adapter_files import check_form
 from burnish.program import Program
+from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
@@ -85,6 +86,7 @@ class TrainingRun:
         self.folder = run_folder(self.model, self.results)
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
         self.console = output(quiet=self.group.rank > 0)
+        self.carried_over: list[str] = []
         self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
         self.start = None if self.resumes else self.course.start_from
         if self.start is not None and self.start.is_dir():
@@ -287,7 +289,8 @@ class TrainingRun:
             warnings.simplefilter("always", CarryOverWarning)
             trainer.start_from(checkpoint)
         for warning in caught:
-            self._say(str(warning.message))
+            self.carried_over.append(str(warning.message))
+            self._say(_of_stage(warning.message) if self.is_tuning else str(warning.message))
 
     def _changes(self, course: Mapping[str, object]) -> list[str]:
         """Return what a resumed run does otherwise than it was started, one line each."""
@@ -328,9 +331,24 @@ class TrainingRun:
             "text": None if described.text is None else described.text.options(),
             "course": course,
             "launch": launch.run_id(),
+            "carried_over": self.carried_over,
             "parameters": kept_average(program),
             "environment": environment(),
             "batch_size": self.course.batch_size,
         }
         (self.folder / CONFIGURATION).write_text(self.configuration, encoding="utf-8")
         (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _of_stage(warning: Warning | str) -> str:
+    """What a stage does not take over of the one before, in few words where that is as it should be.
+
+    A stage with cached features has no state of the layers before them: these still are as the start model has them.
+    """
+    if not isinstance(warning, CarryOverWarning) or warning.dropped or {*warning.fresh.values()} != {NOT_THERE}:
+        return str(warning)
+    weights = sum(name.startswith(("param/", "stat/")) for name in warning.fresh)
+    parts = [f"{counted(weights, 'tensor')} that had not trained yet come from the start model"] if weights else []
+    if others := len(warning.fresh) - weights:
+        parts.append(f"{counted(others, 'tensor')} of the optimizer begin anew")
+    return f"stage: {'; '.join(parts)} ({RECORD} names them)"

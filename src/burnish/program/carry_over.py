@@ -18,6 +18,8 @@ from burnish.program.signature import Entry, Role, Signature
 from burnish.program.state import Arrays, shape_fits
 
 UPDATE_COUNT = UPDATES.entry()
+NOT_THERE = "the other state has none"
+"""Why an entry starts anew that the other program does not have."""
 SHOWN = 4
 """Entries of one slot that a message names one by one."""
 
@@ -76,7 +78,7 @@ def carry_over(
     fresh: dict[str, str] = {}
     for name, entry in expected.items():
         if name not in source:
-            fresh[name] = "the other state has none"
+            fresh[name] = NOT_THERE
         elif not shape_fits(source[name].shape, entry.extents):
             fresh[name] = f"the other has shape {list(source[name].shape)}, here it is {list(entry.extents)}"
         elif source[name].dtype != entry.numpy_dtype:

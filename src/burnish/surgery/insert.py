@@ -18,6 +18,8 @@ from burnish.surgery.selection import Patterns, listed_layers, select_layers
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 """Layers that have their channels on axis 1 of the output."""
+TINY = 1e-6
+"""Weights of a channel that are shorter than this part of the layer's median count as none."""
 
 
 def insert(
@@ -27,6 +29,7 @@ def insert(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
+    rescale: bool = False,
     engine: str | Engine | None = None,
 ) -> ir.Model:
     """Put batch normalization after layers, and set it so that the model's inference outputs stay as they are, up to rounding.
@@ -42,6 +45,11 @@ def insert(
             normalization follows already is left out where it was not named by itself.
         data: batches, dicts of arrays by input name; other names, such as labels, are not read.
         epsilon: of the new layers.
+        rescale: bring the weights of each channel to the length that initialization gives them, sqrt(2 fan_in / fan_out) (He et
+            al. 2015), and the new layer's statistics with them. Batch normalization makes a layer independent of that length, and
+            its square divides the learning rate (van Laarhoven 2017): weights with a scale folded into them would train at
+            another pace than those before. Transposed convolutions, and layers that share weight or bias with others, keep
+            theirs.
         momentum: of the new layers: the part of the running statistics that a training step retains.
         engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
@@ -68,7 +76,8 @@ def insert(
         moments = measure_values(model, {_key(node): layer_name(node) for node in places}, data, engine)
     names = Names.of(model.graph)
     for node in places:
-        _insert(model.graph, names, node, moments.get(_key(node)), epsilon, momentum)
+        factors = _factors(node) if rescale else np.ones(1)
+        _insert(model.graph, names, node, moments.get(_key(node)), epsilon, momentum, factors)
     return model
 
 
@@ -117,7 +126,16 @@ def _key(node: ir.Node) -> str:
     return node.outputs[0].name or ""
 
 
-def _insert(graph: ir.Graph, names: Names, node: ir.Node, moments: Moments | None, epsilon: float, momentum: float) -> None:
+def _insert(
+    graph: ir.Graph,
+    names: Names,
+    node: ir.Node,
+    moments: Moments | None,
+    epsilon: float,
+    momentum: float,
+    factors: np.ndarray,
+) -> None:
+    """Put the new layer in; weights and bias of the layer before it are multiplied by ``factors`` [C], or [1] for none."""
     output = node.outputs[0]
     channels = _channels(node)
     assert output.dtype is not None
@@ -125,22 +143,59 @@ def _insert(graph: ir.Graph, names: Names, node: ir.Node, moments: Moments | Non
     mean = np.zeros(channels) if moments is None else moments.mean
     variance = np.ones(channels) if moments is None else moments.variance
     with np.errstate(over="ignore"):
-        arrays = {"running_mean": mean.astype(dtype), "running_var": variance.astype(dtype)}
+        scaled = {"running_mean": mean * factors, "running_var": variance * factors**2}
+        arrays = {name: np.broadcast_to(array, channels).astype(dtype) for name, array in scaled.items()}
     # From the rounded variance and the epsilon as the model holds it: the factor scale / sqrt(variance + epsilon) is then 1.
     held = float(np.float32(epsilon))
-    arrays["weight"] = np.sqrt(arrays["running_var"].astype(np.float64) + held).astype(dtype)
-    arrays["bias"] = arrays["running_mean"]
+    arrays["weight"] = (np.sqrt(arrays["running_var"].astype(np.float64) + held) / factors).astype(dtype)
+    arrays["bias"] = mean.astype(dtype)
     if not all(np.isfinite(array.astype(np.float64)).all() for array in arrays.values()):
         raise ConfigurationError(
             f"insert: the statistics behind {describe_node(node)} are too large for {output.dtype}: choose other layers with "
             "after=..., or give the model in float32"
         )
+    if factors.size > 1:
+        _multiply(node, factors)
     stem = f"{layer_name(node) or _key(node)}.norm"
     operands = []
     for part in ("weight", "bias", "running_mean", "running_var"):
         operands.append(add_initializer(graph, names.take(f"{stem}.{part}"), arrays[part].copy()))
     normalization = ir.node("BatchNormalization", [output, *operands], {"epsilon": float(epsilon), "momentum": float(momentum)})
     insert_behind(node, normalization, names)
+
+
+def _factors(node: ir.Node) -> np.ndarray:
+    """What brings the weights of each channel to the length of their initialization [C]; [1] where they are not to be changed."""
+    operands = [value for value in node.inputs[1:3] if value is not None]
+    are_own = all(value.is_initializer() and len(value.uses()) == 1 for value in operands)
+    if node.op_type == "ConvTranspose" or not are_own:
+        return np.ones(1)
+    weight = np.moveaxis(_array(operands[0]).astype(np.float64), _output_axis(node), 0)
+    lengths = np.sqrt((weight**2).reshape(len(weight), -1).sum(axis=1))
+    usual = np.median(lengths)
+    # Both fans of a convolution have the positions of the kernel; fan_out counts the channels of all groups, as PyTorch's does.
+    wanted = np.sqrt(2 * weight.shape[1] / len(weight))
+    return np.where(lengths > TINY * usual, wanted / np.maximum(lengths, TINY * usual or 1), 1.0)
+
+
+def _output_axis(node: ir.Node) -> int:
+    is_transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
+    return 0 if node.op_type == "Conv" or is_transposed else 1
+
+
+def _multiply(node: ir.Node, factors: np.ndarray) -> None:
+    """Multiply weight and bias of a layer by a factor for each channel."""
+    for value in node.inputs[1:3]:
+        if value is not None:
+            array = _array(value)
+            axis = _output_axis(node) if array.ndim > 1 else 0
+            shape = [-1 if number == axis else 1 for number in range(array.ndim)]
+            value.const_value = ir.tensor((array * factors.reshape(shape)).astype(array.dtype), name=value.name)
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
 
 
 def _channels(node: ir.Node) -> int:

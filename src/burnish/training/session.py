@@ -332,7 +332,8 @@ class Session:
         carried = carried_from(path, checkpoint := read_checkpoint(path), self.program, self.state())
         self._load(carried.state)
         if notes := carried.notes():
-            warnings.warn(f"'{path}' was taken over in part: {'; '.join(notes)}", CarryOverWarning, stacklevel=2)
+            said = f"'{path}' was taken over in part: {'; '.join(notes)}"
+            warnings.warn(CarryOverWarning(said, carried.fresh, carried.dropped), stacklevel=2)
         return checkpoint.extra
 
     @garbage_kept()

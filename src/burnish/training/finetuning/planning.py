@@ -129,8 +129,8 @@ def plan(
             batches = repeated(dataset, batch_size, seed)
             if last.cached:
                 batches = begun(program, batches, -(-len(dataset) // batch_size), **run)
-            lr = find_rate(program, batches, trials_of(epochs * -(-len(dataset) // batch_size)), **run)
-            notes.append(f"lr: {lr:g}, a tenth of the rate at which trial steps had the least loss")
+            lr, why = find_rate(program, batches, trials_of(epochs * -(-len(dataset) // batch_size)), **run)
+            notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
     planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, ())

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from burnish.data import Dataset, Loader
 from burnish.errors import NonFiniteLossError
 from burnish.program import Program
@@ -17,10 +19,18 @@ TRIALS, FEWEST_TRIALS = 40, 16
 """Trial steps at most; at least, where a run has few steps itself."""
 SMOOTHING, DIVERGED = 0.7, 3.0
 UNKNOWN_RATE = 0.001
+"""Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
+HARMLESS_RATE = 1e-4
+"""Up to this rate the first trials hardly change a model; their losses tell how much those of batches differ."""
+BELOW_DIVERGENCE = 100
+LEAST_FALL = 0.02
 
 
-def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], trials: int = TRIALS, **options: Any) -> float:
-    """Return a learning rate for a program: a tenth of that from which on its loss no longer falls.
+def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], trials: int = TRIALS, **options: Any) -> tuple[float, str]:
+    """Return a learning rate for a program, a tenth of that from which on its loss no longer falls, and a line that says why.
+
+    The loss has to fall by more than losses of batches differ, else the rate is 0.001, or a hundredth of that at which the loss
+    diverged, where that is less: on little data the least loss may be that of an easy batch.
 
     Steps on the batches, at rates that rise from 1e-5 to 1, from the program's initial state, in a session of their own. The rate
     at the least smoothed loss is what the search ends at. Source: Smith, "Cyclical learning rates for training neural networks",
@@ -32,23 +42,43 @@ def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], trials: in
         trials: how many of them are used at most.
         options: as ``Session`` takes them.
     """
-    least = smoothed = math.inf
-    best = UNKNOWN_RATE
+    least = smoothed = diverged = math.inf
+    best, until = UNKNOWN_RATE, 0
+    losses: list[float] = []
     with Session(program, **options) as session:
         for trial, batch in enumerate(batches):
             if trial == trials:
                 break
-            rate = LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** (trial / (trials - 1))
+            rate = _rate_at(trial, trials)
             try:
                 loss = session.step(batch, lr=rate)["loss"]
             except NonFiniteLossError:
+                diverged = rate
                 break
+            losses.append(loss)
             smoothed = loss if math.isinf(smoothed) else SMOOTHING * smoothed + (1 - SMOOTHING) * loss
             if smoothed > DIVERGED * least:
+                diverged = rate
                 break
             if smoothed < least:
-                least, best = smoothed, rate
-    return float(f"{best / 10:.1g}")
+                least, best, until = smoothed, rate, trial
+    harmless = sum(_rate_at(trial, trials) <= HARMLESS_RATE for trial in range(trials))
+    first = losses[: max(min(harmless, until + 1), 1)]
+    if first and least < np.mean(first) - max(LEAST_FALL * np.mean(first), np.std(first)):
+        lr = _rounded(best / 10)
+        return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps had the least loss"
+    lr = _rounded(min(UNKNOWN_RATE, diverged / BELOW_DIVERGENCE))
+    if lr < UNKNOWN_RATE:
+        return lr, f"lr: {lr:g}, a hundredth of the rate at which trial steps diverged; at none did their loss fall clearly"
+    return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate"
+
+
+def _rate_at(trial: int, trials: int) -> float:
+    return LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** (trial / (trials - 1))
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.1g}")
 
 
 def trials_of(steps: int) -> int:

@@ -19,11 +19,12 @@ from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, 
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import FLOATING
-from burnish.importer import InitializerKind, Source, classify_initializers, folded_layers, load
+from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.settings import matches_pattern, suggestion
 from burnish.surgery import Head, find_head, load_peft, lora, replace_head
+from burnish.training.finetuning.normalization import AUTO, with_normalization
 
 HEAD = "head"
 CROSS_ENTROPY = "cross_entropy"
@@ -46,6 +47,7 @@ class Transfer:
         batch: ``open`` where the file takes one sample at a time, else None.
         loss: that is minimized, as ``burnish.compile`` takes it.
         notes: what was decided, and why, a line each.
+        idle: biases that a batch normalization put in after them takes out again; they stay as they are.
     """
 
     model: ir.Model
@@ -55,6 +57,7 @@ class Transfer:
     batch: str | None
     notes: tuple[str, ...]
     loss: str = CROSS_ENTROPY
+    idle: tuple[str, ...] = ()
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
         """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
@@ -66,7 +69,7 @@ class Transfer:
         scaled: dict[str, Any] = {}
         if self.is_new and not set(self.trainable) <= {*held, *self.head.initializers}:
             scaled = {name: {"lr_scale": HEAD_SCALE} for name in self.head.initializers}
-        return {**scaled, **dict.fromkeys(held, "frozen")}
+        return {**scaled, **dict.fromkeys((*held, *self.idle), "frozen")}
 
     def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
         """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
@@ -109,6 +112,8 @@ def transfer(
     freeze_until: str | None = None,
     adapters: Mapping[str, Any] | str | Path | None = None,
     augment: str | ImageAugmentation | None = None,
+    folded_norm: str = AUTO,
+    batch_size: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> tuple[Transfer, Dataset]:
@@ -123,11 +128,14 @@ def transfer(
         adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
             other weights stay as they are. None trains the weights themselves.
         augment: what is changed in images at random; MixUp and CutMix of it become part of the loss, in the graph.
-        seed: of the new head, and of adapters.
+        folded_norm: whether batch normalization that an exporter folded into layers is put after them again, ``auto``,
+            ``insert`` or ``keep`` (``with_normalization``).
+        batch_size: of the steps, where it is known.
+        seed: of the new head, of adapters, and of the samples whose statistics new normalization starts from.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
 
     Raises:
-        ConfigurationError: no head can be told, or ``freeze_until`` names nothing.
+        ConfigurationError: no head can be told, ``freeze_until`` names nothing, or there is no such ``folded_norm``.
         DataError: the data cannot be read, or hold no classes.
     """
     model = load(source)
@@ -151,12 +159,9 @@ def transfer(
     if adapters is not None:
         model = _with_adapters(model, head, adapters, seed, notes)
     frozen = _frozen(model, head, freeze_until)
-    trained = _trainable(model)
-    if folded := [name for name in folded_layers(model) if name in trained and name not in frozen]:
-        notes.append(
-            f"normalization: the exporter folded that of {len(folded)} layer{'s' * (len(folded) != 1)} into their weights; it "
-            "stays there, and these train as they are"
-        )
+    trained = {*_trainable(model)} - {*frozen, *head.initializers}
+    model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
+    head = find_head(model, output)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
     elif is_new:
@@ -165,7 +170,7 @@ def transfer(
     if augment is not None and (changes := read_augmentation(augment)).mixes:
         loss = f"mixed:loss={CROSS_ENTROPY},mixup={changes.mixup:g},cutmix={changes.cutmix:g}"
         notes.append(f"augment: {replace(changes, crop=None, flip=0.0, rand_augment=0).text()}, in the graph")
-    return Transfer(model, head, is_new, frozen, batch, tuple(notes), loss), dataset
+    return Transfer(model, head, is_new, frozen, batch, tuple(notes), loss, idle), dataset
 
 
 def _output_of(model: ir.Model) -> str | None:

@@ -21,6 +21,7 @@ from burnish.importer import Source
 from burnish.program import Program
 from burnish.settings import suggestion
 from burnish.training.callbacks import EarlyStopping
+from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
 from burnish.training.finetuning.quantization import Quantization, accuracies_line, accuracy_of
 from burnish.training.finetuning.transfer import transfer
@@ -69,6 +70,7 @@ def finetune(
     adapters: Mapping[str, Any] | str | Path | None = None,
     save_adapters: Mapping[str, str | Path] | None = None,
     quantize: str | Mapping[str, Any] | None = None,
+    folded_norm: str = AUTO,
     head_output: str | None = None,
     seed: int = 0,
     engine: str | Engine = "auto",
@@ -108,6 +110,9 @@ def finetune(
             ``rate`` (a factor of ``lr``): after the tuning, the model is quantized, calibrated on the data, and trained for a
             third of the epochs as it will compute with integers; what is written holds these. ``accuracies`` of the result, and
             its last note, say what that costs.
+        folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
+            folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
+            are.
         head_output: the output with the classes, where there are several.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
@@ -116,6 +121,7 @@ def finetune(
         DataError: the data cannot be read, or hold no classes.
     """
     where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
+    where |= {"folded_norm": folded_norm, "batch_size": batch_size}
     integers = None if quantize is None else Quantization.read(quantize)
     check_together(integers, adapters, save_adapters)
     prepared, dataset = transfer(source, data, augment=augment, seed=seed, **where, **options)

@@ -1,0 +1,111 @@
+"""Batch normalization after layers into which an exporter folded it, so that they train as the module would."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.data import Dataset, Loader
+from burnish.errors import ConfigurationError
+from burnish.importer import folded_layers
+from burnish.norms.policies import layer_name
+from burnish.surgery import insert
+from burnish.surgery.folded import perhaps_folded
+from burnish.surgery.insert import OPERATORS
+
+AUTO, INSERT, KEEP = "auto", "insert", "keep"
+WAYS = (AUTO, INSERT, KEEP)
+CALIBRATED, AT_ONCE = 128, 32
+"""Samples of which the statistics are taken at most; of them in a batch."""
+LEAST_BATCH = 8
+"""Samples in a batch below which statistics of the batch are worse than none."""
+
+
+def with_normalization(
+    model: ir.Model, dataset: Dataset, trained: Collection[str], way: str, batch_size: int | None, seed: int, notes: list[str]
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Put batch normalization after layers that train and into which it was folded; noted is what was done, and why.
+
+    A network without normalization trains at lower rates only, and often to less than with it. The new layers start from
+    the statistics of the data and change no output (``burnish.surgery.insert``), with weights as long as those of a module; the
+    exported file has them folded again.
+
+    Args:
+        model: a canonical model; left as it is.
+        dataset: the data to train on; up to 128 samples are read.
+        trained: the weights that train.
+        way: ``auto``: where the file says that normalization was folded; ``insert``: after every convolution that trains and has
+            none; ``keep``: nowhere.
+        batch_size: of the steps; None where that is still to be chosen, which is then 8 or more.
+        seed: of the choice of samples.
+        notes: gets a line.
+
+    Returns:
+        The model, and the biases before the new layers, which these take out again: they need no training.
+
+    Raises:
+        ConfigurationError: no such way.
+    """
+    if way not in WAYS:
+        raise ConfigurationError(f"folded_norm={way!r}: give {', '.join(map(repr, WAYS[:-1]))} or {WAYS[-1]!r}")
+    said = folded_layers(model)
+    folded = [name for name in said if name in trained]
+    layers = _layers(model, trained, None if way == INSERT else {*folded})
+    kept = (
+        f"normalization: the exporter folded that of {len(folded)} layer{'s' * (len(folded) != 1)} into their weights; it stays "
+        "there, and these train as they are"
+    )
+    if way == KEEP or not layers:
+        if folded:
+            notes.append(kept)
+        elif way != KEEP and (count := perhaps_folded(model)) and _layers(model, trained, None):
+            notes.append(
+                f"normalization: none in the file, whose {count} convolutions look as if it had been folded into them; if it "
+                "was, folded_norm='insert' (--folded-norm insert) puts it back for training"
+            )
+        return model, ()
+    least = min(len(dataset), len(dataset) if batch_size is None else batch_size)
+    if way == AUTO and least < LEAST_BATCH:
+        notes.append(f"{kept}, as a batch of {least} is too small to normalize by")
+        return model, ()
+    names = [node.name or layer_name(node) for node in layers]
+    notes.append(
+        f"normalization: put after {len(layers)} layers{' into which the exporter folded it' if way == AUTO else ''}, with the "
+        f"statistics of {min(len(dataset), CALIBRATED)} samples, so that no output changes; it is folded again in the tuned file "
+        "(folded_norm='keep', --folded-norm keep: leave it out)"
+    )
+    biases = tuple(name for node in layers if (name := _initializer(node, 2)) is not None and name in trained)
+    return insert(model, names, _batches(model, dataset, seed), rescale=True), biases
+
+
+def _layers(model: ir.Model, trained: Collection[str], weights: Collection[str] | None) -> list[ir.Node]:
+    """The layers that train and can be followed by batch normalization: those with these weights, or all convolutions."""
+    operators = OPERATORS if weights is not None else ("Conv", "ConvTranspose")
+    return [
+        node
+        for node in model.graph
+        if node.domain == ""
+        and node.op_type in operators
+        and (name := _initializer(node, 1)) in trained
+        and (weights is None or name in weights)
+        and not any(reader.op_type == "BatchNormalization" for reader in node.outputs[0].consumers())
+    ]
+
+
+def _initializer(node: ir.Node, index: int) -> str | None:
+    """The name of an operand, where it is an initializer."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return value.name if value is not None and value.is_initializer() else None
+
+
+def _batches(model: ir.Model, dataset: Dataset, seed: int) -> Iterator[Mapping[str, np.ndarray]]:
+    """Samples of all classes, as many at once as the file takes."""
+    shape = model.graph.inputs[0].shape
+    fixed = shape[0] if shape is not None and len(shape) else None
+    size = fixed if isinstance(fixed, int) else min(AT_ONCE, len(dataset))
+    loader = Loader(dataset, size, seed=seed)
+    whole = (batch for batch in loader.epoch(0) if all(len(array) == size for array in batch.values()))
+    yield from itertools.islice(whole, max(1, CALIBRATED // size))

@@ -1,0 +1,135 @@
+"""Batch normalization put back after layers into which it was folded, before a file is tuned; a rate where none is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import burnish
+from burnish.errors import ConfigurationError
+from burnish.importer.folded_normalization import FOLDED
+from burnish.training.finetuning import find_rate, rates, transfer
+from oracles.small_networks import Network
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two convolutions and a head, at one sample and open, and images of three classes."""
+    place = tmp_path_factory.mktemp("folded")
+    for name, batch in (("open.onnx", "batch"), ("one.onnx", 1)):
+        ir.save(convolutions(batch), place / name)
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 3
+    x = rng.normal(labels[:, None, None, None], 0.5, (24, 3, 6, 6)).astype(np.float32)
+    np.savez(place / "data.npz", x=x, y=labels)
+    return place
+
+
+def convolutions(batch: int | str, is_said: bool = True) -> ir.Model:
+    network = Network("folded", [3, 6, 6])
+    builder, rng = network.builder, np.random.default_rng(1)
+    network.graph.inputs[0].shape = ir.Shape([batch, 3, 6, 6])
+    y = network.input
+    for number, (before, channels) in enumerate(((3, 4), (4, 4), (4, 4), (4, 4))):
+        weight = network.weight(f"conv{number}.weight", rng.standard_normal((channels, before, 3, 3)) / 3)
+        bias = network.weight(f"conv{number}.bias", rng.standard_normal(channels))
+        y = builder.op("Conv", y, weight, bias, pads=[1, 1, 1, 1])
+        producer = y.value.producer()
+        assert producer is not None
+        producer.name = f"conv{number}"
+        if is_said:
+            producer.metadata_props[FOLDED] = f"bn{number}"
+        y = builder.op("Relu", y)
+    pooled = builder.op("ReduceMean", y, builder.integers([2, 3]), keepdims=0)
+    return network.model(network.dense("head", pooled, 4, 5))
+
+
+def logits_of(model: ir.Model, x: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("name", ["open.onnx", "one.onnx"])
+def test_it_is_put_back_and_changes_no_output(folder, name):
+    prepared, dataset = transfer(folder / name, folder / "data.npz")
+    assert "put after 4 layers into which the exporter folded it, with the statistics of 24 samples" in " ".join(prepared.notes)
+    put_in = [node for node in prepared.model.graph if node.op_type == "BatchNormalization"]
+    assert [node.inputs[1].name for node in put_in] == [f"conv{number}.norm.weight" for number in range(4)]
+    as_it_was, _ = transfer(folder / name, folder / "data.npz", folded_norm="keep")
+    assert "it stays there, and these train as they are" in " ".join(as_it_was.notes)
+    x = dataset.batch(np.arange(1))["x"]
+    np.testing.assert_allclose(logits_of(prepared.model, x), logits_of(as_it_was.model, x), rtol=1e-4, atol=1e-5)
+    groups = prepared.groups()
+    assert all(groups[f"conv{number}.bias"] == "frozen" for number in range(4))
+    assert not any(name.startswith("conv") for name in as_it_was.groups())
+
+
+def test_only_layers_that_train_get_it(folder):
+    prepared, _ = transfer(folder / "open.onnx", folder / "data.npz", freeze_until="conv2*")
+    assert "put after 2 layers" in " ".join(prepared.notes)
+    assert set(prepared.frozen) == {"conv0.weight", "conv0.bias", "conv1.weight", "conv1.bias"}
+    alone, _ = transfer(folder / "open.onnx", folder / "data.npz", freeze_until="head")
+    assert not any("normalization" in note for note in alone.notes)
+
+
+def test_the_tuned_file_has_it_folded(folder, tmp_path):
+    tuned = burnish.finetune(
+        folder / "open.onnx", folder / "data.npz", output=tmp_path / "tuned.onnx", epochs=1, lr=0.01, threads=1
+    )
+    before, after = onnx.load(folder / "open.onnx"), onnx.load(tuned.path)
+    assert [node.op_type for node in after.graph.node if node.op_type in ("Conv", "BatchNormalization")] == ["Conv"] * 4
+    assert {tensor.name for tensor in before.graph.initializer if "conv" in tensor.name} <= {
+        tensor.name for tensor in after.graph.initializer
+    }
+
+
+def test_where_nothing_says_that_it_was_folded(folder):
+    data = folder / "data.npz"
+    left, _ = transfer(convolutions("batch", is_said=False), data)
+    assert "whose 4 convolutions look as if it had been folded into them; if it was, folded_norm='insert'" in " ".join(left.notes)
+    put_in, _ = transfer(convolutions("batch", is_said=False), data, folded_norm="insert")
+    assert sum(node.op_type == "BatchNormalization" for node in put_in.model.graph) == 4
+    small, _ = transfer(folder / "open.onnx", data, batch_size=4)
+    assert "as a batch of 4 is too small to normalize by" in " ".join(small.notes)
+    with pytest.raises(ConfigurationError, match="folded_norm='never': give 'auto', 'insert' or 'keep'"):
+        transfer(folder / "open.onnx", data, folded_norm="never")
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate", "why"),
+    [
+        (lambda rate, trial: 1.6 + 0.2 * (-1) ** trial, 0.001, "the usual one of SGD with momentum"),
+        (
+            lambda rate, trial: 1.6 + 0.1 * (-1) ** trial + 1e5 * rate,
+            1e-6,
+            "a hundredth of the rate at which trial steps diverged",
+        ),
+        (lambda rate, trial: 1.6 + 0.01 * (-1) ** trial + (abs(np.log10(rate) + 2) - 3) / 3, 0.001, "had the least loss"),
+    ],
+    ids=["no fall", "divergence", "a fall"],
+)
+def test_a_rate_where_the_loss_falls_and_where_it_does_not(monkeypatch, losses, rate, why):
+    class Told:
+        """A session whose loss is told from the rate alone."""
+
+        def __init__(self, program: object):
+            self.trial = 0
+
+        def __enter__(self) -> Told:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def step(self, batch: object, lr: float) -> dict[str, float]:
+            self.trial += 1
+            return {"loss": losses(lr, self.trial)}
+
+    monkeypatch.setattr(rates, "Session", Told)
+    lr, said = find_rate(None, [{}] * 40)
+    assert lr == pytest.approx(rate, rel=1.5)
+    assert why in said
