@@ -22,7 +22,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-lowest lint format bench gpu docs site clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench gpu wheel docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -64,6 +64,11 @@ test-clients: $(TEST_STAMP)  ## Run the clients' tests: C, and JavaScript in Nod
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/clients --ignore=tests/clients/test_javascript.py
 	PYTHON=$(abspath $(PYTHON)) clients/js/test/run.sh
 
+# Without an administrator's rights: packages of Debian's are unpacked in .emulation, not installed.
+test-arm: $(TEST_STAMP)  ## Run the tests of kernels on emulated processors, Arm among them; fetches Debian packages, PyTorch for Arm too
+	PYTHONPATH=src:tests $(PYTHON) -m emulation.setting_up
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/emulation
+
 setup-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.set-up)  ## Create an environment of the lowest versions for each Python of test-lowest
 
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
@@ -102,6 +107,9 @@ GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
 gpu:  ## Test and measure on a CUDA GPU within ten minutes; the results are in runs/gpu.json. Again: GPU_OPTIONS=--resume
 	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
+wheel: $(TEST_STAMP)  ## Build a wheel with kernels for every level of this machine's kind of processor, into dist
+	BURNISH_INSTALLED_KERNELS=portable $(PIP) wheel --no-deps --wheel-dir dist .
+
 docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew, and the documentation as a site into build/site
 	$(PYTHON) docs/generate_operator_table.py
 	$(MAKE) site
@@ -111,7 +119,7 @@ site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -2,14 +2,15 @@
 The sources of the C client are installed with it.
 
 ``BURNISH_INSTALLED_KERNELS`` in the environment names for what processors, with commas between: ``native`` (the default), levels
-of ``compiling.LEVELS``, or ``none``. What is not built here is built where a program first needs it: files that include PyTorch's
-headers are, where PyTorch is installed later.
+of ``compiling.LEVELS``, ``portable`` for all of these that are for this machine's kind of processor, or ``none``. What is not
+built here is built where a program first needs it: files that include PyTorch's headers are, where PyTorch is installed later.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -105,9 +106,12 @@ class Wheel(bdist_wheel):
 
 def kernels() -> list[Kernel]:
     named = [name for name in os.environ.get("BURNISH_INSTALLED_KERNELS", "native").split(",") if name != "none"]
-    known = {"native": compiling.native(), **{level.name: level for level in compiling.LEVELS}}
-    if unknown := set(named) - set(known):
-        sys.exit(f"BURNISH_INSTALLED_KERNELS names {', '.join(sorted(unknown))}: give none, or some of {', '.join(known)}")
+    levels = {level.name: level for level in compiling.LEVELS if level.machine == platform.machine()}
+    known = {"native": compiling.native(), **levels}
+    if unknown := set(named) - {*known, "portable"}:
+        choices = ", ".join([*known, "portable"])
+        sys.exit(f"BURNISH_INSTALLED_KERNELS names {', '.join(sorted(unknown))}: give none, or some of {choices}")
+    named = list(dict.fromkeys(level for name in named for level in (levels if name == "portable" else [name])))
     if not sys.platform.startswith("linux"):
         return []
     # Those that include PyTorch's headers take longest: the other cores compile the rest meanwhile.

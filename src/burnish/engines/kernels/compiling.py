@@ -56,13 +56,17 @@ class Headers:
 
 def find_headers() -> Headers | None:
     """The headers of the PyTorch in this Python's environment, be it hidden as from an installation; None where there is none."""
-    for name in ("purelib", "platlib"):
-        folder = Path(sysconfig.get_path(name)) / "torch"
-        if (folder / "include").is_dir() and (folder / "version.py").is_file():
-            for statement in ast.parse((folder / "version.py").read_text(encoding="utf-8")).body:
-                match statement:
-                    case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
-                        return Headers(version, folder / "include")
+    return next(filter(None, (headers_in(Path(sysconfig.get_path(name))) for name in ("purelib", "platlib"))), None)
+
+
+def headers_in(packages: Path) -> Headers | None:
+    """Those of the PyTorch in a folder of packages."""
+    folder = packages / "torch"
+    if (folder / "include").is_dir() and (folder / "version.py").is_file():
+        for statement in ast.parse((folder / "version.py").read_text(encoding="utf-8")).body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
+                    return Headers(version, folder / "include")
     return None
 
 
@@ -72,32 +76,38 @@ class Instructions:
 
     Attributes:
         name: as the names of libraries are made of.
+        machine: the kind of processor, as ``platform.machine`` calls it.
         flags: of the compiler.
         needed: what Linux calls the instructions beyond those that every processor of the kind has.
     """
 
     name: str
+    machine: str
     flags: tuple[str, ...]
     needed: frozenset[str]
 
     def runs_here(self) -> bool:
         """Whether this machine's processor has them."""
-        return self.needed <= set(processor().split())
+        return self.machine == platform.machine() and self.needed <= set(processor().split())
 
 
-_AVX2 = "abm avx2 bmi1 bmi2 f16c fma movbe"
+_SSE4 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
+_AVX2 = f"{_SSE4} abm avx2 bmi1 bmi2 f16c fma movbe"
 _AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
 LEVELS = (
-    Instructions("x86-64-v4-bf16", ("-march=x86-64-v4", "-mavx512bf16"), frozenset(f"{_AVX512} avx512_bf16".split())),
-    Instructions("x86-64-v4", ("-march=x86-64-v4",), frozenset(_AVX512.split())),
-    Instructions("x86-64-v3", ("-march=x86-64-v3",), frozenset(_AVX2.split())),
+    Instructions("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), frozenset(f"{_AVX512} avx512_bf16".split())),
+    Instructions("x86-64-v4", "x86_64", ("-march=x86-64-v4",), frozenset(_AVX512.split())),
+    Instructions("x86-64-v3", "x86_64", ("-march=x86-64-v3",), frozenset(_AVX2.split())),
+    Instructions("x86-64-v2", "x86_64", ("-march=x86-64-v2",), frozenset(_SSE4.split())),
+    Instructions("armv8-a", "aarch64", ("-march=armv8-a",), frozenset()),
 )
-"""For which a distribution is built, the best first: a processor takes the first that it has."""
+"""For which a distribution is built: with AVX-512, AVX2 or SSE4.2, and with NEON, which every 64-bit processor of Arm's has.
+The best come first: a processor takes the first that it has."""
 
 
 def native() -> Instructions:
     """All that this machine's processor has."""
-    return Instructions(f"native {processor()}", ("-march=native",), frozenset())
+    return Instructions(f"native {processor()}", platform.machine(), ("-march=native",), frozenset())
 
 
 @functools.cache
@@ -147,7 +157,7 @@ def linked_libraries(source: Path) -> tuple[str, ...]:
 def library_name(source: Path, instructions: Instructions, *circumstances: str) -> str:
     """The name of what is compiled from a source, the headers beside it and the shared ones; another where any of it changed."""
     headers = [header.read_bytes() for folder in header_folders(source) for header in sorted(folder.glob("*.h"))]
-    parts = [*circumstances, platform.machine(), instructions.name, *FLAGS, *instructions.flags, source.name]
+    parts = [*circumstances, instructions.machine, instructions.name, *FLAGS, *instructions.flags, source.name]
     digest = hashlib.sha256()
     for data in (*(part.encode() for part in parts), source.read_bytes(), *headers):
         digest.update(len(data).to_bytes(8, "little"))

@@ -15,6 +15,9 @@ constexpr int64_t kRegisters = 32;
 #elif defined(__AVX__)
 constexpr int64_t kWidth = 8;
 constexpr int64_t kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int64_t kWidth = 4;
+constexpr int64_t kRegisters = 32;
 #else
 constexpr int64_t kWidth = 4;
 constexpr int64_t kRegisters = 16;
