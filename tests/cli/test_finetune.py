@@ -216,7 +216,7 @@ def test_the_same_in_python(tmp_path):
     with burnish.Session(program) as session:
         assert np.isfinite(session.step(dataset.batch(np.arange(8)))["loss"])
     mixing, _ = transfer(source, tmp_path / "images", augment="flip,mixup:0.3")
-    assert (prepared.loss, mixing.loss) == ("cross_entropy", "mixed:loss=cross_entropy,mixup=0.3,cutmix=0")
+    assert (prepared.task.loss.name, mixing.task.loss.mixup) == ("cross_entropy", 0.3)
     alone, _ = transfer(perceptron(), _arrays(tmp_path), freeze_until="head")
     assert set(alone.groups().values()) == {"frozen"}
 

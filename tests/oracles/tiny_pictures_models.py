@@ -119,3 +119,34 @@ def small_unet(classes: int = 3, seed: int = 0, reduction: int = 1) -> ir.Model:
     if reduction == 1:
         y = layers.conv(builder.op("Concat", up(y), first, axis=1), 12)
     return layers.model([("logits", layers.conv(y, classes, kernel=1, relu=False))])
+
+
+def exported_yolo(classes: int = 5, bins: int = 8, seed: int = 0) -> ir.Model:
+    """A YOLO as its users export it: distances and scores joined map by map and cut apart again, boxes decoded to corners in
+    pixels, ``output0 [batch, 4 + classes, 80]`` of boxes and probabilities, and ``selected`` of a NonMaxSuppression."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    fine = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
+    fine = layers.conv(fine, 32)
+    coarse = layers.conv(layers.conv(fine, 48, stride=2), 48)
+    rows = []
+    for features in (fine, coarse):
+        heads = [layers.conv(features, numbers, kernel=1, relu=False) for numbers in (4 * bins, classes)]
+        joined = builder.op("Concat", *heads, axis=1)
+        rows.append(builder.op("Reshape", joined, builder.integers([0, 4 * bins + classes, -1])))
+    sizes = builder.integers([4 * bins, classes])
+    distances, scores = builder.op("Split", builder.op("Concat", *rows, axis=2), sizes, axis=1, outputs=2)
+    apart = builder.op("Reshape", distances, builder.integers([0, 4, bins, 80]))
+    shares = builder.op("Softmax", builder.op("Transpose", apart, perm=[0, 3, 1, 2]), axis=3)
+    places = builder.constant(np.arange(bins, dtype=np.float32))
+    sides = builder.op("ReduceSum", shares * places, builder.integers([3]), keepdims=0)
+    before, after = builder.op("Split", sides, axis=2, num_outputs=2, outputs=2)
+    cells = [(x + 0.5, y + 0.5, SIDE // side) for side in (8, 4) for y in range(side) for x in range(side)]
+    centre, stride = np.split(np.array(cells, np.float32)[None], [2], axis=2)
+    middle, scale = builder.constant(centre), builder.constant(stride)
+    boxes = builder.op("Concat", (middle - before) * scale, (middle + after) * scale, axis=2)
+    probabilities = builder.op("Sigmoid", scores)
+    output = builder.op("Concat", builder.op("Transpose", boxes, perm=[0, 2, 1]), probabilities, axis=1)
+    limits = (builder.constant(np.array([limit], np.float32)) for limit in (0.7, 0.001))
+    selected = builder.op("NonMaxSuppression", boxes, probabilities, builder.integers([100]), *limits)
+    return layers.model([("output0", output), ("selected", selected)])

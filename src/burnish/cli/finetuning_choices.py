@@ -13,6 +13,7 @@ import typer
 
 from burnish.cli.adapter_options import AdapterOptions
 from burnish.cli.compilation_options import Compilation
+from burnish.cli.compilation_values import read_metrics, read_outputs
 from burnish.cli.console import output
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup
@@ -83,7 +84,20 @@ class Tuning(OptionGroup):
         None
     )
     outputs: Annotated[
-        str | None, typer.Option("--outputs", metavar="NAME", help="The output with the classes, where there are several.")
+        str | None,
+        typer.Option(
+            "--outputs",
+            metavar="NAME",
+            help="The output with the classes, where there are several; of a detector boxes and scores, with a comma between, "
+            "where they are not found.",
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", help="In place of the one that fits the data, such as ssd:grids=[[8,8]],scales=[0.2,0.4]."),
+    ] = None
+    metrics: Annotated[
+        list[str] | None, typer.Option("--metrics", help="In place of those that fit; the first decides which epoch is best.")
     ] = None
     quantize: Annotated[
         str | None,
@@ -108,13 +122,15 @@ def choose(
 ) -> dict[str, Any]:
     """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
     from burnish.formats.model_file import save_model
-    from burnish.training.finetuning import plan, transfer
+    from burnish.training.finetuning import Quantization, check_quantized, plan, transfer
 
     read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
     prepared, dataset = transfer(
         model,
         data.data,
-        output=tuning.outputs,
+        output=read_outputs(tuning.outputs),
+        loss=tuning.loss,
+        metrics=read_metrics(tuning.metrics) if tuning.metrics else None,
         freeze_until=tuning.freeze_until,
         folded_norm=tuning.folded_norm,
         batch_size=course.batch_size if "batch_size" in course.named else None,
@@ -124,6 +140,7 @@ def choose(
         missing=data.missing,
         **read,
     )
+    check_quantized(None if tuning.quantize is None else Quantization.read(tuning.quantize), prepared)
     _say(prepared.notes)
     planned = plan(
         prepared,
@@ -153,7 +170,7 @@ def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
     """What is kept of a plan, with the stage in which the model trains as integers, where one is asked for."""
     from burnish.training.finetuning import Quantization
 
-    prepared = planned.transfer
+    prepared, task = planned.transfer, planned.transfer.task
     stages: list[dict[str, Any]] = [
         {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages
     ]
@@ -168,8 +185,9 @@ def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
         "layer_decay": planned.layer_decay,
         "schedule": planned.schedule,
         "batch_size": planned.batch_size,
-        "loss": prepared.loss,
-        "outputs": prepared.head.output,
+        "loss": task.loss.options(),
+        "metrics": list(task.metrics),
+        "outputs": task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),
         "head": prepared.head.names,
         "batch": prepared.batch,
         "quantize": quantize,
@@ -260,7 +278,7 @@ def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Comp
         warmup=warmup_steps(steps, choices["schedule"]),
         outputs=choices["outputs"],
         batch=None if stage.get("quantized") else choices["batch"],
-        metrics=["accuracy"],
+        metrics=choices["metrics"],
         loss=choices["loss"],
         cached_features="auto" if stage["cached"] else None,
     )

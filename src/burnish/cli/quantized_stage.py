@@ -72,15 +72,16 @@ class QuantizedStage:
 
     def end(self, written: Path) -> None:
         """Print and write the accuracies: on the evaluation data, where there are some."""
-        from burnish.training.finetuning import accuracies_line, accuracy_of
+        from burnish.training.finetuning import accuracies_line, figure_of
 
         which = "training" if self.data.eval_data is None else "evaluation"
         dataset, engine = self._opened(self.data.eval_data or self.data.data), self.course.chosen_engine()
+        metric = self.choices["metrics"][0]
         files = {"float32": self.tuned, "quantized_after_training": self.start, "quantized_in_training": written}
-        accuracies = {name: accuracy_of(path, dataset, self.course.batch_size, engine) for name, path in files.items()}
-        content = json.dumps({"data": which, **accuracies}, indent=1) + "\n"
+        accuracies = {name: figure_of(path, metric, dataset, self.course.batch_size, engine) for name, path in files.items()}
+        content = json.dumps({"data": which, "metric": metric, **accuracies}, indent=1) + "\n"
         (self.folder / ACCURACIES).write_text(content, encoding="utf-8")
-        output().print(accuracies_line(accuracies, which))
+        output().print(accuracies_line(accuracies, metric, which))
 
     def _opened(self, source: str) -> Dataset:
         """Data as the tuned model reads them, which says what was done to pixels and texts."""

@@ -17,7 +17,7 @@ from burnish.settings import is_whole, suggestion
 BEHIND_HEADS = frozenset(
     {
         *("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze"),
-        *("Relu", "Dropout", "GlobalAveragePool", "ReduceMean", "AveragePool", "Clip", "ArgMax"),
+        *("Resize", "Relu", "Dropout", "GlobalAveragePool", "ReduceMean", "AveragePool", "Clip", "ArgMax"),
     }
 )
 """Operators that may stand between a head and the output."""
@@ -187,10 +187,12 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
         if node is not head.node and not any(value is not None and value.producer() in behind for value in node.inputs):
             continue
         behind.add(node)
-        wanted = constant_array(node.inputs[1]) if node.op_type == "Reshape" else None
-        if wanted is not None and old in wanted:
+        place = {"Reshape": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
+        wanted = constant_array(node.inputs[place]) if place < len(node.inputs) else None
+        if wanted is not None and old in (wanted if place == 1 else wanted[1:2]):  # a Resize has the classes along axis 1
             settled = np.where(wanted == old, classes, wanted).astype(wanted.dtype)
-            node.replace_input_with(1, Builder(graph, before=node).constant(settled).value)
+            settled[2:] = settled[2:] if place == 1 else wanted[2:]
+            node.replace_input_with(place, Builder(graph, before=node).constant(settled).value)
         _number_classes(node, old, classes)
         for value in node.outputs:
             value.shape = None

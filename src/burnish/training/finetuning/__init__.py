@@ -7,12 +7,12 @@ from burnish.training.finetuning.planning import Plan, Stage, plan
 from burnish.training.finetuning.quantization import (
     Quantization,
     accuracies_line,
-    accuracy_of,
     calibration_batches,
+    figure_of,
 )
 from burnish.training.finetuning.rates import UNKNOWN_RATE, find_rate, repeated
 from burnish.training.finetuning.transfer import Transfer, folding_said, transfer
-from burnish.training.finetuning.tune import Finetuned, check_together, finetune, metrics_entry, take_best
+from burnish.training.finetuning.tune import Finetuned, check_quantized, check_together, finetune, metrics_entry, take_best
 
 __all__ = [
     "UNKNOWN_RATE",
@@ -22,9 +22,10 @@ __all__ = [
     "Stage",
     "Transfer",
     "accuracies_line",
-    "accuracy_of",
     "calibration_batches",
+    "check_quantized",
     "check_together",
+    "figure_of",
     "find_rate",
     "finetune",
     "folding_said",

@@ -139,13 +139,14 @@ def plan(
 
 def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | None = None) -> Program:
     """Return the program of a stage at this learning rate."""
+    outputs = transfer.task.outputs
     return compile(
         transfer.model,
-        loss=transfer.loss,
+        loss=transfer.task.loss,
         optimizer=transfer.optimizer(rate, stage.frozen, layer_decay),
-        outputs=transfer.head.output,
+        outputs=outputs if isinstance(outputs, str) else list(outputs),
         batch=transfer.batch,
-        metrics=("accuracy",),
+        metrics=transfer.task.metrics,
         cached_features="auto" if stage.cached else None,
     )
 

@@ -32,7 +32,6 @@ PART = 3
 """The quantized model trains for this part of the epochs before, rounded up."""
 SAMPLES = 256
 """Calibrated on so many at most."""
-ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -117,22 +116,23 @@ class Quantization:
         return -(-epochs // PART) if self.epochs is None else self.epochs
 
 
-def accuracy_of(model: str | Path, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float:
-    """Return the share of a data set that a file with its objective in its metadata classifies right."""
-    opened = open_model(model, metrics=(ACCURACY,), engine=engine)
-    return float(opened.evaluate(dataset, batch_size)[ACCURACY])
+def figure_of(model: str | Path, metric: str, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float:
+    """Return a figure of a file, with its objective in its metadata, over a data set."""
+    opened = open_model(model, metrics=(metric,), engine=engine)
+    return float(opened.evaluate(dataset, batch_size)[metric])
 
 
-def accuracies_line(accuracies: Mapping[str, float], data: str) -> str:
+def accuracies_line(figures: Mapping[str, float], metric: str, data: str) -> str:
     """Return a line that says what quantization cost and what training brought back.
 
     Args:
-        accuracies: ``float32``, ``quantized_after_training``, ``quantized_in_training``.
+        figures: ``float32``, ``quantized_after_training``, ``quantized_in_training``.
+        metric: what they are.
         data: which these are of.
     """
-    before, after, trained = (f"{100 * value:.2f} %" for value in accuracies.values())
+    before, after, trained = (f"{100 * value:.2f} %" for value in figures.values())
     return (
-        f"quantization: accuracy {before} in float32, {after} quantized after training, {trained} quantized in training "
+        f"quantization: {metric} {before} in float32, {after} quantized after training, {trained} quantized in training "
         f"({data} data)"
     )
 

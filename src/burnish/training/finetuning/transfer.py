@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from burnish import optim
+from burnish import losses, optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
-from burnish.data.image.augmentation import read_augmentation
-from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
-from burnish.graph import FLOATING
+from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
 from burnish.program import Program
 from burnish.settings import matches_pattern, suggestion
-from burnish.surgery import Head, find_head, load_peft, lora, replace_head
+from burnish.surgery import Head, load_peft, lora
+from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
+from burnish.training.finetuning.tasks import Task, task_of
 
 HEAD = "head"
-CROSS_ENTROPY = "cross_entropy"
 HEAD_SCALE = 10.0
 """How much faster a head that was drawn anew learns than the layers that were trained already."""
 MOMENTUM = 0.9
@@ -45,18 +43,18 @@ class Transfer:
         is_new: whether it was drawn anew.
         frozen: the initializers that stay as they are.
         batch: ``open`` where the file takes one sample at a time, else None.
-        loss: that is minimized, as ``burnish.compile`` takes it.
+        task: what is learned: what the loss reads, the loss, the metrics.
         notes: what was decided, and why, a line each.
         idle: biases that a batch normalization put in after them takes out again; they stay as they are.
     """
 
     model: ir.Model
-    head: Head
+    head: Head | ClassLayers
     is_new: bool
     frozen: tuple[str, ...]
     batch: str | None
     notes: tuple[str, ...]
-    loss: str = CROSS_ENTROPY
+    task: Task
     idle: tuple[str, ...] = ()
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
@@ -108,7 +106,9 @@ def transfer(
     source: Source,
     data: str | Path,
     *,
-    output: str | None = None,
+    output: str | Sequence[str] | None = None,
+    loss: losses.LossLike | None = None,
+    metrics: Sequence[str] | None = None,
     freeze_until: str | None = None,
     adapters: Mapping[str, Any] | str | Path | None = None,
     augment: str | ImageAugmentation | None = None,
@@ -122,7 +122,9 @@ def transfer(
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         data: as ``burnish.data.open_dataset`` takes it.
-        output: of the model, where it has several.
+        output: of the model, where it has several; of a detector boxes and scores, where these are not found.
+        loss: in place of the one that fits: cross-entropy, of masks resized to them, or that of the detector which is found.
+        metrics: in place of those that fit.
         freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
             before the first of these as it is; None trains everything.
         adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
@@ -139,21 +141,20 @@ def transfer(
         DataError: the data cannot be read, or hold no classes.
     """
     model = load(source)
-    output = output or _output_of(model)
-    head = find_head(model, output)
+    task = task_of(model, data, output, loss, metrics, augment)
     batch = "open" if _takes_one_sample(model) else None
-    spec = _unbounded(DataSpec.by(_probe(model, head, batch)))
+    spec = _unbounded(DataSpec.by(_probe(model, task, batch)))
     dataset = open_dataset(data, spec, **options)
     names = DataDescription.of(dataset).classes
-    count = len(names) if names else _classes_in(dataset, spec)
-    before, notes = head.classes, []
-    is_new = count != head.classes or (names is not None and spec.described.classes != names)
+    count = len(names) if names else task.counted(dataset, spec)
+    before, notes = task.classes, _said(task)
+    is_new = count != before or (names is not None and spec.described.classes != names)
     if is_new:
-        model = replace_head(model, count, output, seed)
-        head = find_head(model, output)
-        notes.append(f"head: '{head.weight.name}' is drawn anew for {count} classes; the file had {before}")
+        model, task = task.replaced(model, count, seed)
+        notes.append(f"head: {task.called} drawn anew for {count} classes; the file had {before}")
     else:
-        notes.append(f"head: '{head.weight.name}' stays, as the file's {count} classes are those of the data")
+        notes.append(f"head: {task.called.rsplit(' ', 1)[0]} stays, as the file's {count} classes are those of the data")
+    head = task.head
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
     if adapters is not None:
@@ -161,31 +162,30 @@ def transfer(
     frozen = _frozen(model, head, freeze_until)
     trained = {*_trainable(model)} - {*frozen, *head.initializers}
     model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
-    head = find_head(model, output)
+    head = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
     elif is_new:
         notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
-    loss = CROSS_ENTROPY
-    if augment is not None and (changes := read_augmentation(augment)).mixes:
-        loss = f"mixed:loss={CROSS_ENTROPY},mixup={changes.mixup:g},cutmix={changes.cutmix:g}"
-        notes.append(f"augment: {replace(changes, crop=None, flip=0.0, rand_augment=0).text()}, in the graph")
-    return Transfer(model, head, is_new, frozen, batch, tuple(notes), loss, idle), dataset
+    return Transfer(model, head, is_new, frozen, batch, tuple(notes), task, idle), dataset
 
 
-def _output_of(model: ir.Model) -> str | None:
-    """The output with the classes, where the model has several and one head alone leads to any; None where that is not told."""
-    heads: dict[ir.Node, str] = {}
-    for value in model.graph.outputs:
-        if value.dtype in FLOATING:
-            with suppress(ConfigurationError):
-                head = find_head(model, value.name)
-                heads.setdefault(head.node, head.output)
-    return next(iter(heads.values())) if len(heads) == 1 else None
+def _said(task: Task) -> list[str]:
+    """What is said of a task that is not plain."""
+    notes = []
+    outputs = [task.outputs] if isinstance(task.outputs, str) else task.outputs
+    if task.kind != "classes":
+        what = "a class for each pixel" if task.kind == "masks" else "boxes of objects"
+        read = " and ".join(f"'{name}'" for name in outputs)
+        notes.append(f"task: {what}: {task.loss.name} of {read}, {', '.join(task.metrics)}")
+    if isinstance(task.loss, losses.Mixed):
+        changes = ImageAugmentation(mixup=task.loss.mixup, cutmix=task.loss.cutmix)
+        notes.append(f"augment: {changes.text()}, in the graph")
+    return notes
 
 
 def _with_adapters(
-    model: ir.Model, head: Head, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
+    model: ir.Model, head: Head | ClassLayers, settings: Mapping[str, Any] | str | Path, seed: int, notes: list[str]
 ) -> ir.Model:
     """A model whose head and adapters train; noted is what share of the numbers they are."""
     before = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
@@ -206,11 +206,12 @@ def _with_adapters(
     return model
 
 
-def _probe(model: ir.Model, head: Head, batch: str | None) -> Program:
+def _probe(model: ir.Model, task: Task, batch: str | None) -> Program:
     """A program of the model as it is, which tells what data are to fill."""
-    names = list(head.initializers)
+    names, metrics = list(task.head.initializers), [name for name in task.metrics if task.kind != "objects"]
+    outputs = task.outputs if isinstance(task.outputs, str) else list(task.outputs)
     with quietly():
-        return compile(model, optimizer="sgd", trainable=names, outputs=head.output, batch=batch)
+        return compile(model, loss=task.loss, optimizer="sgd", trainable=names, outputs=outputs, batch=batch, metrics=metrics)
 
 
 @contextmanager
@@ -234,17 +235,6 @@ def _unbounded(spec: DataSpec) -> DataSpec:
     return spec if spec.label is None else replace(spec, label=replace(spec.label, maximum=None))
 
 
-def _classes_in(dataset: Dataset, spec: DataSpec) -> int:
-    """How many classes there are in data that do not name them: one more than the largest index."""
-    if spec.label is None:
-        raise DataError("the data give no labels: fine-tuning learns classes")
-    largest = -1
-    for begin in range(0, len(dataset), 1024):
-        indices = np.arange(begin, min(begin + 1024, len(dataset)))
-        largest = max(largest, int(dataset.batch(indices)[spec.label.name].max()))
-    return largest + 1
-
-
 def _takes_one_sample(model: ir.Model) -> bool:
     shapes = [value.shape for value in model.graph.inputs]
     return all(shape is not None and len(shape) > 1 and shape[0] == 1 for shape in shapes)
@@ -257,7 +247,7 @@ def _trainable(model: ir.Model) -> list[str]:
     return [name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
 
 
-def _frozen(model: ir.Model, head: Head, until: str | None) -> tuple[str, ...]:
+def _frozen(model: ir.Model, head: Head | ClassLayers, until: str | None) -> tuple[str, ...]:
     """The initializers before a place in the graph."""
     if until is None:
         return ()

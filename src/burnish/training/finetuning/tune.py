@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish import losses
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
 from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
@@ -23,8 +24,8 @@ from burnish.settings import suggestion
 from burnish.training.callbacks import EarlyStopping
 from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
-from burnish.training.finetuning.quantization import Quantization, accuracies_line, accuracy_of
-from burnish.training.finetuning.transfer import transfer
+from burnish.training.finetuning.quantization import Quantization, accuracies_line, figure_of
+from burnish.training.finetuning.transfer import Transfer, transfer
 from burnish.training.result import TrainingResult
 from burnish.training.trainer import Trainer
 
@@ -71,14 +72,16 @@ def finetune(
     save_adapters: Mapping[str, str | Path] | None = None,
     quantize: str | Mapping[str, Any] | None = None,
     folded_norm: str = AUTO,
-    head_output: str | None = None,
+    head_output: str | Sequence[str] | None = None,
+    loss: losses.LossLike | None = None,
+    metrics: Sequence[str] | None = None,
     seed: int = 0,
     engine: str | Engine = "auto",
     device: str | None = None,
     threads: int | None = None,
     **options: Any,
 ) -> Finetuned:
-    """Tune a classifier that somebody else has trained on data of yours, and write it.
+    """Tune a model that somebody else has trained on data of yours, and write it: a classifier, one of segmentation, a detector.
 
     Its head is drawn anew where the classes are others, a file of one sample is opened for batches, and the learning rate is
     found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written, else the last.
@@ -113,7 +116,10 @@ def finetune(
         folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
             folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
             are.
-        head_output: the output with the classes, where there are several.
+        head_output: the output with the classes, where there are several; of a detector boxes and scores, where they are not
+            found: any values of the model, by name.
+        loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
+        metrics: in place of those that fit; the first decides which epoch is best.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
     Raises:
@@ -122,9 +128,11 @@ def finetune(
     """
     where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
     where |= {"folded_norm": folded_norm, "batch_size": batch_size}
+    where |= {"loss": loss, "metrics": metrics, "augment": augment}
     integers = None if quantize is None else Quantization.read(quantize)
     check_together(integers, adapters, save_adapters)
-    prepared, dataset = transfer(source, data, augment=augment, seed=seed, **where, **options)
+    prepared, dataset = transfer(source, data, seed=seed, **where, **options)
+    check_quantized(integers, prepared)
     engines: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
     course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
@@ -139,6 +147,15 @@ def finetune(
             result, accuracies = run.quantized(integers, Path(folder), tuned, Path(output), seed + len(decided.stages))
     notes = (*prepared.notes, *decided.notes, *run.notes)
     return Finetuned(Path(output), result, notes, accuracies)
+
+
+def check_quantized(integers: Quantization | None, prepared: Transfer) -> None:
+    """Raise ConfigurationError for integers that a detector would end in."""
+    if integers is not None and prepared.task.kind == "objects":
+        raise ConfigurationError(
+            "quantize: of a detector the loss reads values inside of the model, which quantization would take apart: tune it, "
+            "and quantize what is tuned (burnish quantize)"
+        )
 
 
 def check_together(integers: Quantization | None, adapters: object, save_adapters: Collection[str] | None) -> None:
@@ -211,8 +228,9 @@ class _Run:
         judged = trainer.eval_loader.dataset if trainer.eval_loader is not None else self.dataset
         trainer.session.close()
         files = {"float32": tuned, "quantized_after_training": start, "quantized_in_training": output}
-        accuracies = {name: accuracy_of(path, judged, size, engine) for name, path in files.items()}
-        self.notes.append(accuracies_line(accuracies, "training" if self.eval_data is None else "evaluation"))
+        metric = self.plan.transfer.task.metrics[0]
+        accuracies = {name: figure_of(path, metric, judged, size, engine) for name, path in files.items()}
+        self.notes.append(accuracies_line(accuracies, metric, "training" if self.eval_data is None else "evaluation"))
         return result, accuracies
 
     def _trainer(

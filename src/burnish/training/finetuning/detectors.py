@@ -1,0 +1,233 @@
+"""What a file with a detector is: which values hold boxes and scores before they are decoded, and which loss they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish import losses
+from burnish.errors import ConfigurationError
+from burnish.graph import FLOATING
+from burnish.surgery.linear_sources import PASSING, is_moved, linear_sources
+
+SIDES = 4
+BOXES_ARE_CALLED = ("box", "loc", "dist", "offset", "delta", "reg")
+SCORES_ARE_CALLED = ("score", "class", "cls", "logit", "conf", "prob")
+REMEDY = "name both, boxes first (head_output=[...], --outputs boxes,scores), and the loss (loss=..., --loss)"
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A detector as a loss reads it.
+
+    Attributes:
+        boxes, scores: the values.
+        channels_first: whether they are ``[N, numbers, boxes]``, and not ``[N, boxes, numbers]``.
+        numbers: of each box.
+        score_count: of each box.
+        loss: such as ``task_aligned`` with its settings.
+        background: how many of the scores are of no class: 1 or 0.
+        is_yes_or_no: whether each score is a question of its own.
+    """
+
+    boxes: ir.Value
+    scores: ir.Value
+    channels_first: bool
+    numbers: int
+    score_count: int
+    loss: losses.Loss
+    background: int
+    is_yes_or_no: bool
+
+    @property
+    def outputs(self) -> tuple[str, str]:
+        """The names of both, as the loss reads them."""
+        return self.boxes.name or "", self.scores.name or ""
+
+
+def find_detector(model: ir.Model, outputs: Sequence[str] | None = None, loss: losses.LossLike | None = None) -> Detector:
+    """Tell what detector a canonical model is.
+
+    Boxes and scores are sought before whatever decodes and suppresses them: the last values of three axes that are put together
+    from the results of linear layers alone. Distances in bins are those of an anchor-free YOLO, whose grids are read off the
+    layers; boxes that a Sigmoid bounds, one for each query, are those of a DETR.
+
+    Args:
+        model: the model.
+        outputs: the names of boxes and scores, where they are said.
+        loss: where it is said.
+
+    Raises:
+        ConfigurationError: what cannot be told, with what is to be given.
+    """
+    boxes, scores = _named(model.graph, outputs) if outputs is not None else _found(model.graph)
+    first, count, numbers, score_count = _layout(boxes, scores)
+    chosen = losses.get(loss) if loss is not None else _loss_of(boxes, scores, first, count, numbers, score_count)
+    if chosen.name not in ("ssd", "task_aligned", "detr"):
+        raise ConfigurationError(
+            f"finetune: the data hold objects with boxes, and the loss {chosen.name} is none of detectors: give ssd, "
+            "task_aligned or detr"
+        )
+    has_background = chosen.name == "ssd" or (isinstance(chosen, losses.Detr) and not chosen.is_focal)
+    if isinstance(chosen, losses.Detr) and boxes.producer() is not None and _is_bounded(boxes):
+        boxes = next(reader for reader, _ in boxes.uses() if reader.op_type == "Sigmoid").outputs[0]
+    background = int(has_background)
+    return Detector(boxes, scores, first, numbers, score_count, chosen, background, not has_background)
+
+
+def _named(graph: ir.Graph, outputs: Sequence[str]) -> tuple[ir.Value, ir.Value]:
+    values = {value.name or "": value for node in graph for value in node.outputs}
+    if len(outputs) != 2 or any(name not in values for name in outputs):
+        raise ConfigurationError(
+            f"finetune: outputs {list(outputs)}: a detector has two, boxes and scores, that are values of the model: {REMEDY}"
+        )
+    boxes, scores = (values[name] for name in outputs)
+    for value in (boxes, scores):
+        shape = value.shape
+        if shape is None or len(shape) != 3:
+            raise ConfigurationError(f"finetune: '{value.name}' has shape {shape}, and boxes and scores have three axes")
+    return _before_activation(boxes), _before_activation(scores)
+
+
+def _before_activation(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    is_activation = node is not None and node.domain == "" and node.op_type in ("Sigmoid", "Softmax", "LogSoftmax")
+    before = node.inputs[0] if node is not None and is_activation else None
+    return value if before is None else before
+
+
+def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """The values with boxes and scores."""
+    candidates: dict[ir.Value, None] = {}
+    for node in graph:
+        for value in node.outputs:
+            readers = [reader for reader, _ in value.uses()]
+            passes_on = bool(readers) and all(reader.domain == "" and reader.op_type in PASSING for reader in readers)
+            is_last = value.dtype in FLOATING and not passes_on and is_moved(value)
+            if is_last and (raw := _of_three_axes(value)) is not None:
+                candidates[raw] = None
+    pairs = [
+        (one, other)
+        for one in candidates
+        for other in candidates
+        if one is not other and _fits(one, other) and (_says(one, BOXES_ARE_CALLED) or not _says(other, BOXES_ARE_CALLED))
+    ]
+    for tells in (_says_which, _is_activated, _is_square):
+        pairs = [pair for pair in pairs if tells(*pair)] or pairs
+    if len(pairs) != 1:
+        listed = ", ".join(f"'{value.name}' {value.shape}" for value in candidates) or "none"
+        raise ConfigurationError(
+            f"finetune: the data hold objects with boxes, and which values of the model are boxes and scores cannot be told "
+            f"(results of linear layers with three axes: {listed}): {REMEDY}"
+        )
+    return pairs[0]
+
+
+def _says_which(boxes: ir.Value, scores: ir.Value) -> bool:
+    return _says(boxes, BOXES_ARE_CALLED) or _says(scores, SCORES_ARE_CALLED)
+
+
+def _is_activated(boxes: ir.Value, scores: ir.Value) -> bool:
+    """Whether scores become probabilities, and numbers that are more than the sides of boxes do not."""
+    is_bounded = _reads(boxes, "Sigmoid") and _numbers(boxes, scores) != SIDES
+    return not is_bounded and any(_reads(scores, name) for name in ("Sigmoid", "Softmax", "LogSoftmax"))
+
+
+def _is_square(boxes: ir.Value, scores: ir.Value) -> bool:
+    """Whether boxes have four numbers, and scores another number."""
+    return _numbers(boxes, scores) == SIDES and _numbers(scores, boxes) != SIDES
+
+
+def _of_three_axes(value: ir.Value) -> ir.Value | None:
+    """The last value of three axes on the way to a value, through what only moves elements, that could hold whole boxes."""
+    while True:
+        shape = value.shape
+        if shape is not None and len(shape) == 3 and any(isinstance(extent, int) for extent in shape.dims[1:]):
+            whole = [extent for extent in shape.dims[1:] if isinstance(extent, int)]
+            if not (value.producer() is not None and _op(value) in ("Slice", "Gather")) or min(whole) >= SIDES:
+                return value
+        node = value.producer()
+        if node is None or node.op_type not in PASSING or node.op_type == "Concat" or node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+
+
+def _op(value: ir.Value) -> str:
+    node = value.producer()
+    return "" if node is None else node.op_type
+
+
+def _fits(boxes: ir.Value, scores: ir.Value) -> bool:
+    """Whether two values may be the boxes and the scores of a detector."""
+    return _numbers(boxes, scores) is not None
+
+
+def _numbers(boxes: ir.Value, scores: ir.Value) -> int | None:
+    """How many numbers a box has, where the two count the same boxes; None where they do not, or these are no sides of boxes."""
+    assert boxes.shape is not None
+    assert scores.shape is not None
+    for numbers, places in ((2, 1), (1, 2)):
+        own, count = boxes.shape[numbers], boxes.shape[places]
+        if count == scores.shape[places] and isinstance(own, int) and own % SIDES == 0 and isinstance(scores.shape[numbers], int):
+            return own
+    return None
+
+
+def _says(value: ir.Value, words: Sequence[str]) -> bool:
+    return any(word in (value.name or "").lower() for word in words)
+
+
+def _layout(boxes: ir.Value, scores: ir.Value) -> tuple[bool, int, int, int]:
+    """Whether channels come first, and how many boxes, numbers of each and scores of each there are."""
+    assert boxes.shape is not None
+    assert scores.shape is not None
+    for first, numbers, places in ((False, 2, 1), (True, 1, 2)):
+        count, own, other = boxes.shape[places], boxes.shape[numbers], scores.shape[numbers]
+        if count == scores.shape[places] and isinstance(own, int) and own % SIDES == 0 and isinstance(other, int):
+            if isinstance(count, int):
+                return first, count, own, other
+            raise ConfigurationError(
+                f"finetune: how many boxes '{boxes.name}' holds is open ({boxes.shape}), and they are told by their cells: "
+                "export the model for images of one size"
+            )
+    raise ConfigurationError(
+        f"finetune: '{boxes.name}' has shape {boxes.shape} and '{scores.name}' {scores.shape}, which are not boxes of four "
+        f"numbers or bins and scores of the same boxes: {REMEDY}"
+    )
+
+
+def _is_bounded(value: ir.Value) -> bool:
+    readers = [reader for reader, _ in value.uses()]
+    return len(readers) == 1 and readers[0].op_type == "Sigmoid"
+
+
+def _loss_of(boxes: ir.Value, scores: ir.Value, first: bool, count: int, numbers: int, score_count: int) -> losses.Loss:
+    maps = [node.outputs[0].shape for node in linear_sources(boxes) or [] if node.op_type == "Conv"]
+    sides = [shape.dims[2:] for shape in maps if shape is not None and len(shape) == 4]
+    grids = [[height, width] for height, width in sides if isinstance(height, int) and isinstance(width, int)]
+    cells = sum(height * width for height, width in grids)
+    per_cell = count // cells if cells and count % cells == 0 else 0
+    if numbers > SIDES and per_cell == 1:
+        return losses.task_aligned(grids=grids, bins=numbers // SIDES, channels_first=first)
+    if not grids and numbers == SIDES and _is_bounded(boxes) and not first:
+        return losses.detr(class_loss="focal" if _reads(scores, "Sigmoid") else "cross_entropy")
+    what = f"'{boxes.name}' {boxes.shape} and '{scores.name}' {scores.shape}"
+    if per_cell and numbers == SIDES:
+        text = str(grids).replace(" ", "")
+        forms = f"ssd:grids={text},scales=[...],ratios=[...]"
+        if per_cell == 1:
+            forms += f", or of distances in cells task_aligned:grids={text},bins=1"
+        raise ConfigurationError(
+            f"finetune: {what} are {per_cell} boxes in each cell of the grids {text}; what they are relative to is not in the "
+            f"file: give the loss (loss=..., --loss), of an SSD {forms}"
+        )
+    raise ConfigurationError(
+        f"finetune: {what} are boxes and scores, and of which detector cannot be told: give the loss "
+        "(loss=..., --loss): ssd, task_aligned or detr, with its settings"
+    )
+
+
+def _reads(value: ir.Value, operator: str) -> bool:
+    return any(reader.op_type == operator for reader, _ in value.uses())

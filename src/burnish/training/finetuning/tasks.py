@@ -1,0 +1,197 @@
+"""What a file is to learn from data: classes of whole samples, a class for each pixel, or boxes of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import losses
+from burnish.data import Dataset, DataSpec, ImageAugmentation
+from burnish.data.annotated.masks import MaskImages
+from burnish.data.image.augmentation import read_augmentation
+from burnish.data.sources import data_kind
+from burnish.errors import ConfigurationError, DataError
+from burnish.graph import FLOATING
+from burnish.surgery import Head, find_head, replace_head
+from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
+from burnish.surgery.linear_sources import linear_sources
+from burnish.training.finetuning.detectors import find_detector
+
+Kind = Literal["classes", "masks", "objects"]
+CROSS_ENTROPY = "cross_entropy"
+METRICS: dict[Kind, tuple[str, ...]] = {
+    "classes": ("accuracy",),
+    "masks": ("mean_iou", "pixel_accuracy"),
+    "objects": ("coco_map", "coco_map:0.5"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model learns.
+
+    Attributes:
+        kind: ``classes`` of samples, ``masks`` of pixels, ``objects`` with boxes.
+        head: the layer, or for objects the layers, that the classes come from.
+        outputs: what the loss reads.
+        loss: what is minimized.
+        metrics: what is reported; the first decides which epoch is best.
+        others: how many of the scores are of no class.
+        is_yes_or_no: whether each score is a question of its own.
+    """
+
+    kind: Kind
+    head: Head | ClassLayers
+    outputs: str | tuple[str, ...]
+    loss: losses.Loss
+    metrics: tuple[str, ...]
+    others: int = 0
+    is_yes_or_no: bool = False
+
+    @property
+    def classes(self) -> int:
+        """How many the file has."""
+        return (self.head.scores if isinstance(self.head, ClassLayers) else self.head.classes) - self.others
+
+    @property
+    def called(self) -> str:
+        """The head, as messages call it."""
+        if isinstance(self.head, Head):
+            return f"'{self.head.weight.name}' is"
+        weights = self.head.weights
+        return f"'{weights[0].name}' is" if len(weights) == 1 else f"'{weights[0].name}' and {len(weights) - 1} more are"
+
+    def replaced(self, model: ir.Model, classes: int, seed: int) -> tuple[ir.Model, Task]:
+        """Return the model with a head that is drawn anew for other classes, and its task."""
+        if isinstance(self.head, Head):
+            model = replace_head(model, classes, self.head.output, seed)
+            return model, replace(self, head=find_head(model, self.head.output))
+        scores = classes + self.others
+        replace_class_layers(model, self.head, scores, seed, self.is_yes_or_no)
+        return model, replace(self, head=replace(self.head, scores=scores))
+
+    def head_in(self, model: ir.Model) -> Head | ClassLayers:
+        """Return the head in another form of the model, in which it is the same."""
+        if isinstance(self.head, Head):
+            return find_head(model, self.head.output)
+        scores = next(value for node in model.graph for value in node.outputs if value.name == self.head.output)
+        return class_layers(scores, self.head.scores)
+
+    def counted(self, dataset: Dataset, spec: DataSpec) -> int:
+        """Return how many classes there are in data that do not name them: one more than the largest index.
+
+        Raises:
+            DataError: the data hold none.
+        """
+        if spec.label is None:
+            raise DataError("the data give no labels: fine-tuning learns classes")
+        largest = -1
+        for begin in range(0, len(dataset), 1024):
+            indices = np.arange(begin, min(begin + 1024, len(dataset)))
+            if isinstance(dataset, MaskImages):  # whose pictures need not be read for it
+                labels = dataset.annotations(indices.tolist(), np.zeros(len(indices), bool))[spec.label.name]
+            else:
+                labels = dataset.batch(indices)[spec.label.name]
+            largest = max(largest, int(labels.max()))
+        return largest + 1
+
+
+def task_of(
+    model: ir.Model,
+    data: str | Path,
+    output: str | Sequence[str] | None = None,
+    loss: losses.LossLike | None = None,
+    metrics: Sequence[str] | None = None,
+    augment: str | ImageAugmentation | None = None,
+) -> Task:
+    """Tell what a canonical model is to learn from data.
+
+    Args:
+        model: the model.
+        data: objects in the form of COCO or VOC, pictures and masks, or anything else with classes.
+        output: what the loss reads: of a detector boxes and scores.
+        loss, metrics: in place of those that fit.
+        augment: MixUp and CutMix of it become part of the loss.
+
+    Raises:
+        ConfigurationError: the model has no head for such data, or what must be said of it.
+    """
+    kind = data_kind(data)
+    if kind in ("coco", "voc"):
+        task = _objects(model, output, loss)
+    elif output is not None and not isinstance(output, str):
+        raise ConfigurationError(f"head_output: the classes come from one output, not from {list(output)}: name that one")
+    else:
+        head = find_head(model, output or output_of(model))
+        task = _masks(model, head, loss) if kind == "masks" else _classes(head, loss)
+    if metrics is not None:
+        task = replace(task, metrics=tuple(metrics))
+    changes = None if augment is None else read_augmentation(augment)
+    if changes is not None and changes.mixes:
+        if task.kind != "classes":
+            raise ConfigurationError(
+                "augment: mixup and cutmix mix samples that have one class each, and these data have masks or objects: leave "
+                "them out; flip is there"
+            )
+        task = replace(task, loss=losses.mixed(task.loss, mixup=changes.mixup, cutmix=changes.cutmix))
+    return task
+
+
+def _classes(head: Head, loss: losses.LossLike | None) -> Task:
+    chosen = losses.get(CROSS_ENTROPY if loss is None else loss)
+    return Task("classes", head, head.output, chosen, METRICS["classes"])
+
+
+def _masks(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
+    output = next(value for value in model.graph.outputs if value.name == head.output)
+    if output.shape is None or len(output.shape) != 4:
+        raise ConfigurationError(
+            f"finetune: the data are masks, with a class for each pixel, and the output '{head.output}' has shape "
+            f"{output.shape}: name the one that is [batch, classes, height, width] (head_output=..., --outputs)"
+        )
+    if loss is None:
+        sides = list(output.shape.dims[2:])
+        pictures = [list(value.shape.dims) for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
+        is_whole = all(isinstance(side, int) for side in sides) and any(
+            dims[2:] == sides or dims[1:3] == sides for dims in pictures
+        )
+        loss = CROSS_ENTROPY if is_whole else losses.resized(CROSS_ENTROPY)
+    return Task("masks", head, head.output, losses.get(loss), METRICS["masks"])
+
+
+def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> Task:
+    named = [output] if isinstance(output, str) else output
+    found = find_detector(model, named, loss)
+    scores = class_layers(found.scores, found.score_count)
+    shared = {node for node in scores.nodes if node in _layers_of(found.boxes)}
+    if shared:
+        raise ConfigurationError(
+            f"finetune: '{next(iter(shared)).name}' gives boxes and scores at once, so that the scores cannot be drawn anew "
+            "alone: train the file with its own classes (burnish train --loss ...)"
+        )
+    return Task("objects", scores, found.outputs, found.loss, METRICS["objects"], found.background, found.is_yes_or_no)
+
+
+def _layers_of(value: ir.Value) -> list[ir.Node]:
+    """Return the linear layers that a value comes from; none where it is computed otherwise."""
+    node = value.producer()
+    if node is not None and node.op_type == "Sigmoid" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return linear_sources(value) or []
+
+
+def output_of(model: ir.Model) -> str | None:
+    """Return the output with the classes, where there are several and one head alone leads to any; None: that is not told."""
+    heads: dict[ir.Node, str] = {}
+    for value in model.graph.outputs:
+        if value.dtype in FLOATING:
+            with suppress(ConfigurationError):
+                head = find_head(model, value.name)
+                heads.setdefault(head.node, head.output)
+    return next(iter(heads.values())) if len(heads) == 1 else None

@@ -1,0 +1,164 @@
+"""Fine-tuning of detectors and of segmentation: what a file is, what of it is drawn anew, and what must be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from typer.testing import CliRunner
+
+import burnish
+from burnish.cli.application import app
+from burnish.errors import ConfigurationError
+from burnish.importer import load
+from burnish.surgery.class_layers import class_layers, replace_class_layers
+from burnish.surgery.linear_sources import linear_sources
+from burnish.training.finetuning import transfer
+from burnish.training.finetuning.detectors import find_detector
+from oracles.shapes import drawn, write_coco, write_masks
+from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, small_detr, small_ssd, small_unet, small_yolo
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Path:
+    """24 pictures of rectangles and circles in COCO's form."""
+    return write_coco(tmp_path_factory.mktemp("coco") / "shapes", drawn(24, 0)) / "annotations" / "instances_train.json"
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory) -> Path:
+    return write_masks(tmp_path_factory.mktemp("masks") / "shapes", drawn(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("model", "read", "expected"),
+    [
+        (
+            small_yolo,
+            ("distances", "scores"),
+            {"name": "task_aligned", "grids": [[8, 8], [4, 4]], "bins": 8, "channels_first": True},
+        ),
+        (exported_yolo, None, {"name": "task_aligned", "grids": [[8, 8], [4, 4]], "bins": 8, "channels_first": True}),
+        (small_detr, ("boxes", "scores"), {"name": "detr", "class_loss": "cross_entropy"}),
+    ],
+)
+def test_a_detector_is_told_by_its_graph(model, read, expected):
+    found = find_detector(load(model(classes=5)))
+    assert read is None or found.outputs == read
+    options = found.loss.options()
+    grids = [list(grid) for grid in options.get("grids", [])]
+    assert {name: grids if name == "grids" else options[name] for name in expected} == expected
+    assert found.score_count - found.background == 5
+
+
+def test_what_the_file_of_an_ssd_does_not_say_is_named():
+    model = load(small_ssd())
+    with pytest.raises(
+        ConfigurationError, match=r"are 2 boxes in each cell of the grids \[\[8,8\],\[4,4\]\]; what they are relative"
+    ):
+        find_detector(model)
+    found = find_detector(model, loss=SSD_TEXT)
+    assert (found.outputs, found.background) == (("boxes", "scores"), 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (small_unet, {}, r"which values of the model are boxes and scores cannot be told .*: none\): name both, boxes first"),
+        (small_yolo, {"outputs": ["scores"]}, "a detector has two, boxes and scores, that are values of the model"),
+        (small_yolo, {"loss": "mse"}, "the data hold objects with boxes, and the loss mean_squared_error is none of detectors"),
+    ],
+)
+def test_what_cannot_be_told_is_asked_for(model, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        find_detector(load(model()), **options)
+
+
+def test_only_the_layers_of_the_scores_are_drawn_anew():
+    model = load(exported_yolo(classes=5))
+    found = find_detector(model)
+    before = {name: value.const_value.numpy() for name, value in model.graph.initializers.items()}
+    layers = class_layers(found.scores, 5)
+    assert [node.inputs[1].name for node in linear_sources(found.boxes)] != list(layers.names["weight"])
+    replace_class_layers(model, layers, 2, rare=True)
+    after = {name: value.const_value.numpy() for name, value in model.graph.initializers.items()}
+    changed = {name for name, array in after.items() if name in before and array.tobytes() != before[name].tobytes()}
+    assert changed == set(layers.initializers)
+    assert [after[name].shape[0] for name in layers.initializers] == [2, 2, 2, 2]
+    np.testing.assert_allclose(1 / (1 + np.exp(-after[layers.names["bias"][0]])), 0.01, rtol=1e-5)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    output, _ = session.run(None, {"x": np.zeros((3, 3, 32, 32), np.float32)})
+    assert output.shape == (3, 6, 80)
+
+
+def test_scores_of_an_ssd_are_taken_apart_by_the_new_number():
+    model = load(small_ssd(classes=5))
+    found = find_detector(model, loss=SSD_TEXT)
+    replace_class_layers(model, class_layers(found.scores, 6), 3)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    scores, boxes = session.run(["scores", "boxes"], {"x": np.zeros((2, 3, 32, 32), np.float32)})
+    assert (scores.shape, boxes.shape) == ((2, 160, 3), (2, 160, 4))
+
+
+def test_a_layer_that_gives_boxes_too_is_not_drawn_anew():
+    model = load(exported_yolo())
+    joined = next(node for node in model.graph if node.op_type == "Concat").outputs[0]
+    with pytest.raises(ConfigurationError, match="which are no whole number of 7 scores: it gives something else too"):
+        class_layers(joined, 7)
+    output = next(value for value in model.graph.outputs if value.name == "output0")
+    with pytest.raises(ConfigurationError, match="the scores 'output0' are not all that Conv, Gemm or MatMul"):
+        class_layers(output, 5)
+
+
+@pytest.mark.parametrize(("reduction", "loss"), [(1, "cross_entropy"), (2, "resized")])
+def test_masks_are_learned_at_their_size(masks, reduction, loss):
+    prepared, dataset = transfer(small_unet(classes=6, reduction=reduction), masks)
+    assert (prepared.task.kind, prepared.task.loss.name, prepared.task.metrics) == ("masks", loss, ("mean_iou", "pixel_accuracy"))
+    assert (prepared.head.classes, prepared.is_new, len(dataset)) == (3, True, 8)
+    with pytest.raises(ConfigurationError, match="mixup and cutmix mix samples that have one class each"):
+        transfer(small_unet(), masks, augment="mixup")
+
+
+def test_masks_want_a_class_for_each_pixel(masks):
+    with pytest.raises(ConfigurationError, match=r"the data are masks, .* and the output 'logits' has shape"):
+        transfer(burnish.models.residual_network((3, 32, 32), classes=3, width=2, blocks=(1,)), masks)
+
+
+@pytest.mark.slow
+def test_a_detector_is_tuned_and_written_by_the_command(shapes, tmp_path):
+    ir.save(exported_yolo(classes=5), tmp_path / "yolo.onnx")
+    options = ("--epochs", "1", "--batch-size", "8", "--lr", "0.003", "--threads", "1", "--output", str(tmp_path / "run"))
+    done = CliRunner().invoke(app, ["finetune", str(tmp_path / "yolo.onnx"), "--data", str(shapes), *options])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "task: boxes of objects: task_aligned" in said
+    assert "drawn anew for 2 classes; the file had 5" in said
+    tuned = onnx.load(tmp_path / "run" / "tuned.onnx")
+    assert [output.name for output in tuned.graph.output] == ["output0", "selected"]
+    assert {entry.key: entry.value for entry in tuned.metadata_props}["burnish.classes"] == '["rectangle", "circle"]'
+    refused = CliRunner().invoke(
+        app,
+        ["finetune", str(tmp_path / "yolo.onnx"), "--data", str(shapes), "--quantize", "int8", "--output", str(tmp_path / "b")],
+    )
+    assert "quantize: of a detector the loss reads values inside of the model" in " ".join(refused.output.split())
+
+
+@pytest.mark.campaign
+def test_tuned_models_find_what_they_have_not_seen(tmp_path):
+    """From a file of other classes to a mark on other pictures, with nothing said but the data."""
+    write_coco(tmp_path / "shapes", drawn(192, 0))
+    folder = write_coco(tmp_path / "shapes", drawn(32, 1), "val") / "annotations"
+    train, test = folder / "instances_train.json", folder / "instances_val.json"
+    detector = burnish.finetune(exported_yolo(classes=5), train, eval_data=test, output=tmp_path / "yolo.onnx", epochs=20)
+    assert detector.result.best["metric"] == "coco_map"
+    assert detector.result.best["value"] > 0.3
+    write_masks(tmp_path / "train", drawn(192, 0))
+    write_masks(tmp_path / "test", drawn(32, 1))
+    network = burnish.finetune(
+        small_unet(classes=6), tmp_path / "train", eval_data=tmp_path / "test", output=tmp_path / "unet.onnx", epochs=12
+    )
+    assert network.result.best["value"] > 0.6
