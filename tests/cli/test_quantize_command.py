@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+import burnish
 from burnish.cli.application import app
 
 
@@ -16,10 +17,13 @@ def initializers(path) -> dict[str, onnx.TensorProto]:
 @pytest.mark.filterwarnings("error::burnish.errors.ObjectiveWarning")
 @pytest.mark.slow
 def test_a_quantized_file_trains_and_is_exported_as_integers(run, folder) -> None:
-    result = run("quantize", "model.onnx", "--data", "data.npz", "-o", "to-train.onnx", "--samples", "16")
+    when = ("--scales", "observed", "--freeze-observers-after", "2 epochs")
+    result = run("quantize", "model.onnx", "--data", "data.npz", "-o", "to-train.onnx", "--samples", "16", *when)
     assert "calibrated on 16 samples of data.npz; burnish train to-train.onnx trains it" in " ".join(result.output.split())
     assert "QuantizeLinear" in {node.op_type for node in onnx.load("to-train.onnx").graph.node}
-    run("train", "to-train.onnx", "--data", "data.npz", "--epochs", "1", "--lr", "0.001", "--threads", "1", "-o", "trained")
+    options = ("--epochs", "1", "--lr", "0.001", "--threads", "1", "--batch-size", "5", "-o", "trained")
+    run("train", "to-train.onnx", "--data", "data.npz", *options)
+    assert burnish.Program.load("trained/program").options["steps_per_epoch"] == 4
     tensors = initializers("trained/tuned.onnx")
     quantized = [name for name, tensor in tensors.items() if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1]
     assert quantized

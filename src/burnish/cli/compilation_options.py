@@ -166,13 +166,16 @@ class Compilation(OptionGroup):
     bind: BindOption = None
     adapters: AdapterOptions = AdapterOptions()  # noqa: RUF009  # it is frozen
 
-    def program(self, model: Path, batch_size: int | None = None, target: str = "onnxruntime") -> Program:
+    def program(
+        self, model: Path, batch_size: int | None = None, target: str = "onnxruntime", steps_per_epoch: int | None = None
+    ) -> Program:
         """Compile a model, at a constant rate, or load a program from its folder.
 
         Args:
             model: an ONNX file, or the folder of a program, which stays as it was compiled.
             batch_size: of the steps, where it is known.
             target: the runtime that it is compiled for.
+            steps_per_epoch: of the training, where it is known.
 
         Raises:
             typer.BadParameter: options that contradict each other, or options of compilation for a program.
@@ -201,6 +204,7 @@ class Compilation(OptionGroup):
                 cached_features=read_outputs(self.cached_features),
                 batch=read_batch(self.batch),
                 bind=read_bind(self.bind or []),
+                steps_per_epoch=steps_per_epoch,
                 target=target,
             )
 

@@ -37,8 +37,13 @@ class Integers(OptionGroup):
         str, typer.Option("--scales", help="learned by gradients, observed from the data of training, or fixed.")
     ] = "learned"
     freeze_observers_after: Annotated[
-        int | None,
-        typer.Option("--freeze-observers-after", metavar="STEPS", min=0, help="The step from which observed ranges stay."),
+        str | None,
+        typer.Option(
+            "--freeze-observers-after",
+            metavar="WHEN",
+            help="When observed ranges stay: a number of steps; '2 epochs'; or settled, each as soon as it moved by no more than "
+            "1 % of its width over some hundred steps (settled:0.005: 0.5 %).",
+        ),
     ] = None
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="PATTERN", help="Layers that stay in float32; any number of times.")

@@ -25,6 +25,7 @@ from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoin
 from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results, run_folder
 from burnish.cli.watching import Watching
+from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
@@ -196,7 +197,7 @@ class TrainingRun:
         """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them."""
         begin = time.monotonic()
         with folding_said() if self.is_tuning else nullcontext():
-            program = self.compilation.program(self.model, self.course.batch_size)
+            program = self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=1)
         for form in self._adapter_forms:
             check_form(form, program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
@@ -215,6 +216,7 @@ class TrainingRun:
             text=text,
             missing=data.missing,
         )
+        program = self._with_epochs(program, len(train_set))
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"
         if described.classes:
@@ -237,6 +239,13 @@ class TrainingRun:
         if described.text is not None:
             self._say(f"texts: {described.text.text()}")
         return program, train_set, eval_set
+
+    def _with_epochs(self, program: Program, samples: int) -> Program:
+        """Return the program with the steps of an epoch, where something in it waits for epochs."""
+        steps = batches_per_epoch(program, samples, self.course.batch_size)
+        if STEPS_PER_EPOCH not in program.options or is_program(self.model) or steps == 1:
+            return program
+        return self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=steps)
 
     def _with_schedule(self, program: Program, samples: int) -> Program:
         """Return the program with the learning rate of this run, which begins after the updates that a checkpoint has taken."""

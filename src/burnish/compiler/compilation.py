@@ -28,6 +28,7 @@ from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import over_all, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
+from burnish.graph.quantization_mark import freezes_by_epochs
 from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training
 from burnish.norms import (
@@ -59,7 +60,7 @@ from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Sig
 from burnish.program.weights import ROUNDED, Weights
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 
-LOSS = "loss"
+LOSS, STEPS_PER_EPOCH = "loss", "steps_per_epoch"
 OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"
 """What a message about a missing gradient says of the options."""
 
@@ -92,6 +93,7 @@ class Compilation:
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
         evaluation: the form in which a module is evaluated, where it is another.
         counted_batches: what counts of batches of a module started from, and how many a step adds, by its name for them.
+        steps_per_epoch: of the training, where it is known.
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
         untrained: weights that were to train and that no gradient reaches, with the reason; known once they are differentiated.
         dense: parameters that ``sparse`` asks for and whose gradients are of all rows, with the reason; known then too.
@@ -123,6 +125,7 @@ class Compilation:
     rounded: dict[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     counted_batches: dict[str, tuple[int, int]] = field(default_factory=dict)
+    steps_per_epoch: int | None = None
     coefficients: dict[str, float] = field(default_factory=dict)
     untrained: dict[str, str] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
@@ -161,6 +164,7 @@ class Compilation:
             **({} if self.backbone is None else {"cached_features": list(self.backbone.features)}),
             **({"batch": self.batch} if self.batch else {}),
             **({"bind": self.bind} if self.bind else {}),
+            **({STEPS_PER_EPOCH: self.steps_per_epoch} if freezes_by_epochs(self.model.graph) else {}),
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
@@ -250,7 +254,7 @@ class Compilation:
             self._narrow(draft)
             values = draft.values()
             updated.update(train_pruning(bound, step))
-            updated.update(train_quantization(bound, step))
+            updated.update(train_quantization(bound, step, self.steps_per_epoch))
             stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
             recognize_attention(draft.model)

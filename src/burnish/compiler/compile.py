@@ -61,6 +61,7 @@ from burnish.program.inference import Inference
 from burnish.program.program import Program
 from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -90,6 +91,7 @@ def compile(
     cached_features: CachedFeatures = None,
     batch: str | None = None,
     bind: Bind = None,
+    steps_per_epoch: int | None = None,
     target: TargetLike = "onnxruntime",
 ) -> Program:
     """Compile a model into a training program of standard ONNX graphs.
@@ -144,6 +146,7 @@ def compile(
             trains on batches of any size (``burnish.load`` says which inputs hold samples).
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
             ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
+        steps_per_epoch: of the training, for a quantized model whose observed ranges stay after a number of epochs.
         target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
             ``burnish.lowering.Target``, such as that of an engine.
 
@@ -195,8 +198,7 @@ def compile(
         optimizer=updater,
         precision=get_precision(precision),
         norm=_norm_option(norm),
-        batch=batch,
-        bind=described_bindings(bind or {}),
+        **_as_loaded(batch, bind, steps_per_epoch),
         **({} if module is None else _of_module(module, objective, outputs, state)),
     )
     program = program_with(saving, compilation.program_that_computes_again)
@@ -249,6 +251,13 @@ def compile_inference(
     reported = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
     options = {name: value for name, value in compilation.options().items() if name in reported}
     return Inference(graphs["predict"], graphs.get("evaluate"), signatures, options, dict(model.metadata_props))
+
+
+def _as_loaded(batch: str | None, bind: Bind, steps_per_epoch: int | None) -> dict[str, Any]:
+    """What a program keeps of how its model was loaded, and of how long its epochs are."""
+    if steps_per_epoch is not None and (not is_whole(steps_per_epoch) or steps_per_epoch < 1):
+        raise ConfigurationError(f"steps_per_epoch={steps_per_epoch!r}: give a whole number of 1 or more")
+    return {"batch": batch, "bind": described_bindings(bind or {}), "steps_per_epoch": steps_per_epoch}
 
 
 def _opened(source: Source, purpose: str, batch: str | None = None, bind: Bind = None) -> tuple[ir.Model, ir.Model]:

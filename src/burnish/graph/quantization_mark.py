@@ -27,6 +27,8 @@ class QuantizationMark:
         input_axis: that axis of the weight; read where there are blocks.
         momentum: what a step retains of an observed range.
         freeze_after: the step from which observed ranges stay; None: never.
+        freeze_epochs: the same in epochs, whose steps are known where the model is compiled.
+        settled: the part of its width that the range of an activation may move by within ``window`` steps, and then stays.
     """
 
     role: Role
@@ -37,6 +39,13 @@ class QuantizationMark:
     input_axis: int = 0
     momentum: float = 0.0
     freeze_after: int | None = None
+    freeze_epochs: int | None = None
+    settled: float | None = None
+
+    @property
+    def window(self) -> int:
+        """The steps over which it is seen whether a range has settled: as many as its average reaches back."""
+        return max(1, round(1 / (1 - self.momentum)))
 
     def put(self, node: ir.Node) -> None:
         """Write it into the metadata of a node."""
@@ -52,6 +61,11 @@ class QuantizationMark:
 def simulates_quantization(graph: ir.Graph) -> bool:
     """Whether a graph computes with floating-point numbers what its export will compute with integers."""
     return any(KEY in node.metadata_props for node in graph)
+
+
+def freezes_by_epochs(graph: ir.Graph) -> bool:
+    """Whether ranges stay after a number of epochs, which are counted in steps where the model is compiled."""
+    return any((mark := QuantizationMark.of(node)) is not None and mark.freeze_epochs is not None for node in graph)
 
 
 def learns_scale(node: ir.Node) -> bool:

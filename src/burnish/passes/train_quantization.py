@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, static_shape
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor, describe_node, static_shape
 from burnish.graph.quantization_mark import QuantizationMark, learns_scale, observed_range
 from burnish.graph.rounded_bias import unround
 from burnish.ops.collectives import all_reduce
 from burnish.ops.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
 
 
-def train_quantization(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir.Value, ir.Value]:
+def train_quantization(
+    graph: ir.Graph, step: Callable[[], ir.Value], steps_per_epoch: int | None = None
+) -> dict[ir.Value, ir.Value]:
     """Let a training graph learn scales by step sizes, or observe ranges, and add biases as they are, in place.
 
     Args:
         graph: of a canonical model, before its quantization is simulated.
         step: gives the step counter, an int64 scalar; called where observed ranges freeze.
+        steps_per_epoch: of the training, where it is known.
 
     Returns:
         For every range that a step updates, its next value.
+
+    Raises:
+        ConfigurationError: ranges freeze after epochs, and how many steps one has is not known.
     """
     unround(graph)
     updated: dict[ir.Value, ir.Value] = {}
@@ -36,7 +45,7 @@ def train_quantization(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir
         if learns_scale(node) and scale not in scaled:
             scaled.add(_scale_gradient(graph, node, mark, scale))
         elif (held := observed_range(node)) is not None and held not in updated:
-            updated[held] = _observe(graph, node, mark, held, step)
+            updated[held] = _observe(graph, node, _in_steps(mark, steps_per_epoch, node), held, step)
     if updated:
         graph.sort()
     return updated
@@ -80,6 +89,18 @@ def _factor(builder: Builder, x: Tensor, mark: QuantizationMark, scale: ir.Value
     return builder.op("Reshape", builder.scalar(1.0, x) / root, builder.integers([]))
 
 
+def _in_steps(mark: QuantizationMark, steps_per_epoch: int | None, node: ir.Node) -> QuantizationMark:
+    """A mark whose epochs are counted in steps."""
+    if mark.freeze_epochs is None:
+        return mark
+    if steps_per_epoch is None:
+        raise ConfigurationError(
+            f"The range of {describe_node(node)} stays after {mark.freeze_epochs} epochs, and how many steps an epoch has is not "
+            "known: compile(..., steps_per_epoch=...) says it, as burnish train and burnish finetune do"
+        )
+    return replace(mark, freeze_after=mark.freeze_epochs * steps_per_epoch)
+
+
 def _observe(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, held: ir.Value, step: Callable[[], ir.Value]) -> ir.Value:
     """Emit the next range, which the step itself quantizes by: no number of its batch is cut off before it is seen.
 
@@ -88,7 +109,10 @@ def _observe(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, held: ir.Va
     readers = tuple(held.uses())
     builder = Builder(graph, before=node)
     x, before = builder.tensor(node.inputs[0]), builder.tensor(held)  # type: ignore[arg-type]
-    following = _range_of(builder, x, node, mark, before)
+    if mark.settled is not None:
+        following = _until_settled(builder, x, node, mark, before)
+    else:
+        following = _range_of(builder, x, node, mark, before)
     if mark.freeze_after is not None:
         observes = builder.op("Less", builder.tensor(step()), mark.freeze_after)
         following = builder.op("Where", observes, following, before)
@@ -96,6 +120,27 @@ def _observe(graph: ir.Graph, node: ir.Node, mark: QuantizationMark, held: ir.Va
     for reader, index in readers:
         reader.replace_input_with(index, following.value)
     return following.value
+
+
+def _until_settled(builder: Builder, x: Tensor, node: ir.Node, mark: QuantizationMark, before: Tensor) -> Tensor:
+    """Emit the next range of an activation, which stays once neither end moved by more than a part of its width in a window.
+
+    Held are low, high, both at the begin of the window, and the steps since; -1 where it stays.
+    """
+    assert mark.settled is not None
+    parts = [builder.op("Slice", before, *(builder.integers([end]) for end in ends)) for ends in ((0, 2), (2, 4), (4, 5))]
+    ends, reference, steps = parts
+    moved = _range_of(builder, x, node, mark, ends)
+    count = steps + 1.0
+    is_due = builder.op("GreaterOrEqual", count, float(mark.window))
+    width = builder.op("ReduceMax", moved, keepdims=1) - builder.op("ReduceMin", moved, keepdims=1)
+    drift = builder.op("ReduceMax", builder.op("Abs", moved - reference), keepdims=1)
+    has_settled = builder.op("And", is_due, builder.op("LessOrEqual", drift, width * mark.settled))
+    zero, stays = builder.constant(np.zeros(1, np.float32)), builder.constant(np.full(1, -1, np.float32))
+    zero, stays = builder.cast(zero, before.dtype), builder.cast(stays, before.dtype)
+    begun = builder.op("Where", has_settled, stays, builder.op("Where", is_due, zero, count, like=count), like=count)
+    seen = builder.op("Concat", moved, builder.op("Where", is_due, moved, reference, like=moved), begun, axis=0)
+    return builder.op("Where", builder.op("Less", steps, 0.0), before, seen, like=before)
 
 
 def _range_of(builder: Builder, x: Tensor, node: ir.Node, mark: QuantizationMark, before: Tensor) -> Tensor:

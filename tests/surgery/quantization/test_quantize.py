@@ -196,6 +196,49 @@ def test_observed_ranges_follow_the_data_until_they_freeze() -> None:
         np.testing.assert_allclose(state["stat/x_range"], expected, rtol=1e-5)
 
 
+def test_observed_ranges_stay_after_epochs() -> None:
+    """As after the steps that the epochs have."""
+    when = {"scales": "observed", "momentum": 0.5, "calibration": [{"x": DATA}]}
+    by_epochs = surgery.quantize(linear(), freeze_observers_after="2 epochs", **when)
+    with pytest.raises(ConfigurationError, match=r"stays after 2 epochs, and how many steps an epoch has is not known: compile"):
+        burnish.compile(by_epochs, loss="mse", optimizer="sgd")
+    program = burnish.compile(by_epochs, loss="mse", optimizer="sgd:lr=0.1", steps_per_epoch=3)
+    assert program.options["steps_per_epoch"] == 3
+    by_steps = burnish.compile(surgery.quantize(linear(), freeze_observers_after=6, **when), loss="mse", optimizer="sgd:lr=0.1")
+    ranges = []
+    for one in (program, by_steps):
+        session = burnish.Session(one)
+        for step in range(8):
+            session.step({"x": (1 + step) * DATA, "targets": np.zeros((16, 4), np.float32)})
+        ranges.append({name: array for name, array in session.state().items() if name.startswith("stat/")})
+    for name, array in ranges[0].items():
+        np.testing.assert_array_equal(array, ranges[1][name])
+
+
+def test_observed_ranges_stay_when_they_have_settled() -> None:
+    """A window has 1 / (1 - 0.75) steps; the range stays once neither end has moved by 10 % of its width within one."""
+    options = {"momentum": 0.75, "freeze_observers_after": "settled:0.1", "calibration": [{"x": DATA}]}
+    program = burnish.compile(surgery.quantize(linear(), scales="observed", **options), loss="mse", optimizer="sgd:lr=0.01")
+    session, batch = burnish.Session(program), {"targets": np.zeros((16, 4), np.float32)}
+    limits = np.asarray([DATA.min(), DATA.max()], np.float64)
+    expected, reference, count, stayed = limits.copy(), limits.copy(), 0, None
+    for step in range(40):
+        factor = 5.0 if stayed is None or step < stayed + 2 else 50.0  # what comes later is not seen any more
+        session.step({"x": factor * DATA, **batch})
+        if stayed is None:
+            expected, count = 0.75 * expected + 0.25 * factor * limits, count + 1
+            if count == 4:
+                stayed = step if np.abs(expected - reference).max() <= 0.1 * (expected[1] - expected[0]) else None
+                reference, count = expected.copy(), 0
+        np.testing.assert_allclose(session.state()["stat/x_range"][:2], expected, rtol=1e-5)
+    assert stayed is not None
+    assert 4 <= stayed < 30
+    assert session.state()["stat/x_range"][4] == -1
+    weights = session.state()["param/w"]
+    session.step({"x": DATA, **batch})
+    np.testing.assert_allclose(session.state()["stat/w_range"], np.abs(weights).max(axis=0), rtol=1e-6)  # weights are followed on
+
+
 def test_four_bits_in_blocks_become_one_operator_of_onnx_runtime(tmp_path: Path) -> None:
     """Weights alone, in files that are an eighth of float32's, with the outputs of evaluation."""
     quantized = surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)
@@ -283,7 +326,9 @@ def test_a_clip_becomes_part_of_the_integer_operator_though_scales_are_learned(t
         ({"percentile": 10}, r"quantize: percentile=10: give a number above 50"),
         ({"scales": "free"}, r"quantize: scales='free': give 'learned', 'observed' or 'fixed'"),
         ({"momentum": 1.0}, r"quantize: momentum=1.0: give a number from 0 to below 1"),
-        ({"freeze_observers_after": 3}, r"give a whole number of steps, together with scales='observed'"),
+        ({"freeze_observers_after": 3}, r"freeze_observers_after=3: only observed ranges freeze: give it together with scales"),
+        ({"freeze_observers_after": "2 epoch s"}, r"give a whole number of steps, '2 epochs', or 'settled', with the part"),
+        ({"freeze_observers_after": "settled:2"}, r"freeze_observers_after='settled:2': give a whole number of steps"),
         ({"batch_norm": "keep"}, r"quantize: batch_norm='keep': give 'train' or 'fold'"),
         ({"weights": "int8", "batch_norm": "train"}, r"batch normalization stands after .*Conv.*: fold it first"),
         ({"first_and_last": "int4"}, r"quantize: first_and_last='int4': give 'int8' or 'float32'"),

@@ -29,17 +29,29 @@ class Training:
         scales: ``learned``, ``observed`` or ``fixed``.
         momentum: what a step retains of the observed range of an activation.
         freeze_after: the step from which observed ranges stay; None: never.
+        freeze_epochs: the same in epochs.
+        settled: the part of its width within which a range has settled, and stays; None: never.
     """
 
     scales: Scales
     momentum: float
-    freeze_after: int | None
+    freeze_after: int | None = None
+    freeze_epochs: int | None = None
+    settled: float | None = None
 
     def mark(self, *, is_weight: bool, levels: int) -> QuantizationMark:
         """The mark of a quantization."""
         momentum = 0.0 if is_weight else self.momentum
         role: Role = "weight" if is_weight else "activation"
-        return QuantizationMark(role, self.scales, levels, momentum=momentum, freeze_after=self.freeze_after)
+        return QuantizationMark(
+            role,
+            self.scales,
+            levels,
+            momentum=momentum,
+            freeze_after=self.freeze_after,
+            freeze_epochs=self.freeze_epochs,
+            settled=None if is_weight else self.settled,
+        )
 
 
 def quantize_weight(graph: ir.Graph, names: Names, layer: Layer, weights: WeightFormat, training: Training) -> None:
@@ -151,7 +163,10 @@ def quantize_activation(
         # Rounded down: the greatest integer is not to stand for more than the Clip lets through, or both stay.
         ceiling = None if place.ceiling is None else float(np.nextafter(np.float32(place.ceiling / 255), np.float32(0)))
         return _scale(builder, names, name, np.asarray([scale]), mark, ceiling), constant
-    observed = _initializer(builder, names, f"{name}_range", np.asarray([limits.low, limits.high]))
+    ends = [limits.low, limits.high]
+    # Where it is seen whether it settles: also the range at the begin of the present window, and the steps since.
+    held = ends if training.settled is None else [*ends, *ends, 0.0]
+    observed = _initializer(builder, names, f"{name}_range", np.asarray(held))
     low, high = (builder.op("Gather", observed, builder.integers([index]), axis=0) for index in (0, 1))
     if activations.symmetric:
         return builder.op("Max", builder.op("Max", high, -low) / float(activations.levels), scale * FLOOR), constant

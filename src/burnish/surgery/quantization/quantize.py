@@ -15,11 +15,12 @@ from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import QuantizationMark, Scales
 from burnish.importer import Source, load
 from burnish.passes import fold_batch_normalization
-from burnish.settings import is_number, is_whole
+from burnish.settings import is_number
 from burnish.surgery.measuring import Batch
 from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
 from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight, round_bias
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
+from burnish.surgery.quantization.freezing import read_freezing
 from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places
 from burnish.surgery.selection import Patterns, select_layers
 
@@ -37,7 +38,7 @@ def quantize(
     symmetric: bool = False,
     scales: Scales = "learned",
     momentum: float = 0.99,
-    freeze_observers_after: int | None = None,
+    freeze_observers_after: int | str | None = None,
     batch_norm: Literal["train", "fold"] | None = None,
     skip: Patterns = (),
     first_and_last: Ends | None = None,
@@ -64,7 +65,9 @@ def quantize(
             sqrt(N * levels) with N numbers to a scale. ``observed``: from the range of each weight, and from a moving average
             of the range of each activation. ``fixed``: as calibrated.
         momentum: what a step retains of the observed range of an activation.
-        freeze_observers_after: the step from which observed ranges stay as they are; None: never.
+        freeze_observers_after: the step from which observed ranges stay as they are; ``2 epochs``, for which ``compile`` is told
+            the steps of an epoch; or ``settled``: each range of an activation stays as soon as neither end has moved by more than
+            1 % of its width (``settled:0.005``: 0.5 %) over the last ``1 / (1 - momentum)`` steps. None: never.
         batch_norm: ``train`` leaves batch normalization as it is, and an export folds it into the integers' scales and the
             bias, exactly; weights need a scale for each output channel. ``fold`` folds it now. None: ``train`` where it can.
         skip: names or shell-style patterns of layers, called after their weight or as their node, that stay in float32.
@@ -182,16 +185,18 @@ def _formats_of(
     return formats
 
 
-def _training(scales: Scales, momentum: float, freeze_after: int | None) -> Training:
+def _training(scales: Scales, momentum: float, freeze_after: int | str | None) -> Training:
     if scales not in ("learned", "observed", "fixed"):
         raise ConfigurationError(f"quantize: scales={scales!r}: give 'learned', 'observed' or 'fixed'")
     if not is_number(momentum) or not 0 <= momentum < 1:
         raise ConfigurationError(f"quantize: momentum={momentum!r}: give a number from 0 to below 1, such as 0.99")
-    if freeze_after is not None and (not is_whole(freeze_after) or freeze_after < 0 or scales != "observed"):
+    freeze = read_freezing(freeze_after)
+    if freeze and scales != "observed":
         raise ConfigurationError(
-            f"quantize: freeze_observers_after={freeze_after!r}: give a whole number of steps, together with scales='observed'"
+            f"quantize: freeze_observers_after={freeze_after!r}: only observed ranges freeze: give it together with "
+            "scales='observed'"
         )
-    return Training(scales, float(momentum), freeze_after)
+    return Training(scales, float(momentum), **freeze)
 
 
 def _check_unquantized(graph: ir.Graph) -> None:

@@ -69,7 +69,7 @@ class Plan:
         steps = self.steps(stage, samples)
         rate = scheduled(self.lr, self.schedule, warmup_steps(steps, self.schedule), steps)
         with folding_said():
-            return compiled(self.transfer, stage, rate, self.layer_decay)
+            return compiled(self.transfer, stage, rate, self.layer_decay, -(-samples // self.batch_size))
 
     def steps(self, stage: Stage, samples: int) -> int:
         """Return how many steps a stage has."""
@@ -137,7 +137,7 @@ def plan(
     return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
 
 
-def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | None = None) -> Program:
+def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | None = None, steps_per_epoch: int = 1) -> Program:
     """Return the program of a stage at this learning rate."""
     outputs = transfer.task.outputs
     return compile(
@@ -147,6 +147,7 @@ def compiled(transfer: Transfer, stage: Stage, rate: Rate, layer_decay: float | 
         outputs=outputs if isinstance(outputs, str) else list(outputs),
         batch=transfer.batch,
         metrics=transfer.task.metrics,
+        steps_per_epoch=steps_per_epoch,
         cached_features="auto" if stage.cached else None,
     )
 
