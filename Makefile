@@ -11,6 +11,8 @@ TEST_STAMP := $(VENV)/.set-up-for-tests
 DEMO_STAMP := $(VENV)/.set-up-for-demo
 EXPORTS_VENV := .venv-exports
 EXPORTS_STAMP := $(EXPORTS_VENV)/.set-up-for-exports
+KERAS_VENV := .venv-keras
+KERAS_STAMP := $(KERAS_VENV)/.set-up-for-keras
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
 SITE_VENV := .venv-site
@@ -22,7 +24,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench gpu wheel docs site clean
+.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench bench-finetune gpu wheel docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -101,6 +103,12 @@ bench: $(TEST_STAMP)  ## Compare training steps with PyTorch's on this machine, 
 	$(PYTHON) benchmarks/compare.py --model mlp --peers eager,compile
 	$(PYTHON) benchmarks/compare.py --model digits-resnet --peers eager,channels_last,compile
 
+# Keras stands apart: TensorFlow asks for other versions of packages than the tests have.
+bench-finetune: $(EXPORTS_STAMP) $(KERAS_STAMP)  ## Tune files of torchvision, timm, transformers, Keras and scikit-learn beside the same by hand; fetches these
+	$(EXPORTS_VENV)/bin/python -m pip install scikit-learn tokenizers skl2onnx
+	$(EXPORTS_VENV)/bin/python -m pip install --no-deps timm
+	PYTHONPATH=tests:benchmarks $(EXPORTS_VENV)/bin/python benchmarks/finetune.py $(FINETUNE_OPTIONS)
+
 # On the Python that is there, without a set-up: it needs a PyTorch built for CUDA, and the machine may have no network.
 GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
 
@@ -119,7 +127,7 @@ site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -160,6 +168,11 @@ $(FLOWER_STAMP): pyproject.toml | $(PYTHON)
 $(SITE_STAMP): pyproject.toml | $(PYTHON)
 	$(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/python -m pip --disable-pip-version-check install "mkdocs-material>=9.6" "mkdocstrings[python]>=1"
+	@touch $@
+
+$(KERAS_STAMP): | $(PYTHON)
+	$(PYTHON) -m venv $(KERAS_VENV)
+	$(KERAS_VENV)/bin/python -m pip install tensorflow-cpu tf2onnx
 	@touch $@
 
 $(EXPORTS_STAMP): pyproject.toml | $(PYTHON)

@@ -2,7 +2,8 @@
 
 It is what a person with the module writes: a data set that decodes images, a new head with ten times the rate of the rest, SGD
 with momentum, a rate that rises and falls as a cosine. Head, order of the samples, batch size and rate are those that burnish
-chose, so that both train the same; nothing is searched here.
+chose, so that both train the same; nothing is searched here. With ``fused`` in what was chosen, batch normalization is fused into
+the convolutions first, as in an exported file: what a person with the file alone would train.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from finetune_models import MODELS, Model
+from finetune_packages import PACKAGED
 
 HEAD_SCALE, MOMENTUM = 10.0, 0.9
 
@@ -80,6 +82,37 @@ def with_head(model: Model, folder: Path, start: Path, head: dict[str, str]) -> 
     return module
 
 
+def fused(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
+    """The module with each batch normalization in the convolution before it, as exporters write it; changed in place."""
+    module.eval()
+    names = {each: name for name, each in module.named_modules()}
+    makers: dict[int, nn.Module] = {}
+    values, pairs, hooks = [], [], []
+
+    def note(layer: nn.Module, read: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            makers[id(output)] = layer
+            values.append(output)  # or another tensor could come to its address
+        elif id(read[0]) in makers:
+            pairs.append((makers[id(read[0])], layer))
+
+    for layer in names:
+        if isinstance(layer, nn.Conv2d | nn.BatchNorm2d):
+            hooks.append(layer.register_forward_hook(note))
+    with torch.no_grad():
+        module(*inputs)
+    for hook in hooks:
+        hook.remove()
+    for convolution, normalization in pairs:
+        # timm's layers have their activation in them.
+        rest = [each for each in (getattr(normalization, "drop", None), getattr(normalization, "act", None)) if each is not None]
+        both = {convolution: nn.utils.fusion.fuse_conv_bn_eval(convolution, normalization), normalization: nn.Sequential(*rest)}
+        for old, new in both.items():
+            parent, _, name = names[old].rpartition(".")
+            setattr(module.get_submodule(parent), name, new)
+    return module
+
+
 def train(module: nn.Module, model: Model, samples: Samples, order: np.ndarray, chosen: dict, what: str) -> None:
     """Train all layers, or the head alone on the others in evaluation mode."""
     head = [*model.head(module).parameters()]
@@ -127,10 +160,13 @@ def main() -> None:
     folder = parser.parse_args().folder
     chosen = json.loads((folder / "chosen.json").read_text(encoding="utf-8"))
     torch.set_num_threads(chosen["threads"])
-    model = MODELS[chosen["model"]]
+    model = {**MODELS, **PACKAGED}[chosen["model"]]
     data, classes = Path(chosen["data"]), chosen["classes"]
     module = with_head(model, folder, Path(chosen["start"]), chosen["head"])
-    train(module, model, Samples(model, data, classes), np.asarray(chosen["order"]), chosen, chosen["what"])
+    samples = Samples(model, data, classes)
+    if chosen["fused"]:
+        module = fused(module, batch_of([samples[0]], model.kind == "text")[0])
+    train(module, model, samples, np.asarray(chosen["order"]), chosen, chosen["what"])
     print(accuracy(module, model, Samples(model, Path(chosen["eval_data"]), classes)))
 
 

@@ -116,9 +116,8 @@ class _Logits(nn.Module):
         self.module, self.is_text, self.has_softmax = module, is_text, has_softmax
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        if self.is_text:
-            return self.module(input_ids=inputs[0], attention_mask=inputs[1]).logits
-        logits = self.module(*inputs)
+        logits = self.module(input_ids=inputs[0], attention_mask=inputs[1]) if self.is_text else self.module(*inputs)
+        logits = getattr(logits, "logits", logits)
         return torch.softmax(logits, 1) if self.has_softmax else logits
 
 
@@ -131,7 +130,7 @@ class Model:
         build: makes the module, with new weights.
         head_name: of its last linear layer.
         kind: ``images``, ``table`` or ``text``.
-        exporter: ``dynamo``, ``torchscript`` or ``skl2onnx``.
+        exporter: ``dynamo``, ``torchscript``, or the name of another in ``EXPORTERS``.
         batch: ``1`` or ``dynamic``.
         channels_first: whether images are [batch, channels, height, width].
         has_softmax: whether the file ends in probabilities.
@@ -159,8 +158,8 @@ class Model:
     def export(self, module: nn.Module, path: Path) -> None:
         """Write the file, for inference."""
         module.eval()
-        if self.exporter == "skl2onnx":
-            onnx.save(_as_skl2onnx(module), path)
+        if self.exporter in EXPORTERS:
+            EXPORTERS[self.exporter](module, path, self.batch)
             return
         wrapped, samples = _Logits(module, self.kind == "text", self.has_softmax), 1 if self.batch == "1" else 2
         wrapped.eval()
@@ -189,8 +188,9 @@ class Model:
                 )  # fmt: skip
 
 
-def _as_skl2onnx(module: nn.Module) -> onnx.ModelProto:
-    """A perceptron as skl2onnx writes MLPClassifier: matrix products, labels beside the probabilities."""
+def _as_skl2onnx(module: nn.Module, path: Path, batch: str) -> None:
+    """Write a perceptron as skl2onnx writes MLPClassifier: matrix products, labels beside the probabilities."""
+    samples = 1 if batch == "1" else None
     arrays = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     initializers = {
         "coefficient": arrays["hidden.weight"].T.copy(),
@@ -212,14 +212,18 @@ def _as_skl2onnx(module: nn.Module) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "MLPClassifier",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, FEATURES])],
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [samples, FEATURES])],
         [
-            helper.make_tensor_value_info("label", TensorProto.INT64, [None]),
-            helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [None, CLASSES]),
+            helper.make_tensor_value_info("label", TensorProto.INT64, [samples]),
+            helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [samples, CLASSES]),
         ],
         [numpy_helper.from_array(array, name) for name, array in initializers.items()],
     )
-    return helper.make_model(graph, producer_name="skl2onnx", opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(helper.make_model(graph, producer_name="skl2onnx", opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+EXPORTERS: dict[str, Callable[[nn.Module, Path, str], None]] = {"as skl2onnx": _as_skl2onnx}
+"""What writes the files that PyTorch's exporters do not: (module, path, batch), by name."""
 
 
 def _mobilenet() -> nn.Module:
@@ -227,12 +231,12 @@ def _mobilenet() -> nn.Module:
 
 
 MODELS = {
-    "resnet18": Model("torchvision", ResNet18, "fc"),
-    "resnet18-1": Model("torchvision", ResNet18, "fc", exporter="torchscript", batch="1"),
-    "mobilenet": Model("torchvision", _mobilenet, "classifier", exporter="torchscript"),
-    "mobilenet-1": Model("torchvision", _mobilenet, "classifier", batch="1"),
-    "vit": Model("timm", lambda: Vit("sdpa", PIXELS, 8, 48, 4, 2, CLASSES), "head"),
-    "keras": Model("Keras, tf2onnx", ChannelsLast, "dense", exporter="torchscript", channels_first=False, has_softmax=True),
-    "bert": Model("Hugging Face", tiny_bert, "classifier", kind="text"),
-    "perceptron": Model("skl2onnx", Perceptron, "output", kind="table", exporter="skl2onnx"),
+    "resnet18": Model("as torchvision", ResNet18, "fc"),
+    "resnet18-1": Model("as torchvision", ResNet18, "fc", exporter="torchscript", batch="1"),
+    "mobilenet": Model("as torchvision", _mobilenet, "classifier", exporter="torchscript"),
+    "mobilenet-1": Model("as torchvision", _mobilenet, "classifier", batch="1"),
+    "vit": Model("as timm", lambda: Vit("sdpa", PIXELS, 8, 48, 4, 2, CLASSES), "head"),
+    "keras": Model("as Keras", ChannelsLast, "dense", exporter="torchscript", channels_first=False, has_softmax=True),
+    "bert": Model("transformers", tiny_bert, "classifier", kind="text"),
+    "perceptron": Model("as scikit-learn", Perceptron, "output", kind="table", exporter="as skl2onnx"),
 }

@@ -12,7 +12,7 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.importer.folded_normalization import FOLDED
+from burnish.importer.folded_normalization import FOLDED, folded_layers
 from burnish.training.finetuning import find_rate, rates, transfer
 from oracles.small_networks import Network
 
@@ -88,6 +88,14 @@ def test_the_tuned_file_has_it_folded(folder, tmp_path):
     }
 
 
+@pytest.mark.parametrize("bias", ["model/bn/batchnorm/sub:0", "model/bn/FusedBatchNormV3_bias_fused_bn"])
+def test_files_of_tensorflow_say_so_by_their_names(bias):
+    model = convolutions("batch", is_said=False)
+    value = model.graph.initializers["conv1.bias"]
+    value.name = bias
+    assert folded_layers(model) == {"conv1.weight": bias}
+
+
 def test_where_nothing_says_that_it_was_folded(folder):
     data = folder / "data.npz"
     left, _ = transfer(convolutions("batch", is_said=False), data)
@@ -109,7 +117,7 @@ def test_where_nothing_says_that_it_was_folded(folder):
             1e-6,
             "a hundredth of the rate at which trial steps diverged",
         ),
-        (lambda rate, trial: 1.6 + 0.01 * (-1) ** trial + (abs(np.log10(rate) + 2) - 3) / 3, 0.001, "had the least loss"),
+        (lambda rate, trial: 1.6 + 0.01 * (-1) ** trial + (abs(np.log10(rate) + 2) - 3) / 3, 0.0025, "had the least loss"),
     ],
     ids=["no fall", "divergence", "a fall"],
 )
@@ -131,5 +139,5 @@ def test_a_rate_where_the_loss_falls_and_where_it_does_not(monkeypatch, losses, 
 
     monkeypatch.setattr(rates, "Session", Told)
     lr, said = find_rate(None, [{}] * 40)
-    assert lr == pytest.approx(rate, rel=1.5)
+    assert lr == pytest.approx(rate, rel=0.7)
     assert why in said

@@ -16,6 +16,8 @@ _RULE = "FuseBatchNormInto"
 _COMPUTED_AHEAD = re.compile(r"onnx::Conv_\d+")
 """What PyTorch's older exporter calls the operands of a convolution that it computed; parameters keep their own names."""
 _RUNTIME_PREFIX = "ConvBnFusion_"
+_TENSORFLOW_BIAS = re.compile(r".*(/batchnorm/sub|_bias_fused_bn)(:0)?")
+"""The bias that TensorFlow's graph optimizer leaves of Keras' layer, beta - mean * scale, and what tf2onnx calls its own."""
 _AUTHORS_WHO_FOLD = frozenset({"Ultralytics"})
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -23,9 +25,9 @@ _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 def folded_layers(model: ir.Model) -> dict[str, str]:
     """Return the layers that hold a folded batch normalization: weight's name -> bias's name, empty where there is none.
 
-    Known are what both exporters of PyTorch write, what ONNX Runtime's optimizer, Ultralytics and burnish write. Of a file that
-    says nothing nothing is said: a network that was built without normalization looks the same. A layer that is followed by
-    batch normalization has got a new one since.
+    Known are the files of both exporters of PyTorch, TensorFlow, tf2onnx, ONNX Runtime's optimizer, Ultralytics and burnish. Of a
+    file that says nothing nothing is said: a network that was built without normalization looks the same. A layer that is
+    followed by batch normalization has got a new one since.
 
     Args:
         model: a canonical model.
@@ -48,7 +50,9 @@ def says_folded(node: ir.Node) -> bool:
 
 def _is_named_so(names: list[str]) -> bool:
     computed = all(_COMPUTED_AHEAD.fullmatch(name) for name in names)
-    return len(names) == 2 and (computed or all(name.startswith(_RUNTIME_PREFIX) for name in names))
+    if len(names) != 2:
+        return False
+    return computed or all(name.startswith(_RUNTIME_PREFIX) for name in names) or bool(_TENSORFLOW_BIAS.fullmatch(names[1]))
 
 
 def _is_of_author(node: ir.Node, names: list[str], author: str | None) -> bool:

@@ -102,6 +102,11 @@ class TextDataset:
     def __len__(self) -> int:
         return len(self._table)
 
+    @property
+    def longest(self) -> int:
+        """The index of the longest text."""
+        return int(self._table.lengths.argmax())
+
     def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, in which texts of one bucket come together; see ``order_by_length``."""
         return order_by_length(self._bucket_of, batch_size, seed, epoch)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from burnish import losses, optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
-from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, open_dataset
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
@@ -24,6 +24,7 @@ from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.tasks import Task, task_of
+from burnish.training.finetuning.text_length import cut_to, within_the_model
 
 HEAD = "head"
 HEAD_SCALE = 10.0
@@ -143,8 +144,7 @@ def transfer(
     model = load(source)
     task = task_of(model, data, output, loss, metrics, augment)
     batch = "open" if _takes_one_sample(model) else None
-    spec = _unbounded(DataSpec.by(_probe(model, task, batch)))
-    dataset = open_dataset(data, spec, **options)
+    dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
     names = DataDescription.of(dataset).classes
     count = len(names) if names else task.counted(dataset, spec)
     before, notes = task.classes, _said(task)
@@ -155,6 +155,9 @@ def transfer(
     else:
         notes.append(f"head: {task.called.rsplit(' ', 1)[0]} stays, as the file's {count} classes are those of the data")
     head = task.head
+    if cut is not None:
+        notes.append(cut)
+        model.metadata_props.update(DataDescription(text=cut_to(dataset)).metadata())
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
     if adapters is not None:
@@ -229,6 +232,17 @@ def folding_said() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"batch normalization was folded", ObjectiveWarning)
         yield
+
+
+def _opened(probe: Program, data: str | Path, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
+    """The data, what the model takes of them, and a line that says so where texts are longer."""
+    spec = _unbounded(DataSpec.by(probe))
+
+    def opened(text: Text) -> Dataset:
+        return open_dataset(data, spec, **{**options, "text": text})
+
+    dataset, cut = within_the_model(probe, open_dataset(data, spec, **options), options.get("text"), opened)
+    return dataset, spec, cut
 
 
 def _unbounded(spec: DataSpec) -> DataSpec:

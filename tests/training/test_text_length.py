@@ -1,0 +1,74 @@
+"""Texts that are longer than a model's table of positions: cut off with a count, or refused where that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import burnish
+from burnish.data import DataDescription, Text
+from burnish.errors import ConfigurationError, DataError
+from burnish.training.finetuning import transfer
+from oracles.small_networks import Network
+
+tokenizers = pytest.importorskip("tokenizers")
+ROWS, WORDS, WIDTH = 20, 12, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A classifier of texts with 20 positions, as exporters write one: their number is open; and texts of 3 to 40 words."""
+    place = tmp_path_factory.mktemp("texts")
+    network = Network("texts", [])
+    builder = network.builder
+    network.graph.inputs[0].name = "input_ids"
+    network.graph.inputs[0].shape = ir.Shape(["batch", "tokens"])
+    network.graph.inputs[0].type = ir.TensorType(ir.DataType.INT64)
+    tokens = network.input
+    words = builder.op("Gather", network.drawn("words", WORDS, WIDTH, fan_in=1), tokens)
+    length = builder.op("Shape", tokens, start=1, end=2)
+    places = builder.op("Slice", builder.constant(np.arange(ROWS)), builder.integers([0]), length)
+    values = words + builder.op("Gather", network.drawn("places", ROWS, WIDTH, fan_in=1), places)
+    pooled = builder.op("ReduceMean", values, builder.integers([1]), keepdims=0)
+    ir.save(network.model(network.dense("head", pooled, WIDTH, 4)), place / "texts.onnx")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": 2 + number for number in range(WORDS - 2)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(place / "tokenizer.json"))
+    rows = [f"{' '.join(f'w{(number + word) % 10}' for word in range(length))},{'ab'[number % 2]}"
+            for number, length in enumerate([3, 40, 20, 21] * 4)]  # fmt: skip
+    (place / "long.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    (place / "short.csv").write_text("\n".join(["text,label", *rows[::4], *rows[2::4]]) + "\n")
+    return place
+
+
+def text(folder: Path, **settings: object) -> Text:
+    return Text(tokenizer=folder / "tokenizer.json", **settings)
+
+
+def test_long_texts_are_cut_off_and_counted(folder, tmp_path):
+    prepared, dataset = transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder))
+    assert any("runs on 20 tokens at most" in note and "8 of 16 texts are longer" in note for note in prepared.notes)
+    assert dataset.batch(np.arange(16))["input_ids"].shape == (16, 20)
+    assert DataDescription.read(prepared.model.metadata_props).text.length == 20
+    tuned = burnish.finetune(
+        folder / "texts.onnx", folder / "long.csv", eval_data=folder / "long.csv", text=text(folder),
+        output=tmp_path / "tuned.onnx", epochs=1, lr=0.01, threads=1,
+    )  # fmt: skip
+    assert tuned.result.steps == 2
+
+
+def test_what_fits_is_left_as_it_is(folder):
+    prepared, dataset = transfer(folder / "texts.onnx", folder / "short.csv", text=text(folder, length=20))
+    assert not any("runs on" in note for note in prepared.notes)
+    assert dataset.cut == 0
+
+
+def test_lengths_that_were_asked_for_are_refused(folder):
+    with pytest.raises(ConfigurationError, match=r"length=64, and the model runs on 20 tokens at most.*give 20 at most"):
+        transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, length=64))
+    with pytest.raises(DataError, match="sample 1 has 40 tokens, and 20 at most are read"):
+        transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, too_long="error"))
