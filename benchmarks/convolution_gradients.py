@@ -1,18 +1,19 @@
-"""Times forms of a convolution's gradients on stock ONNX Runtime, at shapes of ResNet-50 and MobileNetV2.
+"""Times the forms of a convolution's gradients on stock ONNX Runtime, at shapes of well-known networks, and fits their costs.
 
-    python benchmarks/convolution_gradients.py [--threads 2] [--batch 16] [--rounds 5] [--only depthwise]
+    python benchmarks/convolution_gradients.py --batch 1 4 16       a table: each form, the best, the one that is chosen
+    python benchmarks/convolution_gradients.py --batch 4 --only depthwise,stem
+    python benchmarks/convolution_gradients.py --threads 1 --fit    the numbers of ops/convolution_gradients/costs.py
 
-For each shape it prints, in GFLOP/s (2 operations per multiplication) and as a multiple of the fastest, the form that burnish
-lowers to, the alternatives, ONNX Runtime's forward and PyTorch's own gradient. Forms take turns, round by round, and the least
-time of each counts; results are compared with PyTorch's, and a form that is wrong is not timed. The rules in
-``burnish.ops.convolution_lowering`` rest on this.
+For each shape it gives milliseconds of every form that applies, of PyTorch's own gradient, and what the chosen form takes as a
+multiple of the fastest. Forms take turns, round by round, and the least time of each counts; a form whose result parts from
+PyTorch's is not timed. With one thread it is the time that the thread ran for: other work on the machine changes it little.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,247 +21,271 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.graph import BURNISH_DOMAIN, Builder
 from burnish.lowering import lower_semantic_operators
+from burnish.ops import Operation
+from burnish.ops.convolution_gradients.costs import NANOSECONDS, THREADS
+from burnish.ops.convolution_gradients.form import Form, choose, forced_forms
+from burnish.ops.convolution_gradients.geometry import Convolution
+from burnish.ops.convolution_gradients.input_forms import INPUT_FORMS
+from burnish.ops.convolution_gradients.lowering import weight_forms
+
+GRADIENTS = ("ConvInputGrad", "ConvWeightGrad")
+HOPELESS = 20
+"""A form that takes this many times as long as another in its first run is not timed."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A square two-dimensional convolution."""
+    """A convolution of one image [C, *sizes] with a weight [O, C / group, *kernel]."""
 
-    network: str
-    channels: int
-    size: int
-    outputs: int
-    kernel: int
-    stride: int
+    name: str
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int | tuple[int, ...] = 1
+    pad: int | tuple[int, ...] | None = None
+    dilation: int = 1
     group: int = 1
 
     @property
-    def pad(self) -> int:
-        return self.kernel // 2
+    def kernel(self) -> tuple[int, ...]:
+        return self.weight[2:]
 
     @property
-    def out_size(self) -> int:
-        return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
+    def strides(self) -> tuple[int, ...]:
+        return self.stride if isinstance(self.stride, tuple) else (self.stride,) * len(self.kernel)
+
+    @property
+    def pads(self) -> tuple[int, ...]:
+        if isinstance(self.pad, tuple):
+            return self.pad
+        return tuple(size // 2 * self.dilation if self.pad is None else self.pad for size in self.kernel)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The spatial sizes of y."""
+        reaches = [(size - 1) * self.dilation + 1 for size in self.kernel]
+        parts = zip(self.x[1:], self.pads, reaches, self.strides, strict=True)
+        return tuple((size + 2 * pad - reach) // stride + 1 for size, pad, reach, stride in parts)
 
     @property
     def attributes(self) -> dict[str, list[int] | int]:
         return {
-            "kernel_shape": [self.kernel] * 2,
-            "strides": [self.stride] * 2,
-            "dilations": [1, 1],
-            "pads": [self.pad] * 4,
+            "kernel_shape": list(self.kernel),
+            "strides": list(self.strides),
+            "dilations": [self.dilation] * len(self.kernel),
+            "pads": [*self.pads, *self.pads],
             "group": self.group,
         }
 
-    @property
-    def kind(self) -> str:
-        return "depthwise" if self.group > 1 else "pointwise" if self.kernel == 1 else "dense"
+    def feeds(self, batch: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        extents = {"dy": (batch, self.weight[0], *self.outputs), "x": (batch, *self.x), "w": self.weight}
+        return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in extents.items()}
 
-    def operations(self, batch: int) -> int:
-        return 2 * batch * self.outputs * self.channels // self.group * self.kernel**2 * self.out_size**2
+
+def square(name: str, channels: int, size: int, outputs: int, kernel: int, stride: int = 1, **others: int) -> Shape:
+    weight = (outputs, channels // others.get("group", 1), kernel, kernel)
+    return Shape(f"{name} {kernel}x{kernel}", (channels, size, size), weight, stride, **others)
+
+
+def depthwise(channels: int, size: int, kernel: int, stride: int = 1, **others: int) -> Shape:
+    return square("depthwise", channels, size, channels, kernel, stride, group=channels, **others)
 
 
 SHAPES = [
-    Shape("ResNet-50", 3, 224, 64, 7, 2),
-    *(Shape("ResNet-50", width, size, width, 3, 1) for width, size in ((64, 56), (128, 28), (256, 14), (512, 7))),
-    *(Shape("ResNet-50", width, size, width, 3, 2) for width, size in ((128, 56), (256, 28), (512, 14))),
-    *(Shape("ResNet-50", 64 << stage, 56 >> stage, 256 << stage, 1, 1) for stage in range(4)),
-    *(Shape("ResNet-50", 256 << stage, 56 >> stage, 64 << stage, 1, 1) for stage in range(4)),
-    *(Shape("ResNet-50", 256 << stage, 56 >> stage, 512 << stage, 1, 2) for stage in range(3)),
-    Shape("MobileNetV2", 320, 7, 1280, 1, 1),
-    *(Shape("MobileNetV2", c, size, c, 3, 1, c) for c, size in ((32, 112), (144, 56), (192, 28), (384, 14), (960, 7))),
-    *(Shape("MobileNetV2", c, size, c, 3, 2, c) for c, size in ((96, 112), (144, 56), (192, 28), (576, 14))),
+    square("stem", 3, 224, 64, 7, 2),
+    square("stem", 3, 224, 32, 3, 2),
+    *(square("dense", width, size, width, 3) for width, size in ((64, 56), (128, 28), (256, 14), (512, 7))),
+    *(square("dense", width, size, width, 3, 2) for width, size in ((128, 56), (256, 28), (512, 14))),
+    *(square("dense", 128, size, 32, 3) for size in (28, 7)),
+    square("dilated", 256, 28, 256, 3, dilation=2),
+    square("dilated", 512, 16, 256, 3, dilation=12),
+    *(square("pointwise", 64 << stage, 56 >> stage, 256 << stage, 1) for stage in range(4)),
+    *(square("pointwise", 256 << stage, 56 >> stage, 64 << stage, 1) for stage in range(4)),
+    *(square("pointwise", 256 << stage, 56 >> stage, 512 << stage, 1, 2) for stage in range(3)),
+    *(square("pointwise", *sizes, 1) for sizes in ((16, 112, 96), (320, 7, 1280), (192, 28, 32), (160, 7, 960))),
+    *(depthwise(channels, size, 3) for channels, size in ((32, 112), (144, 56), (192, 28), (384, 14), (960, 7))),
+    *(depthwise(channels, size, 3, 2) for channels, size in ((96, 112), (144, 56), (192, 28), (576, 14))),
+    *(depthwise(channels, size, 5) for channels, size in ((240, 28), (672, 14), (1152, 7))),
+    *(depthwise(channels, size, 5, 2) for channels, size in ((144, 56), (672, 14))),
+    *(depthwise(channels, size, 7) for channels, size in ((96, 56), (384, 14))),
+    square("grouped", 128, 56, 128, 3, group=32),
+    square("grouped", 256, 28, 256, 3, 2, group=32),
+    square("grouped", 512, 14, 512, 3, group=32),
+    Shape("signal 80", (1, 16000), (64, 1, 80), 4, 38),
+    Shape("signal 3", (512, 800), (512, 512, 3), 2, 0),
+    Shape("signal 9", (64, 1000), (64, 64, 9)),
+    Shape("signal depthwise 31", (256, 500), (256, 1, 31), group=256),
+    Shape("volume stem", (3, 16, 56, 56), (64, 3, 3, 7, 7), (1, 2, 2)),
+    Shape("volume 3x3x3", (64, 8, 28, 28), (64, 64, 3, 3, 3)),
+    Shape("volume 3x3x3", (64, 8, 28, 28), (128, 64, 3, 3, 3), 2),
+    Shape("volume 3x3x3", (256, 2, 7, 7), (256, 256, 3, 3, 3)),
+    Shape("volume 1x1x1", (64, 8, 28, 28), (128, 64, 1, 1, 1), 2),
 ]
 
-Form = Callable[[Builder, Shape, Tensor, Tensor, Tensor], Tensor]
+
+@dataclass
+class Measurement:
+    """The least seconds of a form, and the work that it did."""
+
+    form: str
+    work: Mapping[str, float]
+    seconds: float
 
 
-def forward(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    return b.op("Conv", x, w, **shape.attributes)
-
-
-def burnish_input_gradient(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    return b.op("ConvInputGrad", dy, w, x, domain=BURNISH_DOMAIN, like=x, **shape.attributes)
-
-
-def burnish_weight_gradient(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    return b.op("ConvWeightGrad", dy, x, w, domain=BURNISH_DOMAIN, like=w, **shape.attributes)
-
-
-def transposed_convolution(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    leftover = (shape.size + 2 * shape.pad - shape.kernel) % shape.stride
-    return b.op("ConvTranspose", dy, w, output_padding=[leftover] * 2, **shape.attributes)
-
-
-def zeros_between_then_convolution(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """dy with zeros between its entries, convolved at stride 1 with the reversed weight."""
-    channels, size, stride = shape.outputs, shape.out_size, shape.stride
-    reach = (size - 1) * stride + 1 + (shape.size + 2 * shape.pad - shape.kernel) % stride
-    apart = b.op("Reshape", dy, b.integers([0, channels, size, 1, size, 1]))
-    apart = b.op("Pad", apart, b.integers([0] * 9 + [stride - 1, 0, stride - 1]))
-    apart = b.op("Reshape", apart, b.integers([0, channels, size * stride, size * stride]))
-    apart = b.op("Slice", apart, b.integers([0, 0]), b.integers([reach] * 2), b.integers([2, 3]))
-    if shape.group == 1:
-        w = b.op("Transpose", w, perm=[1, 0, 2, 3])
-    axes = b.integers([2, 3])
-    w = b.op("Slice", w, b.integers([-1, -1]), b.integers([-(2**31)] * 2), axes, b.integers([-1, -1]))
-    return b.op("Conv", apart, w, pads=[shape.kernel - 1 - shape.pad] * 4, group=shape.group)
-
-
-def _shifted(b: Builder, shape: Shape, x: Tensor) -> list[Tensor]:
-    """For each tap the entries of x that it meets, [N, C, Ho, Wo]."""
-    if shape.pad:
-        x = b.op("Pad", x, b.integers([0, 0, shape.pad, shape.pad] * 2))
-    span = (shape.out_size - 1) * shape.stride + 1
-    taps = [(row, column) for row in range(shape.kernel) for column in range(shape.kernel)]
-    axes, steps = b.integers([2, 3]), b.integers([shape.stride] * 2)
-    return [b.op("Slice", x, b.integers(tap), b.integers([start + span for start in tap]), axes, steps) for tap in taps]
-
-
-def product_per_tap(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """For each tap a matrix product per image, summed over the images."""
-    rows = b.op("Reshape", dy, b.integers([0, 0, -1]))
-    sums = []
-    for taken in _shifted(b, shape, x):
-        columns = b.op("Transpose", b.op("Reshape", taken, b.integers([0, 0, -1])), perm=[0, 2, 1])
-        total = b.op("ReduceSum", b.op("MatMul", rows, columns), b.integers([0]), keepdims=0)
-        sums.append(b.op("Unsqueeze", total, b.integers([2])))
-    return b.op("Reshape", b.op("Concat", *sums, axis=2), b.integers([shape.outputs, shape.channels, *[shape.kernel] * 2]))
-
-
-def one_product(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """Pointwise: one matrix product over the pixels of all images."""
-    (taken,) = _shifted(b, shape, x)
-    rows = b.op("Transpose", b.op("Reshape", dy, b.integers([0, 0, -1])), perm=[1, 0, 2])
-    columns = b.op("Transpose", b.op("Reshape", taken, b.integers([0, 0, -1])), perm=[0, 2, 1])
-    rows = b.op("Reshape", rows, b.integers([shape.outputs, -1]))
-    product = b.op("MatMul", rows, b.op("Reshape", columns, b.integers([-1, shape.channels])))
-    return b.op("Reshape", product, b.integers([shape.outputs, shape.channels, 1, 1]))
-
-
-def product_and_sum_per_tap(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """Depthwise: for each tap a product entry by entry and a sum over images and pixels."""
-    axes = b.integers([0, 2, 3])
-    sums = [b.op("ReduceSum", taken * dy, axes, keepdims=0) for taken in _shifted(b, shape, x)]
-    joined = b.op("Concat", *(b.op("Unsqueeze", total, b.integers([1])) for total in sums), axis=1)
-    return b.op("Reshape", joined, b.integers([shape.outputs, 1, shape.kernel, shape.kernel]))
-
-
-def exchanged_convolution(b: Builder, shape: Shape, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """A convolution with batch and channels exchanged: strides become dilations, dy the kernel."""
-    leftover = (shape.size + 2 * shape.pad - shape.kernel) % shape.stride
-    end = shape.pad - leftover
-    data = b.op("Transpose", x, perm=[1, 0, 2, 3])
-    if shape.group > 1:
-        data = b.op("Reshape", data, b.integers([1, -1, shape.size, shape.size]))
-    weight = b.op("Transpose", dy, perm=[1, 0, 2, 3])
-    pads = [shape.pad, shape.pad, end, end]
-    dw = b.op("Conv", data, weight, dilations=[shape.stride] * 2, pads=pads, group=shape.group)
-    if shape.group > 1:
-        return b.op("Reshape", dw, b.integers([shape.outputs, 1, shape.kernel, shape.kernel]))
-    return b.op("Transpose", dw, perm=[1, 0, 2, 3])
-
-
-def input_gradient_forms(shape: Shape) -> dict[str, Form]:
-    forms: dict[str, Form] = {"burnish": burnish_input_gradient, "forward": forward}
-    if shape.stride == 1:
-        forms["ConvTranspose"] = transposed_convolution
-    else:
-        forms["zeros between, Conv"] = zeros_between_then_convolution
-    return forms
-
-
-def weight_gradient_forms(shape: Shape) -> dict[str, Form]:
-    forms: dict[str, Form] = {"burnish": burnish_weight_gradient}
-    if shape.kind == "depthwise":
-        return forms | {"product and sum per tap": product_and_sum_per_tap, "exchanged Conv": exchanged_convolution}
-    if shape.kind == "pointwise":
-        return forms | {"product per image": product_per_tap, "one product": one_product}
-    return forms | {"product per tap": product_per_tap, "exchanged Conv": exchanged_convolution}
-
-
-def session(form: Form, shape: Shape, threads: int) -> onnxruntime.InferenceSession:
-    """A model of one form, batch symbolic."""
+def operation(shape: Shape, op_type: str, batch: int | str) -> Operation:
+    """The semantic gradient operator of a convolution, in a graph of its own."""
     graph = ir.Graph([], [], nodes=[], name="form", opset_imports={"": 18, BURNISH_DOMAIN: 1})
-    extents = {
-        "dy": ["batch", shape.outputs, shape.out_size, shape.out_size],
-        "x": ["batch", shape.channels, shape.size, shape.size],
-        "w": [shape.outputs, shape.channels // shape.group, shape.kernel, shape.kernel],
-    }
-    for name, dimensions in extents.items():
-        graph.inputs.append(ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(dimensions)))
+    for name, array in shape.feeds(1).items():
+        extents = array.shape if name == "w" else (batch, *array.shape[1:])
+        graph.inputs.append(ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(extents)))
     builder = Builder(graph)
-    result = form(builder, shape, *(builder.tensor(value) for value in graph.inputs))
+    dy, x, w = (builder.tensor(value) for value in graph.inputs)
+    operands = (dy, w, x) if op_type == "ConvInputGrad" else (dy, x, w)
+    like = x if op_type == "ConvInputGrad" else w
+    result = builder.op(op_type, *operands, domain=BURNISH_DOMAIN, like=like, **shape.attributes)
     result.value.name = "result"
     graph.outputs.append(result.value)
-    model = lower_semantic_operators(ir.Model(graph, ir_version=10))
+    node = result.value.producer()
+    assert node is not None
+    return Operation(node, builder)
+
+
+def convolution_of(op: Operation) -> Convolution:
+    first, second, third = (op.required(index) for index in range(3))
+    is_input = op.node.op_type == "ConvInputGrad"
+    return Convolution(op, first, third if is_input else second, second if is_input else third)
+
+
+def possible_forms(op: Operation) -> list[Form]:
+    convolution = convolution_of(op)
+    forms = INPUT_FORMS if op.node.op_type == "ConvInputGrad" else weight_forms(convolution)
+    return [form for form in forms if form.applies(convolution)]
+
+
+def session(shape: Shape, op_type: str, form: str, batch: int | str, threads: int) -> onnxruntime.InferenceSession:
+    graph = operation(shape, op_type, batch).builder.graph
+    with forced_forms(form):
+        model = lower_semantic_operators(ir.Model(graph, ir_version=10))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def compare(title: str, shape: Shape, forms: dict[str, Form], peer: Callable[[], torch.Tensor], arguments: argparse.Namespace,
-            feeds: dict[str, np.ndarray]) -> None:  # fmt: skip
-    """Time the forms and the peer in turns and print a line for each."""
-    expected = peer().numpy()
-    runs: dict[str, Callable[[], object]] = {"PyTorch": peer}
-    for name, form in forms.items():
-        running = session(form, shape, arguments.threads)
-        binding = running.io_binding()
-        for item in running.get_inputs():
-            binding.bind_ortvalue_input(item.name, onnxruntime.OrtValue.ortvalue_from_numpy(feeds[item.name]))
-        binding.bind_output("result")
-        running.run_with_iobinding(binding)
-        result = binding.copy_outputs_to_cpu()[0]
-        error = np.linalg.norm(result - expected) / np.linalg.norm(expected) if result.shape == expected.shape else np.inf
-        if name != "forward" and error > 1e-5:
-            print(f"    {name}: relative error {error:.1e}, not timed")
-            continue
-        runs[name] = lambda running=running, binding=binding: running.run_with_iobinding(binding)
-    least = dict.fromkeys(runs, float("inf"))
-    for _ in range(arguments.rounds):
+def bound_run(running: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray], expected: np.ndarray) -> Callable[[], None]:
+    """A run on bound arrays, whose result was found to be the expected one."""
+    binding = running.io_binding()
+    for item in running.get_inputs():
+        binding.bind_ortvalue_input(item.name, onnxruntime.OrtValue.ortvalue_from_numpy(feeds[item.name]))
+    binding.bind_output("result")
+    running.run_with_iobinding(binding)
+    result = binding.copy_outputs_to_cpu()[0]
+    error = np.linalg.norm(result - expected) / np.linalg.norm(expected)
+    if not error < 1e-5:
+        raise AssertionError(f"relative error {error:.1e}")
+    return lambda: running.run_with_iobinding(binding)
+
+
+def torch_gradient(shape: Shape, op_type: str, feeds: Mapping[str, np.ndarray]) -> Callable[[], torch.Tensor]:
+    dy, x, w = (torch.from_numpy(feeds[name]) for name in ("dy", "x", "w"))
+    wanted = op_type == "ConvWeightGrad"
+    settings = (shape.strides, shape.pads, [shape.dilation] * len(shape.kernel), False, [0] * len(shape.kernel), shape.group)
+    return lambda: torch.ops.aten.convolution_backward(dy, x, w, None, *settings, [not wanted, wanted, False])[wanted]
+
+
+def least_seconds(runs: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The least time of each, in turns."""
+    least = {}
+    for _ in range(rounds):
         for name, run in runs.items():
-            start = time.perf_counter()
+            if name in least and least[name] > HOPELESS * min(least.values()):
+                continue
+            start = clock()
             run()
-            least[name] = min(least[name], time.perf_counter() - start)
-    fastest = min(seconds for name, seconds in least.items() if name != "forward")
-    print(f"  {title}")
-    for name, seconds in least.items():
-        speed = shape.operations(arguments.batch) / seconds / 1e9
-        print(f"    {name:<26}{seconds * 1e3:9.2f} ms {speed:8.1f} GFLOP/s {seconds / fastest:6.2f} x", flush=True)
+            least[name] = min(least.get(name, float("inf")), clock() - start)
+    return least
+
+
+def compare(shape: Shape, op_type: str, batch: int, arguments: argparse.Namespace) -> list[Measurement]:
+    """Print a line of the table; return what was measured."""
+    feeds = shape.feeds(batch)
+    peer = torch_gradient(shape, op_type, feeds)
+    expected = peer().numpy()
+    known = batch if arguments.static else "batch"
+    op = operation(shape, op_type, known)
+    forms = possible_forms(op)
+    runs: dict[str, Callable[[], object]] = {
+        form.name: bound_run(session(shape, op_type, form.name, known, arguments.threads), feeds, expected) for form in forms
+    }
+    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
+    least = least_seconds(runs | {"PyTorch": peer}, arguments.rounds, clock)
+    of_forms = {form.name: least[form.name] for form in forms}
+    best = min(of_forms, key=of_forms.__getitem__)
+    chosen = choose(forms, convolution_of(op)).name
+    cells = " ".join(f"{name}: {seconds * 1e3:.2f}," for name, seconds in of_forms.items())
+    geometry = f"{'x'.join(map(str, shape.x))} s{'x'.join(map(str, shape.strides))}"
+    ratio = of_forms[chosen] / of_forms[best]
+    name = "dx" if op_type == "ConvInputGrad" else "dw"
+    cost = f"{least['PyTorch'] * 1e3:.2f}"
+    parts = (f"{shape.name} {geometry}", batch, name, cells[:-1], best, chosen, f"{ratio:.2f}", cost)
+    print(f"| {' | '.join(map(str, parts))} |", flush=True)
+    convolution = convolution_of(op)
+    return [Measurement(form.name, form.work(convolution, batch), least[form.name]) for form in forms]
+
+
+def fitted(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Nanoseconds per unit, none negative, by least squares of the relative errors."""
+    units = sorted({unit for measurement in measurements for unit in measurement.work})
+    amounts = np.array([[measurement.work.get(unit, 0) / measurement.seconds for unit in units] for measurement in measurements])
+    scale = np.abs(amounts).max(axis=0)
+    active = list(range(len(units)))
+    while active:
+        solution = np.linalg.lstsq(amounts[:, active] / scale[active], np.ones(len(measurements)), rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        active.pop(int(solution.argmin()))
+    times = dict.fromkeys(units, 0.0)
+    times.update({units[index]: float(value / scale[index] * 1e9) for index, value in zip(active, solution, strict=True)})
+    return times
+
+
+def print_fit(measurements: Sequence[Measurement]) -> None:
+    """The numbers of the model, and how well they foretell what was measured."""
+    for form in NANOSECONDS:
+        of_form = [measurement for measurement in measurements if measurement.form == form]
+        if not of_form:
+            continue
+        times = fitted(of_form)
+        ratios = [sum(times[unit] * amount for unit, amount in item.work.items()) / item.seconds / 1e9 for item in of_form]
+        numbers = ", ".join(f'"{unit}": {float(f"{value:.3g}")}' for unit, value in times.items())
+        print(f'        "{form}": {{{numbers}}},')
+        print(
+            f"        # foretold / measured: {np.percentile(ratios, 10):.2f} to {np.percentile(ratios, 90):.2f} in eight of ten"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["dense", "pointwise", "depthwise"])
+    parser.add_argument("--only", default="", help="shapes whose names contain one of these, with commas between")
+    parser.add_argument("--of", choices=GRADIENTS, help="one of the two gradients")
+    parser.add_argument("--static", action="store_true", help="compile for the batch in place of a symbolic one")
+    parser.add_argument("--fit", action="store_true", help="print the numbers that the choice goes by")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rng = np.random.default_rng(0)
-    for shape in SHAPES:
-        if arguments.only not in (None, shape.kind):
-            continue
-        print(f"{shape.network}: {shape}")
-        feeds = {
-            "dy": rng.standard_normal((arguments.batch, shape.outputs, shape.out_size, shape.out_size), dtype=np.float32),
-            "x": rng.standard_normal((arguments.batch, shape.channels, shape.size, shape.size), dtype=np.float32),
-            "w": rng.standard_normal((shape.outputs, shape.channels // shape.group, *[shape.kernel] * 2), dtype=np.float32),
-        }
-        tensors = [torch.from_numpy(feeds[name]) for name in ("dy", "x", "w")]
-
-        def peer(index: int, tensors: list[torch.Tensor] = tensors, shape: Shape = shape) -> torch.Tensor:
-            mask = [position == index for position in range(3)]
-            return torch.ops.aten.convolution_backward(
-                *tensors, None, [shape.stride] * 2, [shape.pad] * 2, [1, 1], False, [0, 0], shape.group, mask
-            )[index]
-
-        compare("input gradient", shape, input_gradient_forms(shape), lambda: peer(0), arguments, feeds)
-        compare("weight gradient", shape, weight_gradient_forms(shape), lambda: peer(1), arguments, feeds)
+    parts = arguments.only.split(",")
+    measurements = []
+    print("| convolution | batch | of | forms, ms | best | chosen | chosen / best | PyTorch, ms |\n" + "|---" * 8 + "|")
+    for shape in (shape for shape in SHAPES if any(part in shape.name for part in parts)):
+        for batch in arguments.batch:
+            for op_type in (arguments.of,) if arguments.of else GRADIENTS:
+                measurements += compare(shape, op_type, batch, arguments)
+    if arguments.fit:
+        print_fit(measurements)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from oracles.gradient_harness import gradient_graph, run_gradients
+import burnish
+from oracles.gradient_harness import GradientGraph, gradient_graph, run_gradients
 from oracles.semantic_operators import run_semantic_operator
 from specs.operator_spec import OperatorSpec, Sample
 
@@ -71,6 +74,39 @@ def test_max_pool_matches_torch(case: tuple[list[int], dict], shapes: str, level
     against_torch("MaxPool", sample, shapes, lambda x: functional.max_pool2d(x, **options))
 
 
+APART = {
+    "halving": ([2, 3, 6, 4], [2, 2], [2, 2]),
+    "entries_between_windows": ([2, 2, 8, 9], [2, 3], [3, 4]),
+    "entries_after_the_last_window": ([1, 2, 5, 8], [2, 3], [2, 3]),
+    "signal": ([2, 3, 9], [3], [3]),
+    "volume": ([1, 2, 4, 5, 4], [2, 2, 1], [2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", list(APART))
+def test_max_pool_over_windows_that_are_apart_scatters_nothing(name: str) -> None:
+    """Two levels: most windows have ties."""
+    shape, kernel, strides = APART[name]
+    sample = Sample([np.random.default_rng(2).integers(0, 2, shape).astype(float)], {"kernel_shape": kernel, "strides": strides})
+    pool = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}[len(kernel)]
+    graph = against_torch("MaxPool", sample, "batch", lambda x: pool(x, tuple(kernel), tuple(strides)))
+    assert "ScatterElements" not in {node.op_type for node in graph.model.graph.all_nodes()}
+
+
+def test_a_program_with_windows_that_are_apart_computes_no_indices() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]>
+        network (float[batch, 2, 4, 4] x) => (float[batch, 8] logits) <float[1, 2, 1, 1] scale = {1, 2}> {
+            scaled = Mul (x, scale)
+            pooled = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (scaled)
+            logits = Flatten (pooled)
+        }"""
+    )
+    program = burnish.compile(model, loss="cross_entropy", trainable=["scale"])
+    (pool,) = (node for node in program.step.graph if node.op_type == "MaxPool")
+    assert [output.name for output in pool.outputs[1:]] in ([], [""])
+
+
 def torch_options(attributes: dict) -> dict:
     return {
         "kernel_size": tuple(attributes["kernel_shape"]),
@@ -80,7 +116,7 @@ def torch_options(attributes: dict) -> dict:
     }
 
 
-def against_torch(op_type: str, sample: Sample, shapes: str, function) -> None:
+def against_torch(op_type: str, sample: Sample, shapes: str, function) -> GradientGraph:
     x = torch.tensor(sample.inputs[0], requires_grad=True)
     y = function(x)
     cotangent = np.random.default_rng(3).standard_normal(tuple(y.shape))
@@ -89,3 +125,4 @@ def against_torch(op_type: str, sample: Sample, shapes: str, function) -> None:
     (output,), (gradient,) = run_gradients(graph, sample, "float32", {0: cotangent})
     np.testing.assert_allclose(output, y.detach().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-5, atol=1e-5)
+    return graph

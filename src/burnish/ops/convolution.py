@@ -16,7 +16,7 @@ from typing import Any
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, split_padding
-from burnish.ops.convolution_lowering import lower_input_gradient, lower_weight_gradient
+from burnish.ops.convolution_gradients import lower_input_gradient, lower_weight_gradient
 from burnish.ops.registry import Operation, gradient
 from burnish.ops.semantic import SemanticOperator, like
 from burnish.ops.windows import Windows

@@ -74,6 +74,59 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     return reshape_as(builder.op("Slice", padded, begins, ends, axes), x)
 
 
+def are_apart(dy: Tensor, x: Tensor, windows: Windows) -> bool:
+    """Whether windows of static sizes lie in x without padding, and no two of them share an element.
+
+    False for what is not float32: ONNX Runtime has the convolution that ``to_first_maxima`` ends in for nothing else.
+    """
+    outputs, inputs = extents(dy, 2), extents(x, 2)
+    if dy.dtype != ir.DataType.FLOAT or outputs is None or inputs is None or any(windows.pads_begin + windows.pads_end):
+        return False
+    axes = range(windows.rank)
+    ends = [(outputs[axis] - 1) * windows.strides[axis] + windows.span(axis) for axis in axes]
+    return all(
+        windows.span(axis) == windows.kernel_shape[axis] <= windows.strides[axis]
+        and ends[axis] <= inputs[axis] < ends[axis] + windows.strides[axis]
+        for axis in axes
+    )
+
+
+def to_first_maxima(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
+    """Zeros of the shape of x, with every element of dy at the first element of its window that equals its maximum y.
+
+    The windows are those that ``are_apart`` is true of. Each tap that equals the maximum takes what earlier taps left of dy; a
+    transposed convolution whose kernels hold a single one puts the taps back in their places.
+    """
+    builder, taps = dy.builder, prod(windows.kernel_shape)
+    outputs, inputs = extents(dy, 2), extents(x, 2)
+    assert outputs is not None
+    assert inputs is not None
+    spatial, steps = builder.integers(range(2, windows.rank + 2)), builder.integers(windows.strides)
+    image = builder.integers([-1, 1, *outputs])
+    received = []
+    for number, tap in enumerate(np.ndindex(*windows.kernel_shape)):
+        parts = zip(tap, outputs, windows.strides, strict=True)
+        ends = builder.integers([start + (count - 1) * stride + 1 for start, count, stride in parts])
+        is_maximum = builder.op("Equal", builder.op("Slice", x, builder.integers(tap), ends, spatial, steps), y)
+        taken = dy * builder.cast(is_maximum, dy.dtype)
+        received.append(builder.op("Reshape", taken, image))
+        if number < taps - 1:
+            dy = dy - taken
+    reaches = zip(outputs, windows.strides, windows.kernel_shape, strict=True)
+    by_tap = builder.op("Concat", *received, axis=1)
+    single = np.eye(taps).reshape(taps, 1, *windows.kernel_shape).astype(x.dtype.numpy())
+    images = builder.op(
+        "ConvTranspose",
+        by_tap,
+        builder.constant(single),
+        strides=windows.strides,
+        output_padding=[
+            size - ((count - 1) * stride + kernel) for size, (count, stride, kernel) in zip(inputs, reaches, strict=True)
+        ],
+    )
+    return reshape_as(images, x)
+
+
 def _counts_along(windows: Windows, axis: int, outputs: int, size: int, include_pads: bool) -> np.ndarray:
     """The number of elements each of ``outputs`` windows counts along one axis of x of extent ``size``."""
     begin, end = windows.pads_begin[axis], windows.pads_end[axis]
