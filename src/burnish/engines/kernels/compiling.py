@@ -140,7 +140,7 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
 def header_folders(source: Path) -> tuple[Path, ...]:
     """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
-    return tuple(dict.fromkeys((source.parent, KERNELS, KERNELS / "elementwise", KERNELS / "normalization", engine / "native")))
+    return tuple(dict.fromkeys((source.parent, KERNELS, KERNELS / "elementwise", KERNELS / "normalization", KERNELS / "convolution", engine / "native")))
 
 
 def _is_for_onnxruntime(source: Path) -> bool:

@@ -1,10 +1,10 @@
-#include "depthwise.h"
+#include "depthwise_operators.h"
 
-namespace burnish {
+namespace burnish::depthwise {
 
 BURNISH_OPERATORS(CPU) {
   operators.implement<&depthwise_convolution<float, 3>>("depthwise_convolution");
   operators.implement<&depthwise_convolution_gradient<float, 3>>("depthwise_convolution_gradient");
 }
 
-}  // namespace burnish
+}  // namespace burnish::depthwise

@@ -1,12 +1,12 @@
 // A file of its own, so that a program with other windows or elements does not wait until this is compiled.
 
-#include "depthwise.h"
+#include "depthwise_operators.h"
 
-namespace burnish {
+namespace burnish::depthwise {
 
 BURNISH_OPERATORS(CPU) {
   operators.implement<&depthwise_convolution<BFloat16, 5>>("depthwise_convolution_5x5_bfloat16");
   operators.implement<&depthwise_convolution_gradient<BFloat16, 5>>("depthwise_convolution_gradient_5x5_bfloat16");
 }
 
-}  // namespace burnish
+}  // namespace burnish::depthwise

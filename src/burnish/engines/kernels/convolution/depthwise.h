@@ -11,10 +11,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "operators.h"
 #include "vectors.h"
 
-namespace burnish {
+namespace burnish::depthwise {
 
 constexpr int64_t kTile = kRegisters / 4;  // pixels whose results are in registers
 constexpr int64_t kAhead = 2;                       // tiles between fetching pixels and reading them
@@ -222,83 +221,35 @@ auto with_stride(int64_t stride, const Run& run) {
   return run(std::integral_constant<int64_t, 2>());
 }
 
+// What a forward pass takes: x [N, H, W, C] and weights [C, 1, kernel, kernel] to y [N, H', W', C], with a bias [C] or null.
 template <typename Scalar, int64_t kernel>
-void check_window(const Tensor& x, const Tensor& weight, int64_t stride, const std::vector<int64_t>& pads) {
-  constexpr bool wide = std::is_same_v<Scalar, float>;
-  constexpr ScalarType type = wide ? kFloat : kBFloat16;
-  BURNISH_CHECK(x.dim() == 4 && x.scalar_type() == type, "depthwise convolution: images in ", wide ? "float32" : "bfloat16", " expected");
-  BURNISH_CHECK(weight.scalar_type() == type, "depthwise convolution: images and kernels of one type expected");
-  BURNISH_CHECK(weight.dim() == 4 && weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(2) == kernel &&
-                    weight.size(3) == kernel && x.size(1) >= kWidth,
-                "depthwise convolution: one kernel of ", kernel, "x", kernel, " for each of ", kWidth, " channels or more expected");
-  BURNISH_CHECK((stride == 1 || stride == 2) && pads.size() == 4 && *std::min_element(pads.begin(), pads.end()) >= 0,
-                "depthwise convolution: a stride of 1 or 2 and four pads of zero or more expected");
+void convolve(const Scalar* x, const Scalar* weight, const Scalar* bias, Scalar* y, const Geometry& g, int64_t stride, bool streamed) {
+  std::vector<float> weights = packed(weight, g, kernel * kernel), start;
+  if (bias) start.assign(bias, bias + g.channels);
+  with_stride(stride, [&](auto step) { forward<Scalar, kernel, decltype(step)::value>(x, weights, start, y, g, streamed); });
 }
 
-inline Geometry geometry(const Tensor& x, int64_t kernel, int64_t stride, const std::vector<int64_t>& pads) {
-  auto outputs = [&](int64_t axis) {
-    int64_t reach = x.size(axis + 2) + pads[axis] + pads[axis + 2] - kernel;
-    BURNISH_CHECK(reach >= 0, "depthwise convolution: the kernel is larger than the padded image");
-    return reach / stride + 1;
-  };
-  return {x.size(0), x.size(1), x.size(2), x.size(3), outputs(0), outputs(1), pads[0], pads[1]};
-}
-
-// (x, weight, bias) -> y. x [N, C, H, W], weight [C, 1, k, k]; pads: top, left, bottom, right.
+// (dy, x, weight) -> dx, dw, each null unless wanted; x is read for dw alone.
 template <typename Scalar, int64_t kernel>
-Tensor depthwise_convolution(const Tensor& x_given, const Tensor& weight_given, const std::optional<Tensor>& bias_given, int64_t stride,
-                             const std::vector<int64_t>& pads) {
-  check_window<Scalar, kernel>(x_given, weight_given, stride, pads);
-  Tensor x = to_channels_last(x_given), weight = to_contiguous(weight_given);
-  Geometry g = geometry(x, kernel, stride, pads);
-  Tensor y = make_channels_last({g.images, g.channels, g.out_height, g.out_width}, x.scalar_type());
-  std::vector<float> weights = packed(weight.const_data_ptr<Scalar>(), g, kernel * kernel), bias;
-  if (bias_given.has_value()) {
-    Tensor row = to_contiguous(*bias_given);
-    bias.assign(row.const_data_ptr<Scalar>(), row.const_data_ptr<Scalar>() + g.channels);
-  }
-  with_stride(stride, [&](auto step) {
-    forward<Scalar, kernel, decltype(step)::value>(x.const_data_ptr<Scalar>(), weights, bias, y.mutable_data_ptr<Scalar>(), g,
-                                                   is_streamed<Scalar>(y));
-  });
-  return y;
-}
-
-// (dy, x, weight) -> dx, dw, each empty unless wanted.
-template <typename Scalar, int64_t kernel>
-std::tuple<Tensor, Tensor> depthwise_convolution_gradient(const Tensor& dy_given, const Tensor& x_given, const Tensor& weight_given,
-                                                          int64_t stride, const std::vector<int64_t>& pads, bool input,
-                                                          bool weight_too) {
-  check_window<Scalar, kernel>(x_given, weight_given, stride, pads);
-  Tensor dy = to_channels_last(dy_given), weight = to_contiguous(weight_given);
-  Tensor x = weight_too ? to_channels_last(x_given) : x_given;
-  Geometry g = geometry(x, kernel, stride, pads);
-  BURNISH_CHECK(dy.scalar_type() == x.scalar_type() && same(dy.sizes(), {g.images, g.channels, g.out_height, g.out_width}),
-                "depthwise convolution: the gradient of its output expected");
-  Tensor dx = input ? make_channels_last(x.sizes(), x.scalar_type()) : make_tensor({0}, x.scalar_type());
-  Tensor dw = weight_too ? make_tensor(weight.sizes(), x.scalar_type()) : make_tensor({0}, x.scalar_type());
-  std::vector<float> weights = packed(weight.const_data_ptr<Scalar>(), g, kernel * kernel);
+void differentiate(const Scalar* dy, const Scalar* x, const Scalar* weight, Scalar* dx, Scalar* dw, const Geometry& g, int64_t stride,
+                   bool streamed) {
+  constexpr int64_t taps = kernel * kernel;
+  std::vector<float> weights = packed(weight, g, taps);
   std::vector<double> sums = with_stride(stride, [&](auto step) {
     auto run = [&](auto first, auto second) {
-      return gradients<Scalar, kernel, decltype(step)::value, decltype(first)::value, decltype(second)::value>(
-          dy.const_data_ptr<Scalar>(), x.const_data_ptr<Scalar>(), weights, input ? dx.mutable_data_ptr<Scalar>() : nullptr, g,
-          input && is_streamed<Scalar>(dx));
+      return gradients<Scalar, kernel, decltype(step)::value, decltype(first)::value, decltype(second)::value>(dy, x, weights, dx, g,
+                                                                                                               streamed);
     };
-    if (input && weight_too) return run(std::true_type(), std::true_type());
-    if (weight_too) return run(std::false_type(), std::true_type());
-    if (input) return run(std::true_type(), std::false_type());
+    if (dx && dw) return run(std::true_type(), std::true_type());
+    if (dw) return run(std::false_type(), std::true_type());
+    if (dx) return run(std::true_type(), std::false_type());
     return std::vector<double>();
   });
-  if (weight_too) {
-    Scalar* target = dw.mutable_data_ptr<Scalar>();
-    constexpr int64_t taps = kernel * kernel;
-    for (int64_t block = 0; block < g.blocks(); ++block)
-      for (int64_t lane = 0; lane < kWidth; ++lane)
-        for (int64_t tap = 0; tap < taps; ++tap)
-          target[(g.channel(block) + lane) * taps + tap] =
-              static_cast<Scalar>(static_cast<float>(sums[(block * taps + tap) * kWidth + lane]));
-  }
-  return {dx, dw};
+  if (!dw) return;
+  for (int64_t block = 0; block < g.blocks(); ++block)
+    for (int64_t lane = 0; lane < kWidth; ++lane)
+      for (int64_t tap = 0; tap < taps; ++tap)
+        dw[(g.channel(block) + lane) * taps + tap] = static_cast<Scalar>(static_cast<float>(sums[(block * taps + tap) * kWidth + lane]));
 }
 
-}  // namespace burnish
+}  // namespace burnish::depthwise

@@ -1,0 +1,1 @@
+"""Headers of the kernels of convolutions and of their gradients, for images with their channels last."""
