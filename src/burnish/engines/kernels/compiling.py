@@ -15,6 +15,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,7 +141,20 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
 def header_folders(source: Path) -> tuple[Path, ...]:
     """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
-    return tuple(dict.fromkeys((source.parent, KERNELS, KERNELS / "elementwise", KERNELS / "normalization", KERNELS / "convolution", engine / "native")))
+    families = [KERNELS / family for family in ("elementwise", "normalization", "convolution")]
+    return tuple(dict.fromkeys((source.parent, KERNELS, *families, engine / "native")))
+
+
+def parts_of(source: Path) -> tuple[Path, ...]:
+    """The files that are compiled beside a source, each by itself, and linked with it: those in the folder of its name."""
+    return tuple(sorted((source.parent / source.stem).glob("*.cpp")))
+
+
+def find_sources(folder: Path) -> list[Path]:
+    """The sources in a folder, of which a library each is made: all but the parts of others."""
+    files = sorted(folder.rglob("*.cpp"))
+    parts = {part for source in files for part in parts_of(source)}
+    return [source for source in files if source not in parts]
 
 
 def _is_for_onnxruntime(source: Path) -> bool:
@@ -159,7 +173,8 @@ def library_name(source: Path, instructions: Instructions, *circumstances: str) 
     headers = [header.read_bytes() for folder in header_folders(source) for header in sorted(folder.glob("*.h"))]
     parts = [*circumstances, instructions.machine, instructions.name, *FLAGS, *instructions.flags, source.name]
     digest = hashlib.sha256()
-    for data in (*(part.encode() for part in parts), source.read_bytes(), *headers):
+    files = [file.read_bytes() for file in (source, *parts_of(source))]
+    for data in (*(part.encode() for part in parts), *files, *headers):
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return f"burnish_{source.stem}_{digest.hexdigest()[:16]}.so"
@@ -178,7 +193,14 @@ def compile_library(
         made = Path(scratch) / target.name
         folders = [flag for folder in header_folders(source) for flag in ("-I", str(folder))]
         flags = [*FLAGS, *instructions.flags, *preprocessing, *folders]
-        _run(compiler, *flags, "-shared", str(source), *linking, "-o", str(made))
+        parts = parts_of(source)
+        if not parts:
+            _run(compiler, *flags, "-shared", str(source), *linking, "-o", str(made))
+        else:
+            objects = {file: str(Path(scratch) / f"{file.stem}.o") for file in (source, *parts)}
+            with ThreadPoolExecutor(min(len(objects), os.cpu_count() or 1)) as pool:
+                list(pool.map(lambda file: _run(compiler, *flags, "-c", str(file), "-o", objects[file]), objects))
+            _run(compiler, "-shared", *objects.values(), *linking, "-o", str(made))
         os.replace(made, target)
 
 

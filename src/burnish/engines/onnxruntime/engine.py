@@ -235,7 +235,7 @@ class OnnxRuntimeEngine(RunsModels):
 
         if self.kernels is not None:
             model = model.clone()
-            call_kernels(model)
+            call_kernels(model, threads)
         return OpenedGraph(graph, model, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()

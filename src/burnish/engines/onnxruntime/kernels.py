@@ -7,20 +7,26 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from burnish.engines.kernels.building import build_library, find_built, is_switched_off
+from burnish.engines.kernels.building import build_library, cores, find_built, is_switched_off
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.onnxruntime.channels_last import use_channels_last
 from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, Builder, replace_uses
+from burnish.graph.uses import remove_unread_nodes
 from burnish.lowering import lower_semantic_operators
+from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.ops.pooling import MAX_POOL_GRAD
 from burnish.passes.remove_unused import remove_unused
 
-OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD)
-"""The semantic operators that there are kernels for."""
+IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES)
+"""The semantic operators that there are kernels for, be it for some of their nodes alone."""
 
 SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
@@ -45,8 +51,13 @@ def library(build: bool) -> Path | None:
         raise EngineError(f"kernels=True: the kernels could not be built ({reason}); kernels=False goes without them") from error
 
 
-def call_kernels(model: ir.Model) -> None:
-    """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered."""
+def call_kernels(model: ir.Model, threads: int | None = None) -> None:
+    """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered.
+
+    Args:
+        model: the model.
+        threads: threads that kernels run on; None for all cores.
+    """
     if has_bfloat16(model):  # which ONNX Runtime cannot load, and says of which standard operator
         lower_semantic_operators(model)
         return
@@ -54,6 +65,10 @@ def call_kernels(model: ir.Model) -> None:
     names = [value.name for value in graph.outputs]
     fuse_batch_normalization(graph)
     graph.sort()
+    called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
+    lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})
+    use_channels_last(graph, threads or cores())
+    remove_unread_nodes(graph)  # no kernel computes what only they read
     for node in list(graph):
         if (FUSED_BATCH_NORM.is_of(node) or FUSED_BATCH_NORM_GRAD.is_of(node)) and "present" not in node.attributes:
             _leave_out_what_is_missing(graph, node)
@@ -84,6 +99,7 @@ def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
     if FUSED_BATCH_NORM_GRAD.is_of(node) and not outputs[-1].uses() and not outputs[-1].is_graph_output():
         outputs.pop()
     attributes = {
+        "channels_last": ir.AttrInt64("channels_last", 0),
         **node.attributes,
         "present": ir.AttrInt64s("present", [int(value is not None) for value in node.inputs]),
         "output_count": ir.AttrInt64("output_count", len(outputs)),

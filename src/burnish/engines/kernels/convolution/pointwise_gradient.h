@@ -16,6 +16,9 @@ namespace burnish::pointwise_gradient {
 namespace {
 
 using namespace matrix;
+using matrix::load;  // beside those of vectors.h, which another kernel of the same library may include
+using matrix::store;
+using matrix::Vector;
 using weight_products::copy_row;
 using weight_products::kDepth;
 

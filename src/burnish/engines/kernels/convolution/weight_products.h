@@ -16,6 +16,9 @@
 namespace burnish::weight_products {
 
 using namespace matrix;
+using matrix::load;  // beside those of vectors.h, which another kernel of the same library may include
+using matrix::store;
+using matrix::Vector;
 
 constexpr int64_t kDepth = 64;     // pixels that are summed in registers before they enter the sums of all pixels
 constexpr int64_t kExtent = 256;   // channels of a part
@@ -26,6 +29,7 @@ struct Convolution {
   int64_t out_height, out_width, outputs;         // of dy
   int64_t kernel_height, kernel_width;
   int64_t stride_height, stride_width, top, left;
+  int64_t dilation_height = 1, dilation_width = 1;
 
   int64_t pixels() const { return images * out_height * out_width; }
   int64_t places() const { return kernel_height * kernel_width; }
@@ -64,7 +68,8 @@ inline void pack_inputs(const float* x, const Convolution& shape, int64_t row, i
   int64_t out_column = first % shape.out_width, rest = first / shape.out_width;
   int64_t out_row = rest % shape.out_height, image = rest / shape.out_height;
   for (int64_t pixel = 0; pixel < count; ++pixel) {
-    int64_t h = out_row * shape.stride_height - shape.top + row, w = out_column * shape.stride_width - shape.left + column;
+    int64_t h = out_row * shape.stride_height - shape.top + row * shape.dilation_height;
+    int64_t w = out_column * shape.stride_width - shape.left + column * shape.dilation_width;
     bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
     const float* source = inside ? x + ((image * shape.height + h) * shape.width + w) * shape.channels + c : zeros;
     for (int64_t from = 0; from < inputs; from += kPanel)

@@ -17,6 +17,9 @@
 namespace burnish::winograd {
 
 using namespace matrix;
+using matrix::load;  // beside those of vectors.h, which another kernel of the same library may include
+using matrix::store;
+using matrix::Vector;
 
 constexpr int64_t kPoints = 16;  // entries of a transformed tile
 

@@ -15,6 +15,9 @@ namespace burnish::winograd_weights {
 namespace {
 
 using namespace winograd;
+using matrix::load;
+using matrix::store;
+using matrix::Vector;
 
 constexpr int64_t kTiles = 32;  // tiles that are summed in registers before they enter the sums of all tiles
 constexpr int64_t kExtent = 128, kWholeExtent = 64;  // channels of a part: of one row of the transformed tiles, of all four

@@ -108,8 +108,22 @@ class Tensor {
   std::shared_ptr<char[]> memory_;  // null where it is ONNX Runtime's
 };
 
-// In how many parts kernels cut what they sum up by threads: ONNX Runtime does not say how many it has, and so the bits do not depend on it.
-inline int64_t get_num_threads() { return 8; }
+// In how many parts kernels cut what they sum up by threads, and what they pack for each: ONNX Runtime does not say how many threads it
+// has. Of most kernels the bits do not depend on it.
+inline thread_local int64_t part_count = 8;
+inline int64_t get_num_threads() { return part_count; }
+
+// Another number of parts, as long as this is there.
+class Parts {
+ public:
+  explicit Parts(int64_t count) : before_(part_count) { part_count = std::max<int64_t>(count, 1); }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+  ~Parts() { part_count = before_; }
+
+ private:
+  int64_t before_;
+};
 
 // Calls `run(begin, end)` with parts of a range, of `grain` or more each, on the threads of ONNX Runtime's session. The first exception
 // comes out of the call, as it would from a loop: none may pass through a thread of ONNX Runtime's.

@@ -26,6 +26,14 @@ std::vector<Tensor> by_place(const Call& call, const std::vector<int64_t>& prese
 
 const float* floats_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 
+// Images [N, H, W, C] as rows of their channels.
+Tensor rows_of(const Tensor& x) {
+  if (!x.defined()) return x;
+  BURNISH_CHECK(x.dim() >= 1, "batch normalization: a tensor with its channels last expected");
+  int64_t channels = x.size(-1);
+  return Tensor(x.mutable_data_ptr(), {channels ? x.numel() / channels : 0, channels}, {channels, 1}, x.scalar_type(), x.memory());
+}
+
 // Calls `run` with how the elements of [N, C, ...] are walked over: where a plane is one element, channels lie side by side.
 template <typename Run>
 void with_layout(const Tensor& x, const Run& run) {
@@ -41,20 +49,21 @@ struct FusedBatchNorm {
   std::vector<int64_t> present;
   double epsilon, limit;
   int64_t activation;
+  bool channels_last;
 
   explicit FusedBatchNorm(const Attributes& attributes)
       : present(attributes.numbers("present")),
         epsilon(attributes.real("epsilon")),
         limit(attributes.real("limit")),
-        activation(attributes.number("activation")) {}
+        activation(attributes.number("activation")),
+        channels_last(attributes.number("channels_last")) {}
 
   // (x, scale, bias, added) -> y, mean, inverse_std, variance, saved
   void run(Call& call) const {
     std::vector<Tensor> operands = by_place(call, present, 4);
-    const Tensor& x = operands[0];
-    BURNISH_CHECK(x.dim() >= 2, "batch normalization: a tensor of two axes or more expected");
+    BURNISH_CHECK(operands[0].dim() >= 2, "batch normalization: a tensor of two axes or more expected");
+    Tensor y = call.output(0, operands[0].sizes(), kFloat), x = channels_last ? rows_of(operands[0]) : operands[0];
     int64_t channels = x.size(1);
-    Tensor y = call.output(0, x.sizes(), kFloat);
     std::vector<float*> vectors;
     for (size_t index = 1; index < 4; ++index) vectors.push_back(call.output(index, {channels}, kFloat).mutable_data_ptr<float>());
     vectors.push_back(call.output(4, {2, channels}, kFloat).mutable_data_ptr<float>());
@@ -69,7 +78,7 @@ struct FusedBatchNorm {
   }
 
   static void infer(Inference& inference) {
-    std::vector<Extent> shape = inference.shape(0), vector{shape.at(1)};
+    std::vector<Extent> shape = inference.shape(0), vector{inference.number("channels_last") ? shape.back() : shape.at(1)};
     inference.set_output(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);
     for (size_t index = 1; index < 4; ++index) inference.set_output(index, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, vector);
     inference.set_output(4, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, {Extent{2, ""}, vector[0]});
@@ -80,21 +89,27 @@ struct FusedBatchNormGrad {
   std::vector<int64_t> present;
   double limit;
   int64_t activation;
+  bool channels_last;
 
   explicit FusedBatchNormGrad(const Attributes& attributes)
-      : present(attributes.numbers("present")), limit(attributes.real("limit")), activation(attributes.number("activation")) {}
+      : present(attributes.numbers("present")),
+        limit(attributes.real("limit")),
+        activation(attributes.number("activation")),
+        channels_last(attributes.number("channels_last")) {}
 
   // (dy, x, scale, inverse_std, saved, y, more, bias) -> dx, dscale, dbias, and, where a fourth is asked for, the gradient before the
   // activation
   void run(Call& call) const {
     std::vector<Tensor> operands = by_place(call, present, 8);
-    const Tensor &x = operands[1], &more = operands[6];
-    BURNISH_CHECK(x.dim() >= 2 && same(operands[0].sizes(), x.sizes()), "batch normalization: dy of the shape of x expected");
+    BURNISH_CHECK(operands[1].dim() >= 2 && same(operands[0].sizes(), operands[1].sizes()),
+                  "batch normalization: dy of the shape of x expected");
+    Sizes sizes = operands[1].sizes();
+    const Tensor x = channels_last ? rows_of(operands[1]) : operands[1], &more = operands[6];
     int64_t channels = x.size(1);
-    Tensor dx = call.output(0, x.sizes(), kFloat), dscale = call.output(1, {channels}, kFloat), dbias = call.output(2, {channels}, kFloat);
+    Tensor dx = call.output(0, sizes, kFloat), dscale = call.output(1, {channels}, kFloat), dbias = call.output(2, {channels}, kFloat);
     Tensor before;
     if (call.output_count() > 3)
-      before = call.output(3, x.sizes(), kFloat);
+      before = call.output(3, sizes, kFloat);
     else if (more.defined())
       before = make_tensor(x.sizes());
     if (x.numel() == 0) {
@@ -119,7 +134,7 @@ struct FusedBatchNormGrad {
   }
 
   static void infer(Inference& inference) {
-    std::vector<Extent> shape = inference.shape(1), vector{shape.at(1)};
+    std::vector<Extent> shape = inference.shape(1), vector{inference.number("channels_last") ? shape.back() : shape.at(1)};
     inference.set_output(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);
     for (size_t index = 1; index < 3; ++index) inference.set_output(index, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, vector);
     if (inference.number("output_count") > 3) inference.set_output(3, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);

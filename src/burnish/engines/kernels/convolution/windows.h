@@ -1,0 +1,159 @@
+// Convolutions of any window as products of matrices: the windows of the images are the rows of a matrix, in the order of the kernels in
+// memory, [channel][pixel of the window]. Images have their channels last, kernels the order of ONNX, [K, C, height, width].
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "interleave.h"
+#include "product.h"
+#include "weight_products.h"
+
+namespace burnish::windows {
+
+using matrix::divide_up;
+using products::Lines;
+using products::multiply_matrices;
+using weight_products::Convolution;
+
+constexpr int64_t kMostWindows = 1 << 20;  // numbers of the matrix of windows that are in memory at once
+constexpr int64_t kFewChannels = 16;       // with fewer, a window's pixels are too short to be multiplied one by one
+constexpr int64_t kCopied = 1 << 14;       // numbers that are worth a thread
+
+// Whether windows are the pixels themselves, one after another.
+inline bool is_plain(const Convolution& shape) {
+  return shape.places() == 1 && shape.stride_height == 1 && shape.stride_width == 1 && shape.top == 0 && shape.left == 0 &&
+         shape.out_height == shape.height && shape.out_width == shape.width;
+}
+
+inline int64_t window_size(const Convolution& shape) { return shape.channels * shape.places(); }
+
+// Windows of a matrix that is in memory at once.
+inline int64_t windows_at_once(const Convolution& shape) {
+  int64_t most = std::max<int64_t>(1, kMostWindows / std::max<int64_t>(window_size(shape), 1));
+  return divide_up(shape.pixels(), divide_up(std::max<int64_t>(shape.pixels(), 1), most));
+}
+
+// The place in x of pixel `place` of the window of result `pixel`; -1 outside of the image.
+inline int64_t place_of(const Convolution& shape, int64_t pixel, int64_t place) {
+  int64_t column = pixel % shape.out_width, row = pixel / shape.out_width % shape.out_height, image = pixel / shape.out_width / shape.out_height;
+  int64_t h = row * shape.stride_height - shape.top + place / shape.kernel_width * shape.dilation_height;
+  int64_t w = column * shape.stride_width - shape.left + place % shape.kernel_width * shape.dilation_width;
+  if (h < 0 || h >= shape.height || w < 0 || w >= shape.width) return -1;
+  return ((image * shape.height + h) * shape.width + w) * shape.channels;
+}
+
+// The windows of results [first, first + count), as rows [C][pixel of the window].
+inline void gather(const Convolution& shape, const float* x, int64_t first, int64_t count, float* rows) {
+  int64_t size = window_size(shape), places = shape.places();
+  std::vector<float> zeros(shape.channels, 0.f);
+  parallel_for(0, count, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    std::vector<const float*> pixels(places);
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t place = 0; place < places; ++place) {
+        int64_t from = place_of(shape, first + row, place);
+        pixels[place] = from < 0 ? zeros.data() : x + from;
+      }
+      interleave::join([&](int64_t place) { return pixels[place]; }, places, shape.channels, rows + row * size);
+    }
+  });
+}
+
+// Adds rows of windows to where the pixels of x lie that they are of. Each thread has some of the channels.
+inline void add_windows(const Convolution& shape, const float* rows, int64_t first, int64_t count, float* dx) {
+  int64_t size = window_size(shape), places = shape.places(), side = interleave::kSide;
+  int64_t least = std::max<int64_t>(1, kCopied / std::max<int64_t>(count * places * side, 1));
+  parallel_for(0, divide_up(shape.channels, side), least, [&](int64_t begin, int64_t end) {
+    int64_t channel = begin * side, channels = std::min(end * side, shape.channels) - channel;
+    std::vector<float> parts(places * channels);
+    for (int64_t row = 0; row < count; ++row) {
+      interleave::part(rows + row * size + channel * places, places, channels, [&](int64_t place) { return parts.data() + place * channels; });
+      for (int64_t place = 0; place < places; ++place) {
+        int64_t to = place_of(shape, first + row, place);
+        if (to < 0) continue;
+        float* target = dx + to + channel;
+        const float* source = parts.data() + place * channels;
+        for (int64_t c = 0; c < channels; ++c) target[c] += source[c];
+      }
+    }
+  });
+}
+
+// x [N, H, W, C], w [K, C, kh, kw], b [K] or null -> y [N, H', W', K].
+inline void convolve(const Convolution& shape, const float* x, const float* w, const float* b, float* y) {
+  int64_t size = window_size(shape);
+  Lines<float> kernels{w, size, 1};
+  if (is_plain(shape)) return multiply_matrices(shape.pixels(), shape.outputs, size, {x, size, 1}, kernels, b, y, shape.outputs);
+  int64_t most = windows_at_once(shape);
+  Tensor memory = make_tensor({most * size});
+  float* rows = memory.mutable_data_ptr<float>();
+  for (int64_t first = 0; first < shape.pixels(); first += most) {
+    int64_t count = std::min(most, shape.pixels() - first);
+    gather(shape, x, first, count, rows);
+    multiply_matrices(count, shape.outputs, size, {rows, size, 1}, kernels, b, y + first * shape.outputs, shape.outputs);
+  }
+}
+
+// dy [N, H', W', K], w [K, C, kh, kw] -> dx [N, H, W, C].
+inline void input_gradient(const Convolution& shape, const float* dy, const float* w, float* dx) {
+  int64_t size = window_size(shape);
+  Lines<float> kernels{w, 1, size};
+  if (is_plain(shape)) return multiply_matrices(shape.pixels(), size, shape.outputs, {dy, shape.outputs, 1}, kernels, nullptr, dx, size);
+  int64_t most = windows_at_once(shape), image = shape.height * shape.width * shape.channels;
+  Tensor memory = make_tensor({most * size});
+  float* rows = memory.mutable_data_ptr<float>();
+  parallel_for(0, shape.images * image, kCopied, [&](int64_t begin, int64_t end) { std::fill(dx + begin, dx + end, 0.f); });
+  for (int64_t first = 0; first < shape.pixels(); first += most) {
+    int64_t count = std::min(most, shape.pixels() - first);
+    multiply_matrices(count, size, shape.outputs, {dy + first * shape.outputs, shape.outputs, 1}, kernels, nullptr, rows, size);
+    add_windows(shape, rows, first, count, dx);
+  }
+}
+
+// dw [K][kh][kw][C] to [K][C][kh][kw].
+inline void reorder_kernels(const Convolution& shape, const float* channels_last, float* dw) {
+  int64_t size = window_size(shape);
+  parallel_for(0, shape.outputs, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      interleave::join([&](int64_t place) { return channels_last + k * size + place * shape.channels; }, shape.places(), shape.channels,
+                       dw + k * size);
+  });
+}
+
+// w [K][C][kh][kw] to [K][kh][kw][C].
+inline void kernels_channels_last(const Convolution& shape, const float* w, float* channels_last) {
+  int64_t size = window_size(shape);
+  parallel_for(0, shape.outputs, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      interleave::part(w + k * size, shape.places(), shape.channels,
+                       [&](int64_t place) { return channels_last + k * size + place * shape.channels; });
+  });
+}
+
+// dy [N, H', W', K], x [N, H, W, C] -> dw [K, C, kh, kw].
+inline void weight_gradient(const Convolution& shape, const float* dy, const float* x, float* dw) {
+  int64_t size = window_size(shape), pixels = shape.pixels(), outputs = shape.outputs;
+  int64_t most = windows_at_once(shape);
+  if (shape.channels >= kFewChannels && (most < pixels || (is_plain(shape) && outputs * size < pixels))) {
+    Tensor memory = make_tensor({outputs * size});
+    float* sums = shape.places() == 1 ? dw : memory.mutable_data_ptr<float>();
+    weight_products::weight_gradient(shape, x, dy, sums);
+    if (sums != dw) reorder_kernels(shape, sums, dw);
+    return;
+  }
+  if (is_plain(shape)) return multiply_matrices(outputs, size, pixels, {dy, 1, outputs}, {x, 1, size}, nullptr, dw, size);
+  bool whole = most >= pixels;
+  Tensor memory = make_tensor({most * size + (whole ? 0 : outputs * size)});
+  float *rows = memory.mutable_data_ptr<float>(), *sums = whole ? dw : rows + most * size;
+  for (int64_t first = 0; first < pixels; first += most) {
+    int64_t count = std::min(most, pixels - first);
+    gather(shape, x, first, count, rows);
+    multiply_matrices(outputs, size, count, {dy + first * outputs, 1, outputs}, {rows, 1, size}, nullptr, first ? sums : dw, size);
+    if (first)
+      for (int64_t index = 0; index < outputs * size; ++index) dw[index] += sums[index];
+  }
+  if (pixels == 0) std::fill(dw, dw + outputs * size, 0.f);
+}
+
+}  // namespace burnish::windows

@@ -1,0 +1,297 @@
+"""Images with their channels last, [N, H, W, C], for the kernels of convolutions: as a pass over a training graph.
+
+Where a value of the graph has a twin with its channels last, the nodes that read it read the twin as long as they can: convolutions,
+batch normalization, pooling, elementwise arithmetic, sums over axes. Between the two there is a ``Transpose`` where a node needs
+the other order, and nowhere else. Kernels of convolutions keep the order that they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.engines.kernels.convolution.operators import (
+    CHANNELS_LAST_CONV,
+    CHANNELS_LAST_CONV_GRAD,
+    CHANNELS_LAST_MAX_POOL,
+    CHANNELS_LAST_MAX_POOL_GRAD,
+)
+from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.onnxruntime.taken_convolutions import Gradients, gradients_of, pool_window, takes_most, window_of
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_value
+from burnish.graph.edits import copy_of
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.ops.pooling import MAX_POOL_GRAD
+
+TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+"""Permutations of axes; ``TO_FIRST`` is also where an axis of [N, C, H, W] stands in [N, H, W, C]."""
+
+ELEMENTWISE = frozenset(
+    "Abs Add And Cast Celu Clip Div Elu Equal Erf Exp Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity LeakyRelu Less "
+    "LessOrEqual Log Max Min Mish Mul Neg Not Or PRelu Pow Reciprocal Relu Selu Sigmoid Sign Softplus Softsign Sqrt Sub Tanh "
+    "ThresholdedRelu Where Xor".split()
+)
+REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
+GLOBAL_POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
+
+
+def use_channels_last(graph: ir.Graph, threads: int) -> None:
+    """Let a training graph hold its images with their channels last, in place, where most of its convolutions have kernels.
+
+    Args:
+        graph: in the order in which it runs; batch normalization is fused.
+        threads: in how many parts kernels of convolutions cut what they sum up.
+    """
+    if takes_most(graph):
+        layout = _Layout(graph, threads)
+        for node in list(graph):
+            if node.graph is graph:  # the second gradient of a convolution is taken with the first
+                layout.visit(node)
+
+
+class _Layout:
+    def __init__(self, graph: ir.Graph, threads: int):
+        self.graph = graph
+        self.threads = threads
+        self.twins: dict[ir.Value, ir.Value] = {}
+        self.gradients = gradients_of(graph)
+        self.pools: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+
+    def visit(self, node: ir.Node) -> None:
+        """Let a node read and give images with their channels last, where it can and something speaks for it."""
+        if node.domain == "":
+            rewrite = self._standard(node.op_type)
+            if rewrite is not None:
+                rewrite(node)
+        elif CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node):
+            if node in self.gradients:
+                self._convolution_gradient(node, self.gradients[node])
+        elif MAX_POOL_GRAD.is_of(node):
+            self._max_pool_gradient(node)
+        elif FUSED_BATCH_NORM.is_of(node):
+            self._batch_norm(node, FUSED_BATCH_NORM, (0, 3), (0,), of=0)
+        elif FUSED_BATCH_NORM_GRAD.is_of(node):
+            self._batch_norm(node, FUSED_BATCH_NORM_GRAD, (0, 1, 5, 6), (0, 3), of=1)
+
+    def _standard(self, op_type: str) -> Callable[[ir.Node], None] | None:
+        if op_type in ELEMENTWISE:
+            return self._elementwise
+        if op_type in REDUCTIONS:
+            return self._reduction
+        if op_type in GLOBAL_POOLS:
+            return self._global_pool
+        rewrites = {
+            "Conv": self._convolution,
+            "MaxPool": self._max_pool,
+            "Shape": self._shape,
+            "Expand": self._expansion,
+            "Concat": self._concatenation,
+        }
+        return rewrites.get(op_type)
+
+    def _last(self, value: ir.Value, builder: Builder) -> Tensor:
+        """The twin of an image, or of what is broadcast to images; made by a Transpose where there is none yet."""
+        if value not in self.twins:
+            order = TO_LAST if _rank(value) == 4 else (1, 2, 0)
+            twin = builder.op("Transpose", builder.tensor(value), perm=order, dtype=value.dtype)
+            twin.value.shape = _permuted(value.shape, order)
+            self.twins[value] = twin.value
+        return builder.tensor(self.twins[value])
+
+    def _give(self, output: ir.Value, twin: Tensor) -> None:
+        """Let a twin stand for an output of a node: who needs the other order reads what a Transpose makes of it."""
+        twin.value.type, twin.value.shape = output.type, _permuted(output.shape, TO_LAST)
+        first = twin.builder.op("Transpose", twin, perm=TO_FIRST, dtype=output.dtype)
+        first.value.shape = output.shape
+        self.twins[first.value] = twin.value
+        replace_value(output, first.value)
+
+    def _has_twin(self, value: ir.Value | None) -> bool:
+        return value is not None and value in self.twins
+
+    def _convolution(self, node: ir.Node) -> None:
+        window = window_of(node, self.graph)
+        x, w = node.inputs[:2]
+        if window is None or x is None or w is None:
+            return
+        builder = Builder(self.graph, before=node)
+        operands = [self._last(x, builder), *(builder.tensor(value) for value in node.inputs[1:] if value is not None)]
+        self._give(node.outputs[0], CHANNELS_LAST_CONV(*operands, **window, threads=self.threads))
+        remove_node(node)
+
+    def _convolution_gradient(self, node: ir.Node, gradients: Gradients) -> None:
+        present = gradients.nodes
+        dy, x, w = gradients.operands
+        builder = Builder(self.graph, before=node)
+        outputs = builder.op(
+            CHANNELS_LAST_CONV_GRAD.name,
+            self._last(dy, builder),
+            self._last(x, builder),
+            builder.tensor(w),
+            domain=CHANNELS_LAST_CONV_GRAD.key[0],
+            outputs=len(present),
+            **gradients.window,
+            threads=self.threads,
+            input=int(gradients.of_input is not None),
+            weight=int(gradients.of_weight is not None),
+        )
+        results = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        if gradients.of_input is not None:
+            self._give(gradients.of_input.outputs[0], results.pop(0))
+        if gradients.of_weight is not None:
+            (result,), output = results, gradients.of_weight.outputs[0]
+            result.value.type, result.value.shape = output.type, output.shape
+            replace_value(output, result.value)
+        for taken in present:
+            remove_node(taken)
+
+    def _batch_norm(
+        self, node: ir.Node, operator: EngineOperator, images: Sequence[int], image_outputs: Sequence[int], of: int
+    ) -> None:
+        """``images`` are the places of the operands that are images, ``of`` that of the layer's own."""
+        x = node.inputs[of]
+        if not self._has_twin(x) or x is None or x.dtype != ir.DataType.FLOAT:
+            return
+        builder = Builder(self.graph, before=node)
+        operands = [
+            None if value is None else self._last(value, builder) if place in images else builder.tensor(value)
+            for place, value in enumerate(node.inputs)
+        ]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        results = operator.emit(*operands, **attributes, channels_last=1)
+        for place, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
+            if place in image_outputs:
+                self._give(output, result)
+            else:
+                result.value.type, result.value.shape = output.type, output.shape
+                replace_value(output, result.value)
+        remove_node(node)
+
+    def _elementwise(self, node: ir.Node) -> None:
+        if not any(map(self._has_twin, node.inputs)) or _rank(node.outputs[0]) != 4:
+            return
+        if not all(value is None or _rank(value) in (3, 4) or _is_number(value) for value in node.inputs):
+            return
+        builder = Builder(self.graph, before=node)
+        operands = [
+            value if value is None or _is_number(value) else self._last(value, builder).value for value in node.inputs
+        ]
+        self._give(node.outputs[0], self._copy(node, operands))
+        remove_node(node)
+
+    def _copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: Any) -> Tensor:
+        """A node of the same operator over other operands, before the node; it has one output."""
+        copied = copy_of(node, operands)
+        for name, value in attributes.items():
+            copied.attributes[name] = ir.AttrInt64(name, value)
+        copied.metadata_props.update(node.metadata_props)
+        self.graph.insert_before(node, copied)
+        return Builder(self.graph, before=node).tensor(copied.outputs[0])
+
+    def _reduction(self, node: ir.Node) -> None:
+        data, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        places = None if axes is None else constant_array(axes)
+        if not self._has_twin(data) or data is None or places is None:
+            return
+        reduced = sorted(int(place) % 4 for place in places)
+        keeps = bool(attribute_value(node, "keepdims", 1))
+        if not reduced or (not keeps and 1 not in reduced and not {2, 3} <= set(reduced)):
+            return  # what is left would change its order
+        builder = Builder(self.graph, before=node)
+        moved = builder.integers(sorted(TO_LAST.index(place) for place in reduced))
+        result = self._copy(node, [self.twins[data], moved.value])
+        if keeps:
+            self._give(node.outputs[0], result)
+        else:
+            replace_value(node.outputs[0], result.value)
+        remove_node(node)
+
+    def _global_pool(self, node: ir.Node) -> None:
+        data = node.inputs[0]
+        if data is None or not self._has_twin(data) or _rank(data) != 4:
+            return
+        builder = Builder(self.graph, before=node)
+        axes = builder.integers([1, 2])
+        pooled = builder.op(GLOBAL_POOLS[node.op_type], builder.tensor(self.twins[data]), axes, keepdims=1)
+        self._give(node.outputs[0], pooled)
+        remove_node(node)
+
+    def _max_pool(self, node: ir.Node) -> None:
+        x = node.inputs[0]
+        indices = node.outputs[1] if len(node.outputs) > 1 else None
+        readers = [] if indices is None else [reader for reader, _ in indices.uses()]
+        window = pool_window(node, self.graph)
+        if window is None or x is None or not self._has_twin(x) or not all(map(MAX_POOL_GRAD.is_of, readers)):
+            return
+        if indices is not None and indices.is_graph_output():
+            return
+        builder = Builder(self.graph, before=node)
+        image = self._last(x, builder)
+        result = CHANNELS_LAST_MAX_POOL(image, **window)
+        self._give(node.outputs[0], result)
+        if indices is None or not readers:
+            remove_node(node)
+        else:  # it goes once the gradients do not read its indices any more
+            self.pools[indices] = image.value, result.value
+
+    def _max_pool_gradient(self, node: ir.Node) -> None:
+        dy, indices = node.inputs[:2]
+        if dy is None or indices is None or indices not in self.pools:
+            return
+        image, result = self.pools[indices]
+        pool = indices.producer()
+        assert pool is not None
+        window = pool_window(pool, self.graph)
+        assert window is not None
+        builder = Builder(self.graph, before=node)
+        operands = self._last(dy, builder), builder.tensor(image), builder.tensor(result)
+        self._give(node.outputs[0], CHANNELS_LAST_MAX_POOL_GRAD(*operands, **window))
+        remove_node(node)
+
+    def _shape(self, node: ir.Node) -> None:
+        data = node.inputs[0]
+        if data is None or not self._has_twin(data) or _rank(data) != 4:
+            return
+        start, end = attribute_value(node, "start", 0), attribute_value(node, "end", 4)
+        builder = Builder(self.graph, before=node)
+        extents = builder.op("Shape", builder.tensor(self.twins[data]))
+        places = builder.integers(TO_FIRST[start:end])
+        replace_value(node.outputs[0], builder.op("Gather", extents, places, like=builder.tensor(node.outputs[0])).value)
+        remove_node(node)
+
+    def _expansion(self, node: ir.Node) -> None:
+        """Of what has one pixel: turning it costs nothing."""
+        data, extents = node.inputs[:2]
+        if data is None or extents is None or _rank(data) != 4 or data.shape is None or data.shape.dims[2:] != (1, 1):
+            return
+        if extents.shape is None or extents.shape.dims != (4,):
+            return
+        builder = Builder(self.graph, before=node)
+        turned = builder.op("Gather", builder.tensor(extents), builder.integers(TO_LAST))
+        self._give(node.outputs[0], builder.op("Expand", self._last(data, builder), turned))
+        remove_node(node)
+
+    def _concatenation(self, node: ir.Node) -> None:
+        images = [value for value in node.inputs if value is not None]
+        if not any(map(self._has_twin, images)) or any(_rank(value) != 4 for value in images):
+            return
+        builder = Builder(self.graph, before=node)
+        operands = [self._last(value, builder).value for value in images]
+        axis = TO_LAST.index(attribute_value(node, "axis", 1) % 4)
+        self._give(node.outputs[0], self._copy(node, operands, axis=axis))
+        remove_node(node)
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _is_number(value: ir.Value) -> bool:
+    return value.shape is not None and (len(value.shape) == 0 or value.shape.dims == (1,))
+
+
+def _permuted(shape: ir.Shape | None, order: Sequence[int]) -> ir.Shape | None:
+    return None if shape is None else ir.Shape([shape.dims[axis] for axis in order])

@@ -1,0 +1,1 @@
+#include "convolution_operators.h"

@@ -1,0 +1,141 @@
+"""Which convolutions and pools of a graph there are kernels for, whose images have their channels last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import Builder, attribute_value, static_shape
+from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.ops.registry import Operation
+from burnish.ops.windows import Windows
+
+LEAST_CHANNELS = 16
+"""Of a depthwise convolution: as many as fill the widest vector."""
+
+LEAST_TAKEN = 0.75
+"""The share of a graph's convolutions that must have kernels: around any other, images are turned and turned back."""
+
+
+@dataclass
+class Gradients:
+    """The gradients of one convolution that a graph computes: one of them, or both.
+
+    Attributes:
+        window: what nodes of the kernels say of it.
+        of_input, of_weight: the nodes.
+    """
+
+    window: dict[str, Any]
+    of_input: ir.Node | None = None
+    of_weight: ir.Node | None = None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Those that there are."""
+        return tuple(node for node in (self.of_input, self.of_weight) if node is not None)
+
+    @property
+    def operands(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The gradient of its result, its images and its kernels, as they are now."""
+        return operands_of(self.nodes[0])
+
+
+def takes_most(graph: ir.Graph) -> bool:
+    """Whether a graph computes gradients of convolutions, and most of its convolutions have kernels."""
+    convolutions = [node for node in graph if _is_convolution(node)]
+    if all(node.op_type == "Conv" for node in convolutions):
+        return False
+    taken = sum(window_of(node, graph) is not None for node in convolutions)
+    return taken >= LEAST_TAKEN * len(convolutions)
+
+
+def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
+    """The gradients of convolutions that there are kernels for, by their nodes."""
+    by_operands: dict[tuple[ir.Value, ...], Gradients] = {}
+    taken = {}
+    for node in graph:
+        window = window_of(node, graph) if node.op_type != "Conv" and _is_convolution(node) else None
+        if window is None:
+            continue
+        of_input = CONV_INPUT_GRAD.is_of(node)
+        gradients = by_operands.setdefault(operands_of(node), Gradients(window))
+        if (gradients.of_input if of_input else gradients.of_weight) is not None:
+            gradients = Gradients(window)  # the same once more
+        if of_input:
+            gradients.of_input = node
+        else:
+            gradients.of_weight = node
+        taken[node] = gradients
+    return taken
+
+
+def operands_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """dy, x and the kernels of a ConvInputGrad or a ConvWeightGrad."""
+    dy, second, third = node.inputs
+    assert dy is not None
+    assert second is not None
+    assert third is not None
+    return (dy, third, second) if CONV_INPUT_GRAD.is_of(node) else (dy, second, third)
+
+
+def window_of(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
+    """What a node of the kernels says of the windows of a convolution, or of a gradient of one; None where there is no kernel.
+
+    Kernels are for float32 images of static channels, in one group with any window, or depthwise with one of 3x3 or 5x5, a stride
+    of 1 or 2 and no dilation; nothing is cut off by negative pads.
+    """
+    if not _is_convolution(node):
+        return None
+    place = 1 if node.op_type == "Conv" else (CONV_INPUT_GRAD if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD).inputs.index("w")
+    kernels = node.inputs[place]
+    shape = None if kernels is None else static_shape(kernels)
+    if shape is None or len(shape) != 4 or kernels is None or kernels.dtype != ir.DataType.FLOAT:
+        return None
+    windows = _windows(node, graph)
+    if windows is None or min(*windows.pads_begin, *windows.pads_end) < 0:
+        return None
+    group = attribute_value(node, "group", 1)
+    height, width = windows.kernel_shape
+    is_depthwise = (
+        shape[0] == group >= LEAST_CHANNELS
+        and shape[1] == 1
+        and height == width
+        and height in (3, 5)
+        and windows.strides in ((1, 1), (2, 2))
+        and windows.dilations == (1, 1)
+    )
+    if group != 1 and not is_depthwise:
+        return None
+    return {**windows.attributes(), "group": group}
+
+
+def pool_window(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
+    """The same of a MaxPool of images."""
+    if node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.FLOAT or attribute_value(node, "ceil_mode", 0):
+        return None
+    windows = _windows(node, graph)
+    if windows is None or windows.rank != 2 or windows.dilations != (1, 1):
+        return None
+    # A window with nothing of the image in it has no largest element.
+    sizes = zip(windows.kernel_shape, windows.pads_begin, windows.pads_end, strict=True)
+    if any(max(begin, end) >= size for size, begin, end in sizes) or min(*windows.pads_begin, *windows.pads_end) < 0:
+        return None
+    attributes = windows.attributes()
+    return {name: attributes[name] for name in ("kernel_shape", "strides", "pads")}
+
+
+def _is_convolution(node: ir.Node) -> bool:
+    return (node.op_type == "Conv" and node.domain == "") or CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node)
+
+
+def _windows(node: ir.Node, graph: ir.Graph) -> Windows | None:
+    """Its windows; None where they follow from sizes that are not known."""
+    operation = Operation(node, Builder(graph, before=node))
+    try:
+        return Windows.declared(operation) if node.domain else Windows.of(operation)
+    except GradientError:
+        return None
