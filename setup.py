@@ -115,7 +115,7 @@ def kernels() -> list[Kernel]:
     if not sys.platform.startswith("linux"):
         return []
     # Those that include PyTorch's headers take longest: the other cores compile the rest meanwhile.
-    sources = sorted(ENGINES.rglob("*.cpp"), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
+    sources = sorted(compiling.find_sources(ENGINES), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
     sources = [source for source in sources if headers or source.stem not in compiling.NEEDS_HEADERS]
     return [Kernel(source, known[name]) for name in named for source in sources]
 

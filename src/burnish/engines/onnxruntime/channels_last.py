@@ -1,8 +1,8 @@
 """Images with their channels last, [N, H, W, C], for the kernels of convolutions: as a pass over a training graph.
 
-Where a value of the graph has a twin with its channels last, the nodes that read it read the twin as long as they can: convolutions,
-batch normalization, pooling, elementwise arithmetic, sums over axes. Between the two there is a ``Transpose`` where a node needs
-the other order, and nowhere else. Kernels of convolutions keep the order that they have.
+Where a value has a twin with its channels last, the nodes that can read the twin: convolutions, batch normalization, pooling,
+elementwise arithmetic, sums over axes. A ``Transpose`` stands where a node needs the other order, and nowhere else. Kernels of
+convolutions keep the order that they have.
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ class _Layout:
         if not all(value is None or _rank(value) in (3, 4) or _is_number(value) for value in node.inputs):
             return
         builder = Builder(self.graph, before=node)
-        operands = [
-            value if value is None or _is_number(value) else self._last(value, builder).value for value in node.inputs
-        ]
+        operands = [value if value is None or _is_number(value) else self._last(value, builder).value for value in node.inputs]
         self._give(node.outputs[0], self._copy(node, operands))
         remove_node(node)
 

@@ -90,7 +90,9 @@ def window_of(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
     """
     if not _is_convolution(node):
         return None
-    place = 1 if node.op_type == "Conv" else (CONV_INPUT_GRAD if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD).inputs.index("w")
+    place = (
+        1 if node.op_type == "Conv" else (CONV_INPUT_GRAD if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD).inputs.index("w")
+    )
     kernels = node.inputs[place]
     shape = None if kernels is None else static_shape(kernels)
     if shape is None or len(shape) != 4 or kernels is None or kernels.dtype != ir.DataType.FLOAT:
