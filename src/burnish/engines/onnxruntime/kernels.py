@@ -99,7 +99,6 @@ def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
     if FUSED_BATCH_NORM_GRAD.is_of(node) and not outputs[-1].uses() and not outputs[-1].is_graph_output():
         outputs.pop()
     attributes = {
-        "channels_last": ir.AttrInt64("channels_last", 0),
         **node.attributes,
         "present": ir.AttrInt64s("present", [int(value is not None) for value in node.inputs]),
         "output_count": ir.AttrInt64("output_count", len(outputs)),

@@ -56,7 +56,7 @@ struct FusedBatchNorm {
         epsilon(attributes.real("epsilon")),
         limit(attributes.real("limit")),
         activation(attributes.number("activation")),
-        channels_last(attributes.number("channels_last")) {}
+        channels_last(attributes.number("channels_last", 0)) {}
 
   // (x, scale, bias, added) -> y, mean, inverse_std, variance, saved
   void run(Call& call) const {
@@ -78,7 +78,7 @@ struct FusedBatchNorm {
   }
 
   static void infer(Inference& inference) {
-    std::vector<Extent> shape = inference.shape(0), vector{inference.number("channels_last") ? shape.back() : shape.at(1)};
+    std::vector<Extent> shape = inference.shape(0), vector{inference.number("channels_last", 0) ? shape.back() : shape.at(1)};
     inference.set_output(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);
     for (size_t index = 1; index < 4; ++index) inference.set_output(index, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, vector);
     inference.set_output(4, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, {Extent{2, ""}, vector[0]});
@@ -95,7 +95,7 @@ struct FusedBatchNormGrad {
       : present(attributes.numbers("present")),
         limit(attributes.real("limit")),
         activation(attributes.number("activation")),
-        channels_last(attributes.number("channels_last")) {}
+        channels_last(attributes.number("channels_last", 0)) {}
 
   // (dy, x, scale, inverse_std, saved, y, more, bias) -> dx, dscale, dbias, and, where a fourth is asked for, the gradient before the
   // activation
@@ -134,7 +134,7 @@ struct FusedBatchNormGrad {
   }
 
   static void infer(Inference& inference) {
-    std::vector<Extent> shape = inference.shape(1), vector{inference.number("channels_last") ? shape.back() : shape.at(1)};
+    std::vector<Extent> shape = inference.shape(1), vector{inference.number("channels_last", 0) ? shape.back() : shape.at(1)};
     inference.set_output(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);
     for (size_t index = 1; index < 3; ++index) inference.set_output(index, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, vector);
     if (inference.number("output_count") > 3) inference.set_output(3, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, shape);

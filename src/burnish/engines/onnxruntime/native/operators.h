@@ -65,6 +65,15 @@ class Attributes {
     return value;
   }
 
+  // What a node without the attribute means by that is `otherwise`.
+  int64_t number(const char* name, int64_t otherwise) const {
+    int64_t value;
+    OrtStatus* status = api->KernelInfoGetAttribute_int64(information_, name, &value);
+    if (!status) return value;
+    api->ReleaseStatus(status);
+    return otherwise;
+  }
+
   double real(const char* name) const {
     float value;
     check_call(api->KernelInfoGetAttribute_float(information_, name, &value));
@@ -176,6 +185,14 @@ class Inference {
     size_t bytes;
     check_call(api->ReadOpAttr(attribute(name), ORT_OP_ATTR_INT, &value, sizeof value, &bytes));
     return value;
+  }
+
+  int64_t number(const char* name, int64_t otherwise) const {
+    const OrtOpAttr* held;
+    OrtStatus* status = api->ShapeInferContext_GetAttribute(context_, name, &held);
+    if (!status) return number(name);
+    api->ReleaseStatus(status);
+    return otherwise;
   }
 
   std::vector<int64_t> numbers(const char* name) const {
