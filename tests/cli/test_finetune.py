@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
+from burnish.errors import ConfigurationError
 from burnish.importer import load
 from burnish.models import residual_network
+from burnish.training.callbacks import Callback
 from burnish.training.finetuning import find_rate, transfer
 from burnish.training.finetuning.rates import trials_of
 from oracles.small_networks import CLASSES, Network, perceptron
@@ -231,6 +233,22 @@ def test_one_call_tunes_and_writes(tmp_path):
     assert tuned.result.best["value"] > 0.9
     assert [note.partition(":")[0] for note in tuned.notes] == ["head", "rates", "lr", "schedule"]
     assert onnx.load(tuned.path).graph.output[0].type.tensor_type.shape.dim[1].dim_value == 2
+
+
+def test_callbacks_are_told_and_unknown_options_named(tmp_path):
+    class Told(Callback):
+        def __init__(self):
+            self.epochs = []
+
+        def on_epoch_end(self, run, report):
+            self.epochs.append(report.epoch)
+
+    told, data = Told(), _arrays(tmp_path)
+    options = {"output": tmp_path / "tuned.onnx", "lr": 0.01, "threads": 1}
+    burnish.finetune(perceptron(), data, epochs=2, unfreeze=[1], callbacks=[told], **options)
+    assert told.epochs == [1, 1]  # each stage is a run of its own
+    with pytest.raises(ConfigurationError, match=r"finetune has no option 'epoch' \(did you mean 'epochs'\?\)"):
+        burnish.finetune(perceptron(), data, epoch=2, **options)
 
 
 def _arrays(folder: Path) -> Path:

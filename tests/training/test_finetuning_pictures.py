@@ -19,6 +19,8 @@ from burnish.surgery.class_layers import class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
 from burnish.training.finetuning import transfer
 from burnish.training.finetuning.detectors import find_detector
+from burnish.training.finetuning.file_detections import file_line, file_precision
+from burnish.training.trained_model import model_of_session
 from oracles.shapes import drawn, write_coco, write_masks
 from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, small_detr, small_ssd, small_unet, small_yolo
 
@@ -128,15 +130,46 @@ def test_masks_want_a_class_for_each_pixel(masks):
         transfer(burnish.models.residual_network((3, 32, 32), classes=3, width=2, blocks=(1,)), masks)
 
 
+def test_the_precision_of_a_file_is_that_of_the_boxes_that_it_leaves(tmp_path):
+    """Objects are put where the file finds some; the metric suppresses the same boxes on the host."""
+    model, pictures = exported_yolo(classes=2), drawn(4, 3)
+    ir.save(model, tmp_path / "yolo.onnx")
+    x = np.stack([one.pixels.transpose(2, 0, 1) / np.float32(255) for one in pictures])
+    output, selected = onnxruntime.InferenceSession(tmp_path / "yolo.onnx").run(None, {"x": x})
+    shapes = []
+    for sample, one in enumerate(pictures):
+        chosen = [(label, box) for index, label, box in selected if index == sample][:3]
+        boxes = np.stack([np.clip(output[sample, :4, box], 0, 32) for _, box in chosen])
+        shapes.append(one._replace(boxes=boxes.astype(float), labels=np.array([label for label, _ in chosen])))
+    folder = write_coco(tmp_path / "found", shapes)
+    prepared, dataset = transfer(model, folder, freeze_until="head")
+    program = burnish.compile(
+        prepared.model, loss=prepared.task.loss, optimizer="sgd", outputs=list(prepared.task.outputs), metrics=["coco_map"]
+    )
+    with burnish.Session(program) as session:
+        expected = model_of_session("the model", session).evaluate(dataset, 2)["coco_map"]
+    assert expected > 0.01  # of none found it would be 0, and any two ways agree
+    ir.save(prepared.model, tmp_path / "drawn.onnx")
+    assert file_precision(tmp_path / "drawn.onnx", dataset, 2) == pytest.approx(expected, abs=1e-6)
+    said = file_line(tmp_path / "drawn.onnx", dataset, 2, "evaluation")
+    assert said.endswith(f"coco_map {expected:.4f} of the boxes that its own NonMaxSuppression leaves (evaluation data)")
+    ir.save(exported_yolo(classes=5), tmp_path / "other.onnx")
+    assert "reads 5 scores of each box, and there are 2 classes" in file_line(tmp_path / "other.onnx", dataset, 2, "evaluation")
+    ir.save(small_yolo(), tmp_path / "raw.onnx")
+    assert file_line(tmp_path / "raw.onnx", dataset, 2, "evaluation") is None
+
+
 @pytest.mark.slow
 def test_a_detector_is_tuned_and_written_by_the_command(shapes, tmp_path):
     ir.save(exported_yolo(classes=5), tmp_path / "yolo.onnx")
     options = ("--epochs", "1", "--batch-size", "8", "--lr", "0.003", "--threads", "1", "--output", str(tmp_path / "run"))
+    options += ("--eval-data", str(shapes))
     done = CliRunner().invoke(app, ["finetune", str(tmp_path / "yolo.onnx"), "--data", str(shapes), *options])
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "task: boxes of objects: task_aligned" in said
     assert "drawn anew for 2 classes; the file had 5" in said
+    assert "of the boxes that its own NonMaxSuppression leaves (evaluation data)" in said
     tuned = onnx.load(tmp_path / "run" / "tuned.onnx")
     assert [output.name for output in tuned.graph.output] == ["output0", "selected"]
     assert {entry.key: entry.value for entry in tuned.metadata_props}["burnish.classes"] == '["rectangle", "circle"]'

@@ -26,11 +26,11 @@ from burnish.cli.finetuning_choices import (
 )
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
-from burnish.cli.quantized_stage import QuantizedStage
 from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
 from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.tuned_files import OBJECTS, QuantizedStage, say_precision
 from burnish.cli.watching import Watching
 from burnish.errors import ConfigurationError
 
@@ -135,6 +135,8 @@ class _Stages:
             result = run.train()
             if integers is not None:
                 integers.end(run.tuned)
+            elif is_last and self.choices["kind"] == OBJECTS:
+                say_precision(run.tuned, *options, self.course)
             earlier = place
         return result
 

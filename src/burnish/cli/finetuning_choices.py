@@ -185,6 +185,7 @@ def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
         "layer_decay": planned.layer_decay,
         "schedule": planned.schedule,
         "batch_size": planned.batch_size,
+        "kind": task.kind,
         "loss": task.loss.options(),
         "metrics": list(task.metrics),
         "outputs": task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),

@@ -3,6 +3,7 @@
 ``transfer`` makes the model ready, ``planning`` chooses stages, batch, rate and schedule, ``tune`` trains.
 """
 
+from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.planning import Plan, Stage, plan
 from burnish.training.finetuning.quantization import (
     Quantization,
@@ -26,6 +27,7 @@ __all__ = [
     "check_quantized",
     "check_together",
     "figure_of",
+    "file_line",
     "find_rate",
     "finetune",
     "folding_said",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,8 @@ from burnish.formats.model_file import save_model
 from burnish.importer import Source
 from burnish.program import Program
 from burnish.settings import suggestion
-from burnish.training.callbacks import EarlyStopping
+from burnish.training.callbacks import Callback, EarlyStopping
+from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
 from burnish.training.finetuning.quantization import Quantization, accuracies_line, figure_of
@@ -29,6 +31,8 @@ from burnish.training.finetuning.transfer import Transfer, transfer
 from burnish.training.result import TrainingResult
 from burnish.training.trainer import Trainer
 
+READING = ("label", "image_size", "pixels", "text", "missing")
+"""Options with which data are opened."""
 METRICS, STEP = "burnish.metrics", "step"
 """The metadata of a tuned file: its figures, and on which data they were taken."""
 
@@ -66,6 +70,7 @@ def finetune(
     layer_decay: float | None = None,
     cached_features: bool = True,
     patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
     augment: str | ImageAugmentation | None = None,
     data_workers: int | None = None,
     adapters: Mapping[str, Any] | str | Path | None = None,
@@ -101,6 +106,7 @@ def finetune(
         layer_decay: what the rate is multiplied by from each layer to the one before it, such as 0.9.
         cached_features: compute what stands before the layers that train once for each sample, where that can be done.
         patience: stop after so many epochs without a lower loss; None trains to the last.
+        callbacks: as ``Trainer`` takes them; they are told of each stage as of a run of its own.
         augment: random changes to images, ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1`` or some of these, as ``Trainer``
             takes them; nothing is then computed once for each sample. MixUp and CutMix are done in the graph
             (``burnish.losses.mixed``); MixUp mixes rows of a table too.
@@ -130,6 +136,7 @@ def finetune(
     where |= {"folded_norm": folded_norm, "batch_size": batch_size}
     where |= {"loss": loss, "metrics": metrics, "augment": augment}
     integers = None if quantize is None else Quantization.read(quantize)
+    _check_options(options)
     check_together(integers, adapters, save_adapters)
     prepared, dataset = transfer(source, data, seed=seed, **where, **options)
     check_quantized(integers, prepared)
@@ -138,7 +145,9 @@ def finetune(
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
     decided = plan(prepared, dataset, cached_features=cached_features and augment is None, **course, **rates, **engines)
     changes = None if augment is None else read_augmentation(augment).unmixed
-    run = _Run(decided, dataset, eval_data, options, patience, {"augment": changes, "data_workers": data_workers, **engines})
+    run = _Run(
+        decided, dataset, eval_data, options, patience, callbacks, {"augment": changes, "data_workers": data_workers, **engines}
+    )
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         tuned = Path(output) if integers is None else Path(folder, "float32.onnx")
         result = run.train(Path(folder), tuned, seed, save_adapters or {}, fold=integers is None)
@@ -147,6 +156,17 @@ def finetune(
             result, accuracies = run.quantized(integers, Path(folder), tuned, Path(output), seed + len(decided.stages))
     notes = (*prepared.notes, *decided.notes, *run.notes)
     return Finetuned(Path(output), result, notes, accuracies)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for an option that neither ``finetune`` nor ``open_dataset`` has."""
+    for name in options:
+        if name not in READING:
+            own = [*inspect.signature(finetune).parameters, *READING]
+            raise ConfigurationError(
+                f"finetune has no option '{name}'{suggestion(name, own)}: what it takes is in its docstring; for anything else "
+                "train with burnish.Trainer"
+            )
 
 
 def check_quantized(integers: Quantization | None, prepared: Transfer) -> None:
@@ -182,6 +202,7 @@ class _Run:
         eval_data: source of the data that are evaluated on; None where there are none.
         options: with which data are opened.
         patience: of early stopping, in the last part.
+        callbacks: of all parts.
         trainer: options of ``Trainer``.
         notes: what it came to beyond the result, a line each.
     """
@@ -191,6 +212,7 @@ class _Run:
     eval_data: str | Path | None
     options: Mapping[str, Any]
     patience: int | None
+    callbacks: Sequence[Callback]
     trainer: Mapping[str, Any]
     notes: list[str] = field(default_factory=list)
 
@@ -207,9 +229,17 @@ class _Run:
                 trainer.session.export(output, fold_norm=fold)
                 for form, path in adapters.items():
                     trainer.session.export(path, adapters=form)
+                self._judge_file(output, trainer)
             state = trainer.session.state()
             trainer.session.close()
         return result
+
+    def _judge_file(self, path: Path, trainer: Trainer) -> None:
+        """Note how precise a detector's file is by the boxes that it leaves itself, on the evaluation data."""
+        if self.plan.transfer.task.kind == "objects" and trainer.eval_loader is not None:
+            judged = trainer.eval_loader.dataset
+            line = file_line(path, judged, self.plan.batch_size, "evaluation", self.trainer["engine"])
+            self.notes += [] if line is None else [line]
 
     def quantized(
         self, integers: Quantization, folder: Path, tuned: Path, output: Path, seed: int
@@ -245,7 +275,7 @@ class _Run:
             seed=seed,
             run_directory=folder,
             state=state,
-            callbacks=[EarlyStopping(self.patience)] if self.patience is not None and stops else [],
+            callbacks=[*self.callbacks, *([EarlyStopping(self.patience)] if self.patience is not None and stops else [])],
             **self.trainer,
         )
 

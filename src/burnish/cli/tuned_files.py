@@ -1,4 +1,4 @@
-"""The last stage of ``burnish finetune --quantize``: the tuned model as integers, and what that costs."""
+"""What ``burnish finetune`` does with files that it has tuned: makes integers of them, and says how good what they give is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from burnish.cli.train_options import Course, Data
 if TYPE_CHECKING:
     from burnish.data import Dataset
 
+OBJECTS = "objects"
 TUNED, QUANTIZED, ACCURACIES = "tuned.onnx", "quantized.onnx", "quantization.json"
 """In folders of runs: the tuned model, its quantized form before it is trained as such, and the accuracies."""
 
@@ -84,19 +85,35 @@ class QuantizedStage:
         output().print(accuracies_line(accuracies, metric, which))
 
     def _opened(self, source: str) -> Dataset:
-        """Data as the tuned model reads them, which says what was done to pixels and texts."""
-        from burnish.data import open_dataset
-        from burnish.training.trained_model import open_model
+        return _opened(self.tuned, source, self.data, self.pixels, self.texts)
 
-        opened = open_model(self.tuned)
-        described = opened.described
-        return open_dataset(
-            source,
-            opened.to_evaluate,
-            label=self.data.label,
-            classes=described.classes,
-            image_size=self.data.image_size,
-            pixels=self.pixels.settings() if described.preprocessing is None else None,
-            text=self.texts.settings_for(self.tuned, source, described),
-            missing=self.data.missing,
-        )
+
+def say_precision(tuned: Path, data: Data, pixels: Pixels, texts: TextOptions, course: Course) -> None:
+    """Print how precise a detector's file is by the boxes that it leaves itself, where there are evaluation data."""
+    from burnish.training.finetuning import file_line
+
+    if data.eval_data is None:
+        return
+    dataset = _opened(tuned, data.eval_data, data, pixels, texts)
+    line = file_line(tuned, dataset, course.batch_size, "evaluation", course.chosen_engine())
+    if line is not None:
+        output().print(line)
+
+
+def _opened(tuned: Path, source: str, data: Data, pixels: Pixels, texts: TextOptions) -> Dataset:
+    """Data as a tuned model reads them, which says what was done to pixels and texts."""
+    from burnish.data import open_dataset
+    from burnish.training.trained_model import open_model
+
+    opened = open_model(tuned)
+    described = opened.described
+    return open_dataset(
+        source,
+        opened.to_evaluate,
+        label=data.label,
+        classes=described.classes,
+        image_size=data.image_size,
+        pixels=pixels.settings() if described.preprocessing is None else None,
+        text=texts.settings_for(tuned, source, described),
+        missing=data.missing,
+    )

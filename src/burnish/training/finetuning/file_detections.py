@@ -1,0 +1,133 @@
+"""The average precision of what a tuned file itself gives, where it suppresses boxes: by its own thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish import engines
+from burnish.data import Dataset
+from burnish.data.annotated.objects import ObjectImages
+from burnish.engines import Engine
+from burnish.graph import attribute_value
+from burnish.importer import load
+from burnish.losses.detection.targets import BOXES, CROWD, LABELS
+from burnish.metrics.box_matching import IOU_THRESHOLDS, Picture, coco_average_precision
+from burnish.passes import remove_unused
+
+SUPPRESSION = "NonMaxSuppression"
+FRACTIONS_END = 2.0
+"""Boxes whose sides stay below it are fractions of the picture, others are pixels."""
+CENTRED = 1
+
+
+def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float | str | None:
+    """Return COCO's mean average precision of the boxes that a file's NonMaxSuppression leaves.
+
+    The operator does not say in which order the sides of boxes stand, and takes any: of left, top, right, bottom and top, left,
+    bottom, right the one under which more objects are found is read.
+
+    Args:
+        path: the ONNX file.
+        dataset: pictures with objects, as a loss of detectors takes them.
+        batch_size: of the evaluation.
+        engine: runs the file.
+
+    Returns:
+        The figure; why there is none, in words; or None, where the file suppresses nothing.
+    """
+    model = load(path)
+    found = [node for node in model.graph if node.domain == "" and node.op_type == SUPPRESSION]
+    if not found or not isinstance(dataset, ObjectImages):
+        return None
+    if len(found) > 1:
+        return f"it has {len(found)} nodes {SUPPRESSION}"
+    node = found[0]
+    is_centred = attribute_value(node, "center_point_box", 0) == CENTRED
+    entry = model.graph.inputs[0]
+    run, fixed = _UpToSuppression(model, node, engine), None if entry.shape is None else entry.shape[0]
+    size = fixed if isinstance(fixed, int) else batch_size
+    pictures: list[Picture] = []
+    for begin in range(0, len(dataset) - len(dataset) % size if isinstance(fixed, int) else len(dataset), size):
+        batch = dataset.batch(np.arange(begin, min(begin + size, len(dataset))))
+        boxes, scores, selected = run(batch)
+        first = scores.shape[1] - len(dataset.classes)
+        if first not in (0, 1):
+            return f"its {SUPPRESSION} reads {scores.shape[1]} scores of each box, and there are {len(dataset.classes)} classes"
+        sides = _corners(boxes, is_centred, batch[entry.name or ""])
+        pictures += _pictures(sides, scores, selected, first, batch)
+    if is_centred:
+        return coco_average_precision(pictures, IOU_THRESHOLDS, "all", 100)
+    return max(coco_average_precision(each, IOU_THRESHOLDS, "all", 100) for each in (pictures, [*map(_turned, pictures)]))
+
+
+def file_line(path: str | Path, dataset: Dataset, batch_size: int, data: str, engine: str | Engine = "auto") -> str | None:
+    """Return a line that says how precise what a file gives is; None where it suppresses nothing.
+
+    Args:
+        path, dataset, batch_size, engine: as ``file_precision`` takes them.
+        data: which these are, in words.
+    """
+    figure = file_precision(path, dataset, batch_size, engine)
+    if figure is None:
+        return None
+    if isinstance(figure, str):
+        return f"{path}: the precision of the boxes that it leaves is not known: {figure}"
+    return f"{path}: coco_map {figure:.4f} of the boxes that its own {SUPPRESSION} leaves ({data} data)"
+
+
+class _UpToSuppression:
+    """Runs a model as far as its suppression."""
+
+    def __init__(self, model: ir.Model, node: ir.Node, engine: str | Engine):
+        self._names = [value.name or "" for value in model.graph.inputs]
+        values = [*node.inputs[:2], node.outputs[0]]
+        self._read = [value.name or "" for value in values if value is not None]
+        model.graph.outputs.clear()
+        model.graph.outputs.extend(value for value in values if value is not None)
+        remove_unused(model)
+        self._run = engines.get(engine).load(model)
+
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        outputs = self._run({name: batch[name] for name in self._names})
+        boxes, scores, selected = (outputs[name] for name in self._read)
+        return boxes, scores, selected
+
+
+def _corners(boxes: np.ndarray, is_centred: bool, pictures: np.ndarray) -> np.ndarray:
+    """Boxes as two corners, in fractions of the picture."""
+    sides = boxes.astype(np.float64)
+    if is_centred:
+        sides = np.concatenate([sides[..., :2] - sides[..., 2:] / 2, sides[..., :2] + sides[..., 2:] / 2], axis=-1)
+    if np.abs(sides).max(initial=0.0) <= FRACTIONS_END:
+        return sides
+    height, width = pictures.shape[2:4] if pictures.shape[1] in (1, 3) else pictures.shape[1:3]
+    return sides / (height if height == width else np.array([width, height, width, height], np.float64))
+
+
+def _pictures(
+    boxes: np.ndarray, scores: np.ndarray, selected: np.ndarray, first: int, batch: Mapping[str, np.ndarray]
+) -> Iterator[Picture]:
+    for sample in range(len(scores)):
+        own = selected[(selected[:, 0] == sample) & (selected[:, 1] >= first)]
+        there = batch[LABELS][sample] >= 0
+        crowd = batch[CROWD][sample][there] > 0 if CROWD in batch else np.zeros(int(there.sum()), bool)
+        yield Picture(
+            scores[sample, own[:, 1], own[:, 2]].astype(np.float64),
+            (own[:, 1] - first).astype(np.int64),
+            boxes[sample, own[:, 2]],
+            batch[LABELS][sample][there].astype(np.int64),
+            batch[BOXES][sample][there].astype(np.float64),
+            crowd,
+            np.zeros(int(there.sum())),
+            (1.0, 1.0),
+        )
+
+
+def _turned(picture: Picture) -> Picture:
+    """The same with the sides of what was found in the other order."""
+    return replace(picture, boxes=picture.boxes[:, [1, 0, 3, 2]])
