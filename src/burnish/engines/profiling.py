@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,10 @@ from burnish.errors import EngineError
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
 
+OPTIMIZER = "the optimizer"
+"""The source of what updates parameters, as ``burnish.graph.describe.source_of`` gives it."""
+UPDATES = (OPTIMIZER, "the updates of several layers")
+"""The sources of what updates the state. The second joins small tensors: parameters, or running statistics."""
 PROFILERS = {"onnxruntime": "burnish.engines.onnxruntime.profiling", "torch": "burnish.engines.torch.profiling"}
 """The module with ``record_steps`` of each engine that has one, by the engine's name."""
 
@@ -31,6 +35,8 @@ class NodeRun:
             that is not known.
         start, seconds: when it began, from the beginning of the first step, and how long it took, in seconds.
         bytes: that it read and wrote.
+        entries: the state entries whose next values it computes, where that is what it is for: one, or several that are updated
+            together.
     """
 
     step: int
@@ -40,6 +46,7 @@ class NodeRun:
     start: float
     seconds: float
     bytes: int
+    entries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,27 @@ class Recording:
 
     runs: tuple[NodeRun, ...]
     steps: tuple[float, ...]
+
+
+def updated_entries(
+    runs: Iterable[tuple[Hashable, Iterable[Hashable], Iterable[Hashable]]], following: Mapping[Any, Iterable[str]]
+) -> dict[Hashable, tuple[str, ...]]:
+    """Return the state entries that each run of an update helps to compute the next values of, in the order of ``following``.
+
+    Args:
+        runs: of an update, in their order: which it is, what it reads, and what it writes.
+        following: for what is the next value of state entries, or is read by what computes that, those entries.
+    """
+    order = {entry: place for place, entry in enumerate(dict.fromkeys(entry for each in following.values() for entry in each))}
+    reached: dict[Hashable, set[str]] = {value: set(entries) for value, entries in following.items()}
+    found: dict[Hashable, tuple[str, ...]] = {}
+    for run, read, written in reversed(list(runs)):
+        entries = set().union(*(reached.get(value, ()) for value in written))
+        if entries:
+            found[run] = tuple(sorted(entries, key=order.__getitem__))
+            for value in read:
+                reached.setdefault(value, set()).update(entries)
+    return found
 
 
 def record_steps(

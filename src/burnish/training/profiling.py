@@ -13,16 +13,20 @@ from typing import Any
 from burnish import engines
 from burnish.compiler.executable import lower
 from burnish.engines import Engine
-from burnish.engines.profiling import NodeRun, Recording, record_steps
+from burnish.engines.profiling import OPTIMIZER, UPDATES, NodeRun, Recording, record_steps
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import replacing
+from burnish.graph.describe import source_of
+from burnish.graph.uses import read_by
+from burnish.optim.slots import STATE, parameter_of
 from burnish.program import Program
 from burnish.settings import is_whole
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)
-GRADIENT, OPTIMIZER = "gradient of ", "the optimizer"
+GRADIENT = "gradient of "
+PARAMETER, STATISTIC = "param/", "stat/"
 BETWEEN = "between nodes"
 """The row of what no node took: calling them, binding inputs, reading results."""
 UNKNOWN = "not attributed"
@@ -34,7 +38,8 @@ class SourceTime:
     """What a node of the model costs in a step.
 
     Attributes:
-        source: the node; or ``the loss``, ``the metrics``, ``the optimizer``, ``the random key``, ``between nodes``.
+        source: the node; or ``the loss``, ``the metrics``, ``the random key``, ``between nodes``; or ``the optimizer``, for
+            what it does besides the updates of parameters that a node reads.
         seconds: in a step, by phase.
         bytes: read and written in a step, by phase.
         between: seconds in a step that no node took.
@@ -60,10 +65,14 @@ class Profile:
     Attributes:
         engine: that ran it.
         recording: of its nodes. Of its steps the quicker half counts: in the others the machine was busy with something else.
+        owners: for state entries, the node of the model that reads them, or the parameter that they belong to, first.
+        sizes: of state entries, in bytes. Where a call updates several, its time and its bytes are divided among them by these.
     """
 
     engine: str
     recording: Recording
+    owners: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> float:
@@ -84,13 +93,24 @@ class Profile:
         for run in self.recording.runs:
             if run.step not in self._counted:
                 continue
-            source, phase = _place(run)
-            row = rows.setdefault(source, SourceTime(source))
-            row.seconds[phase] += run.seconds / steps
-            row.bytes[phase] += run.bytes / steps
-            row.runs += 1 / steps
+            for source, phase, share in self._places(run):
+                row = rows.setdefault(source, SourceTime(source))
+                row.seconds[phase] += share * run.seconds / steps
+                row.bytes[phase] += share * run.bytes / steps
+                row.runs += 1 / steps
         left = max(0.0, self.step_seconds - sum(row.total for row in rows.values()))
         return sorted([*rows.values(), SourceTime(BETWEEN, between=left)], key=lambda row: -row.total)
+
+    def _places(self, run: NodeRun) -> list[tuple[str, str, float]]:
+        """The rows that a run counts into, the phase, and its share of each."""
+        owned = [entry for entry in run.entries if entry in self.owners]
+        if not owned:
+            return [(*_place(run), 1.0)]
+        phase = FORWARD if all(entry.startswith(STATISTIC) for entry in owned) else UPDATE
+        sizes: dict[str, int] = {}
+        for entry in owned:
+            sizes[self.owners[entry]] = sizes.get(self.owners[entry], 0) + self.sizes.get(entry, 1)
+        return [(source, phase, size / sum(sizes.values())) for source, size in sizes.items()]
 
     @property
     def phases(self) -> dict[str, float]:
@@ -136,8 +156,10 @@ class Profile:
         ]
         events = []
         for run in self.recording.runs:
-            source, phase = _place(run)
-            told = {"source": source, "node": run.node, "bytes": run.bytes}
+            places = self._places(run)
+            phase = places[0][1]
+            told = {"source": "; ".join(source for source, _, _ in places), "node": run.node, "bytes": run.bytes}
+            told |= {"entries": [*run.entries]} if run.entries else {}
             times = {"ts": 1e6 * run.start, "dur": 1e6 * run.seconds}
             events.append(
                 {"ph": "X", "pid": 1, "tid": PHASES.index(phase), "name": run.operator, "cat": phase, **times, "args": told}
@@ -177,14 +199,36 @@ def profile(
     signature = program.signature["step"]
     inputs = {**BatchCheck(signature)(batch), **HyperparameterCheck(signature)({})}
     executable, state = lower(program, runs_on.target), program.initial_state(seed)
-    return Profile(runs_on.name, record_steps(runs_on, executable, state, inputs, device=device, threads=threads, steps=steps))
+    sizes = {name: array.nbytes for name, array in state.items()}
+    recording = record_steps(runs_on, executable, state, inputs, device=device, threads=threads, steps=steps)
+    return Profile(runs_on.name, recording, owners_of(program), sizes)
+
+
+def owners_of(program: Program) -> dict[str, str]:
+    """Return, for parameters, their slots and statistics, the node of the model that reads them first."""
+    graph = (program.semantic.get("grad") or program.grad).graph
+    readers: dict[str, str] = {}
+    entries = {value: value.name or "" for value in graph.inputs if (value.name or "").startswith((PARAMETER, STATISTIC))}
+    for node in graph:
+        source = source_of(node)
+        for value in read_by(node):
+            entry = entries.get(value)
+            if entry is None:
+                continue
+            if source is None:  # a cast, or whatever else a pass put in: what reads its result is looked for
+                entries |= dict.fromkeys(node.outputs, entry)
+            elif not source.startswith(GRADIENT):
+                readers.setdefault(entry, source)
+    updates = program.signature["step"].updates
+    slots = {entry: PARAMETER + name for entry in updates if entry.startswith(STATE) and (name := parameter_of(entry))}
+    return readers | {entry: readers[parameter] for entry, parameter in slots.items() if parameter in readers}
 
 
 def _place(run: NodeRun) -> tuple[str, str]:
     """The row and the phase that a run counts into."""
     source = run.source or UNKNOWN
-    if source == OPTIMIZER:
-        return source, UPDATE
+    if source in UPDATES:
+        return OPTIMIZER, UPDATE
     if source.startswith(GRADIENT):
         return source.removeprefix(GRADIENT), BACKWARD
     return source, FORWARD

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from burnish.compiler.executable import Executable
 from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
-from burnish.engines.profiling import NodeRun, Recording
+from burnish.engines.profiling import UPDATES, NodeRun, Recording, updated_entries
 from burnish.graph.describe import source_of
+from burnish.graph.uses import read_by
 
 KERNEL = "_kernel_time"
 MICROSECONDS = 1e-6
@@ -44,11 +45,19 @@ def record_steps(
             runner.step(inputs)
         path = Path(runner.session_of_step().end_profiling())
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return recording_of(events, runner.graph_of_step(), steps)
+    return recording_of(events, runner.graph_of_step(), executable.signature["step"].updates, steps)
 
 
-def recording_of(events: list[dict[str, Any]], model: ir.Model, steps: int) -> Recording:
-    """Return the last steps among the events of ONNX Runtime's profiler, each with the node that it is of."""
+def recording_of(events: list[dict[str, Any]], model: ir.Model, updates: Mapping[str, str], steps: int) -> Recording:
+    """Return the last steps among the events of ONNX Runtime's profiler, each with the node that it is of.
+
+    Args:
+        events: of the profiler.
+        model: the graph of the step, as it was before ONNX Runtime's optimizers.
+        updates: for state entries, the output of the graph that is their next value.
+        steps: how many to return.
+    """
+    entries = _updated(model.graph, updates)
     sources = {node.name or "": source_of(node) for node in model.graph.all_nodes()}
     whole = sorted((event for event in events if event["name"] == "model_run"), key=lambda event: event["ts"])[-steps:]
     begin, starts = whole[0]["ts"], [event["ts"] for event in whole]
@@ -60,12 +69,23 @@ def recording_of(events: list[dict[str, Any]], model: ir.Model, steps: int) -> R
         step = bisect.bisect_right(starts, event["ts"]) - 1
         size = sum(int(told.get(kind) or 0) for kind in SIZES)
         place, duration = (event["ts"] - begin) * MICROSECONDS, event["dur"] * MICROSECONDS
-        runs.append(NodeRun(step, told.get("op_name", ""), name, _source(name, sources), place, duration, size))
+        known = _known(name, sources)
+        source, updated = sources.get(known), entries.get(known, ())
+        runs.append(NodeRun(step, told.get("op_name", ""), name, source, place, duration, size, updated))
     return Recording(tuple(runs), tuple(event["dur"] * MICROSECONDS for event in whole))
 
 
-def _source(name: str, sources: Mapping[str, str | None]) -> str | None:
-    """The source of a node; of one that ONNX Runtime made of another, whose name its own begins with, that of the other."""
+def _known(name: str, sources: Mapping[str, str | None]) -> str:
+    """The name of a node; of one that ONNX Runtime made of another, whose name its own begins with, that of the other."""
+    whole = name
     while name not in sources and "_" in name:
         name = name.rpartition("_")[0]
-    return sources.get(name)
+    return name if name in sources else whole
+
+
+def _updated(graph: ir.Graph, updates: Mapping[str, str]) -> dict[Any, tuple[str, ...]]:
+    """The state entries that each node updates, by its name."""
+    outputs = {output: entry for entry, output in updates.items()}
+    following = {value: [outputs[value.name]] for value in graph.outputs if value.name in outputs}
+    runs = ((node.name or "", read_by(node), node.outputs) for node in graph if source_of(node) in UPDATES)
+    return updated_entries(runs, following)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from burnish.compiler.executable import Executable
-from burnish.engines.profiling import NodeRun, Recording
-from burnish.engines.torch.engine import TorchEngine
+from burnish.engines.profiling import OPTIMIZER, UPDATES, NodeRun, Recording, updated_entries
+from burnish.engines.torch.engine import TorchEngine, TorchRunner
 from burnish.engines.torch.translate.failures import PLACE, SOURCE
 from burnish.errors import EngineError
 
+PARAMETER = "param/"
 CALLS = ("call_function", "call_method", "call_module")
-UPDATE = "the optimizer"
 
 
 def record_steps(
@@ -50,10 +50,12 @@ def record_steps(
         capture=False,
     )
     runner = plain.open(executable, state, device=device, threads=threads)
-    timed = _TimedGraph(runner.translated("step"))
+    module = runner.translated("step")
+    timed = _TimedGraph(module, _updated(module, runner))
     runner._runnables["step"] = timed
-    updates = executable.signature["step"].updates
-    moved = 2 * _bytes(runner._state[name] for name in updates)
+    written = _written_in_place(runner)
+    # Of each entry its present value and its next one, and of a parameter its gradient.
+    moved = sum((3 if name.startswith(PARAMETER) else 2) * _bytes(runner._state[name]) for name in written)
     seconds = []
     for step in range(-1, steps):  # the first one is not kept
         timed.step = step
@@ -61,7 +63,7 @@ def record_steps(
         runner.step(inputs)
         # What moves the state on comes after the graph: the updates that the engine's kernels write in place.
         end = time.perf_counter()
-        timed.runs.append(NodeRun(step, "update", "", UPDATE, timed.ended, end - timed.ended, moved))
+        timed.runs.append(NodeRun(step, "update", "", OPTIMIZER, timed.ended, end - timed.ended, moved, written))
         seconds.append(end - begin)
     kept = [run for run in timed.runs if run.step >= 0]
     first = kept[0].start
@@ -71,8 +73,9 @@ def record_steps(
 class _TimedGraph(fx.Interpreter):
     """Runs a translated graph call by call, and notes how long each took."""
 
-    def __init__(self, module: fx.GraphModule):
+    def __init__(self, module: fx.GraphModule, updated: Mapping[Any, tuple[str, ...]]):
         super().__init__(module)
+        self.updated = updated
         self.runs: list[NodeRun] = []
         self.step = 0
         self.ended = 0.0
@@ -93,8 +96,33 @@ class _TimedGraph(fx.Interpreter):
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
         node, source = str(n.meta.get(PLACE) or ""), n.meta.get(SOURCE)
-        self.runs.append(NodeRun(self.step, _operator(n), node, source, begin, seconds, read + _bytes(result)))
+        entries = self.updated.get(n, ())
+        self.runs.append(NodeRun(self.step, _operator(n), node, source, begin, seconds, read + _bytes(result), entries))
         return result
+
+
+def _updated(module: fx.GraphModule, runner: TorchRunner) -> dict[Any, tuple[str, ...]]:
+    """The state entries that each of the optimizer's calls in the translated graph updates, or is read for by its kernel."""
+    entries: dict[str, list[str]] = {}
+    for entry, output in runner._executable.signature["step"].updates.items():
+        entries.setdefault(output, []).append(entry)
+    for update in runner._updates:
+        for operands, written in update.groups:
+            for name in operands:
+                entries.setdefault(name, []).extend(written)
+    following: dict[Hashable, list[str]] = {}
+    returned = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    for value, name in zip(returned, runner._output_names["step"], strict=True):
+        following.setdefault(value, []).extend(entries.get(name, ()))
+    calls = [node for node in module.graph.nodes if node.op in CALLS and node.meta.get(SOURCE) in (*UPDATES, None)]
+    return updated_entries(((node, node.all_input_nodes, [node]) for node in calls), following)
+
+
+def _written_in_place(runner: TorchRunner) -> tuple[str, ...]:
+    """The state entries that are written over after the graph, by kernels; the others get the tensors that it returned."""
+    taken = (runner._row_updates, runner._state_update[0])
+    by_kernels = [entry for update in taken if update is not None for entry in update.entries]
+    return (*by_kernels, *(write.entry for write in runner._row_writes))
 
 
 def _operator(call: fx.Node) -> str:

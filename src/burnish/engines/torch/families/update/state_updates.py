@@ -54,9 +54,13 @@ class Update:
     @property
     def entries(self) -> tuple[str, ...]:
         """The state entries that are written."""
-        return tuple(
-            self.operands[start + target] for start in range(0, len(self.operands), self.width) for target in self.targets
-        )
+        return tuple(entry for _, written in self.groups for entry in written)
+
+    @property
+    def groups(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Of each group its operands, and those of them that are written."""
+        groups = [self.operands[start : start + self.width] for start in range(0, len(self.operands), self.width)]
+        return tuple((group, tuple(group[target] for target in self.targets)) for group in groups)
 
 
 class StateUpdate:
