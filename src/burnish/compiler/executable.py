@@ -127,10 +127,11 @@ class Executable:
                 planned = self._step_of(model, target)
                 compute_again(model, self.signature["grad"], self.recompute, planned, strict=False)
             return model
-        return self._step_of(self._lowered("grad"), target)
+        # Lowered once, as a whole; what is computed again is chosen in a graph of the gradients that is lowered.
+        return self._step_of(self.semantic["grad"] if self.recompute is None else self._lowered("grad"), target)
 
     def _step_of(self, grad: ir.Model, target: Target) -> ir.Model:
-        """The step that a lowered graph of the gradients becomes."""
+        """The step that a graph of the gradients becomes, lowered or not."""
         assert self.optimizer is not None
         forward = (self.finished["predict"], self.finished["evaluate"])  # which tell what the parameters are for
         updates, _ = update_graphs(grad, self.signature["grad"], forward, self.optimizer, target, ("step",))
