@@ -8,7 +8,8 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.engines.onnxruntime import OnnxRuntimeEngine, engine
+from burnish.formats.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.passes import raise_scalar_ranks
 from burnish.passes.raise_scalar_ranks import BROADCASTING
@@ -22,11 +23,10 @@ def raised(nodes: str, inputs: str, outputs: str = "float[2, 3, 1, 1] y", **arra
     """A model after the pass, checked to give the same bits as before it."""
     constants = "c = Constant<value = float {0.3}>() v = Constant<value = float[1] {0.7}>()"
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}) => ({outputs}) {{ {constants} {nodes} }}'
-    engine = OnnxRuntimeEngine()
-    expected = engine.run(parsed(text), arrays)
+    expected = burnish.engines.get("reference").run(parsed(text), arrays)
     model = raise_scalar_ranks(parsed(text))
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    for name, array in engine.run(model, arrays).items():
+    for name, array in OnnxRuntimeEngine(kernels=False).run(model, arrays).items():
         np.testing.assert_array_equal(array, expected[name])
         assert array.dtype == expected[name].dtype
     return model
@@ -59,6 +59,18 @@ def test_what_is_computed_is_reshaped_once_for_each_rank():
 def test_branches_of_where_are_raised():
     model = raised("m = Greater(x, c) y = Where(m, x, c)", "float[2, 3, 1, 1] x", x=X)
     assert ranks(model, "Where") == [[4, 4, 4]]
+
+
+def test_a_model_is_raised_when_onnx_runtime_opens_it_and_is_left_as_it_was(monkeypatch):
+    opened = []
+    monkeypatch.setattr(engine, "model_bytes", lambda model: opened.append(model) or model_bytes(model))
+    model = parsed(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[2, 3, 1, 1] x, float c) => (float[2, 3, 1, 1] y) { y = Mul(x, c) }'
+    )
+    results = OnnxRuntimeEngine(kernels=False).run(model, {"x": X, "c": np.array(0.3, np.float32)})
+    np.testing.assert_array_equal(results["y"], X * np.float32(0.3))
+    assert ranks(model, "Mul") == [[4, 0]]
+    assert [ranks(each, "Mul") for each in opened] == [[[4, 4]]]
 
 
 @pytest.mark.parametrize("inputs", ["float[2, 3, 4, 4] x", "float[N, 3, 4, N] x", "float[1, 1, 1, 1] x", "float x"])

@@ -7,6 +7,7 @@ over one span of all elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import takewhile
 
 import numpy as np
@@ -31,14 +32,26 @@ def raise_scalar_ranks(model: ir.Model) -> ir.Model:
     """
     raised: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in list(model.graph):
-        if node.op_type in BROADCASTING and node.domain == "":
-            rank, ones = _widest(node)
-            for index, value in enumerate(node.inputs):
-                if ones and value is not None and _is_single(value) and len(value.shape or ()) <= ones < rank:
-                    if (value, rank) not in raised:
-                        raised[value, rank] = _of_rank(Builder(model.graph, before=node), value, rank)
-                    node.replace_input_with(index, raised[value, rank])
+        for index, value, rank in _low_scalars(node):
+            if (value, rank) not in raised:
+                raised[value, rank] = _of_rank(Builder(model.graph, before=node), value, rank)
+            node.replace_input_with(index, raised[value, rank])
     return model
+
+
+def has_low_scalars(model: ir.Model) -> bool:
+    """Whether ``raise_scalar_ranks`` would change a model."""
+    return any(True for node in model.graph for _ in _low_scalars(node))
+
+
+def _low_scalars(node: ir.Node) -> Iterator[tuple[int, ir.Value, int]]:
+    """The operands of a node that are scalars of a rank too low: which operand, its value, and the rank that it is to have."""
+    if node.op_type not in BROADCASTING or node.domain != "":
+        return
+    rank, ones = _widest(node)
+    for index, value in enumerate(node.inputs):
+        if ones and value is not None and _is_single(value) and len(value.shape or ()) <= ones < rank:
+            yield index, value, rank
 
 
 def _widest(node: ir.Node) -> tuple[int, int]:

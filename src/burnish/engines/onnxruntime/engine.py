@@ -27,7 +27,8 @@ from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
 from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS
-from burnish.passes import compute_in_float32
+from burnish.passes import compute_in_float32, raise_scalar_ranks
+from burnish.passes.raise_scalar_ranks import has_low_scalars
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
@@ -236,6 +237,9 @@ class OnnxRuntimeEngine(RunsModels):
         if self.kernels is not None:
             model = model.clone()
             call_kernels(model, threads)
+            raise_scalar_ranks(model)
+        elif has_low_scalars(model):  # as graphs of several workers have, and programs of earlier versions
+            model = raise_scalar_ranks(model.clone())
         return OpenedGraph(graph, model, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()
