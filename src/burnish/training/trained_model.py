@@ -117,6 +117,14 @@ class TrainedModel:
             totals.add(evaluate(batch))
         return figures(totals.added(), self.options.get("loss_terms", {}))
 
+    def totals(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Return the totals of a batch that loss and metrics are functions of, by the names that the graph gives them.
+
+        Raises:
+            ConfigurationError: no loss is known.
+        """
+        return self._evaluation()(batch)
+
     def _fixed_batch(self, graph: str) -> int | None:
         """The number of samples that the model takes at once; None where any will do."""
         entries = self._signature[graph].inputs_of(Role.DATA)

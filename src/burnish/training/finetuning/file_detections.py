@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +15,30 @@ from burnish.engines import Engine
 from burnish.graph import attribute_value
 from burnish.importer import load
 from burnish.losses.detection.targets import BOXES, CROWD, LABELS
+from burnish.metrics.average_precision import FOUND
+from burnish.metrics.base import rows_name
 from burnish.metrics.box_matching import IOU_THRESHOLDS, Picture, coco_average_precision
 from burnish.passes import remove_unused
+from burnish.training.trained_model import open_model
 
 SUPPRESSION = "NonMaxSuppression"
 FRACTIONS_END = 2.0
 """Boxes whose sides stay below it are fractions of the picture, others are pixels."""
 CENTRED = 1
+PRECISION = "coco_map"
+TURNED = [1, 0, 3, 2]
+COMPARED = 20
+"""Boxes of a picture by which the order of their sides is told."""
 
 
 def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: str | Engine = "auto") -> float | str | None:
     """Return COCO's mean average precision of the boxes that a file's NonMaxSuppression leaves.
 
-    The operator does not say in which order the sides of boxes stand, and takes any: of left, top, right, bottom and top, left,
-    bottom, right the one under which more objects are found is read.
+    The operator does not say in which order the sides of boxes stand, and takes any: left, top, right, bottom or top, left,
+    bottom, right. It is read in the one in which its boxes are those that the loss of the file decodes.
 
     Args:
-        path: the ONNX file.
+        path: the ONNX file, with its objective in its metadata.
         dataset: pictures with objects, as a loss of detectors takes them.
         batch_size: of the evaluation.
         engine: runs the file.
@@ -50,6 +56,7 @@ def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: 
     is_centred = attribute_value(node, "center_point_box", 0) == CENTRED
     entry = model.graph.inputs[0]
     run, fixed = _UpToSuppression(model, node, engine), None if entry.shape is None else entry.shape[0]
+    decodes, is_turned = open_model(path, metrics=(PRECISION,), engine=engine), None if not is_centred else False
     size = fixed if isinstance(fixed, int) else batch_size
     pictures: list[Picture] = []
     for begin in range(0, len(dataset) - len(dataset) % size if isinstance(fixed, int) else len(dataset), size):
@@ -59,10 +66,10 @@ def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: 
         if first not in (0, 1):
             return f"its {SUPPRESSION} reads {scores.shape[1]} scores of each box, and there are {len(dataset.classes)} classes"
         sides = _corners(boxes, is_centred, batch[entry.name or ""])
-        pictures += _pictures(sides, scores, selected, first, batch)
-    if is_centred:
-        return coco_average_precision(pictures, IOU_THRESHOLDS, "all", 100)
-    return max(coco_average_precision(each, IOU_THRESHOLDS, "all", 100) for each in (pictures, [*map(_turned, pictures)]))
+        if is_turned is None:
+            is_turned = _are_turned(sides, decodes.totals(batch)[rows_name(PRECISION, FOUND)][..., 2:])
+        pictures += _pictures(sides[..., TURNED] if is_turned else sides, scores, selected, first, batch)
+    return coco_average_precision(pictures, IOU_THRESHOLDS, "all", 100)
 
 
 def file_line(path: str | Path, dataset: Dataset, batch_size: int, data: str, engine: str | Engine = "auto") -> str | None:
@@ -128,6 +135,16 @@ def _pictures(
         )
 
 
-def _turned(picture: Picture) -> Picture:
-    """The same with the sides of what was found in the other order."""
-    return replace(picture, boxes=picture.boxes[:, [1, 0, 3, 2]])
+def _are_turned(sides: np.ndarray, decoded: np.ndarray) -> bool:
+    """Whether boxes stand in the other order than those that a loss decodes.
+
+    Args:
+        sides: of all boxes, ``[N, A, 4]``.
+        decoded: of some of them, the likeliest, left, top, right, bottom, ``[N, K, 4]``.
+    """
+
+    def distance(boxes: np.ndarray) -> float:
+        likeliest = decoded[:, :COMPARED, None]
+        return float(np.abs(likeliest - boxes[:, None]).max(axis=3).min(axis=2).sum())
+
+    return distance(sides[..., TURNED]) < distance(sides)
