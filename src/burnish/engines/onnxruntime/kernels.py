@@ -11,22 +11,34 @@ from burnish.engines.kernels.building import build_library, cores, find_built, i
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
-from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.kernels.normalization.operators import (
+    FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_GRAD,
+    FUSED_STANDARDIZE,
+    FUSED_STANDARDIZE_GRAD,
+)
+from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
+from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.onnxruntime.channels_last import use_channels_last
 from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN, Builder, replace_uses
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
 from burnish.graph.uses import remove_unread_nodes
 from burnish.lowering import lower_semantic_operators
 from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.ops.pooling import MAX_POOL_GRAD
 from burnish.passes.remove_unused import remove_unused
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
-OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES)
+ROWS = (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE, SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES, *ROWS)
 """The semantic operators that there are kernels for, be it for some of their nodes alone."""
+
+_WITH_OPTIONAL_OPERANDS = (FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD, FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD)
 
 SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
@@ -64,13 +76,15 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     graph = model.graph
     names = [value.name for value in graph.outputs]
     fuse_batch_normalization(graph)
+    fuse_normalization(graph)
+    use_cross_entropy_kernels(graph)
     graph.sort()
     called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
     lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})
     use_channels_last(graph, threads or cores())
     remove_unread_nodes(graph)  # no kernel computes what only they read
     for node in list(graph):
-        if (FUSED_BATCH_NORM.is_of(node) or FUSED_BATCH_NORM_GRAD.is_of(node)) and "present" not in node.attributes:
+        if any(operator.is_of(node) for operator in _WITH_OPTIONAL_OPERANDS) and "present" not in node.attributes:
             _leave_out_what_is_missing(graph, node)
     called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
     lower_semantic_operators(model, keep=called)
@@ -94,10 +108,12 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
 
 
 def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
-    """Say by an attribute which operands a node has, and give it no others; the last output goes where nothing reads it."""
+    """Say by an attribute which operands a node has, and give it no others; outputs go that the kernel leaves out."""
     outputs = list(node.outputs)
     if FUSED_BATCH_NORM_GRAD.is_of(node) and not outputs[-1].uses() and not outputs[-1].is_graph_output():
         outputs.pop()
+    if FUSED_STANDARDIZE_GRAD.is_of(node) and not attribute_value(node, "parameters", 0):
+        outputs = outputs[:1]
     attributes = {
         **node.attributes,
         "present": ir.AttrInt64s("present", [int(value is not None) for value in node.inputs]),

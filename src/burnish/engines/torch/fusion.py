@@ -11,6 +11,8 @@ import onnx_ir as ir
 
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
+from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
+from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
 from burnish.engines.torch.families.attention.fusion import fuse_attention
 from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
@@ -23,17 +25,24 @@ from burnish.engines.torch.families.fused import fused_operators, replace_whole_
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
 from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
-from burnish.engines.torch.families.normalization.row_fusion import fuse_normalization
 from burnish.engines.torch.families.normalization.synchronized_fusion import fuse_synchronized
 from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
-from burnish.engines.torch.families.softmax.fusion import use_cross_entropy_kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
+from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
-FUSED = fused_operators() | {BATCH_NORM_TRAINING.name, BATCH_NORM_GRAD.name}
+_SHARED = (
+    *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD),
+    *(STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE),
+    *(SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD),
+)
+"""Those of the graph passes that other engines call too."""
+
+FUSED = fused_operators() | {operator.name for operator in _SHARED}
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 

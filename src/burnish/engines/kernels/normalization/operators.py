@@ -1,4 +1,4 @@
-"""The operators that graph passes put where batch normalization was, for engines that have kernels of them.
+"""The operators that graph passes put where normalization was, for engines that have kernels of them.
 
 ``activation`` and ``limit`` are those of ``surroundings``; ``saved`` [2, C] holds what the gradient reads of the statistics: the
 pilot and the shift of ``batch_norm_forward.h``.
@@ -12,3 +12,9 @@ FUSED_BATCH_NORM = EngineOperator(
 FUSED_BATCH_NORM_GRAD = EngineOperator(
     "FusedBatchNormGrad", ("dy", "x", "scale", "inverse_std", "saved", "y", "more", "bias"), ("dx", "dscale", "dbias", "before")
 )
+
+FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
+FUSED_STANDARDIZE_GRAD = EngineOperator(
+    "FusedStandardizeGrad", ("dy", "x", "mean", "shift", "inverse", "scale"), ("dx", "dscale", "dbias")
+)
+"""Normalization over the axes from ``axis`` on, with the scale and the bias of a layer, and its gradient (``standardize.h``)."""

@@ -10,19 +10,10 @@
 #include "batch_norm_forward.h"
 #include "batch_norm_planes.h"
 #include "operators.h"
+#include "present_operands.h"
 
 namespace burnish {
 namespace {
-
-// The operands of a node by their places, of which there are `count`; those that are left out are undefined.
-std::vector<Tensor> by_place(const Call& call, const std::vector<int64_t>& present, size_t count) {
-  BURNISH_CHECK(present.size() <= count, "batch normalization: more operands than there are places");
-  std::vector<Tensor> operands(count);
-  size_t next = 0;
-  for (size_t place = 0; place < present.size(); ++place)
-    if (present[place]) operands[place] = call.input(next++);
-  return operands;
-}
 
 const float* floats_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 

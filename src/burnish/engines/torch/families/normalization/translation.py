@@ -7,7 +7,12 @@ from typing import Any
 import torch
 
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.kernels.normalization.operators import (
+    FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_GRAD,
+    FUSED_STANDARDIZE,
+    FUSED_STANDARDIZE_GRAD,
+)
 from burnish.engines.torch.families.images import as_image, from_image
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import Call, translates
@@ -25,10 +30,6 @@ FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
 )
 FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
     "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
-)
-FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
-FUSED_STANDARDIZE_GRAD = EngineOperator(
-    "FusedStandardizeGrad", ("dy", "x", "mean", "shift", "inverse", "scale"), ("dx", "dscale", "dbias")
 )
 FUSED_GROUP_NORM = EngineOperator("FusedGroupNorm", ("x", "scale", "bias"), ("y", "mean", "inverse_std", "shift"))
 FUSED_GROUP_NORM_GRAD = EngineOperator(

@@ -6,12 +6,9 @@ from typing import Any
 
 import torch
 
-from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.kernels.softmax.operators import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.ops.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
-
-FUSED_CROSS_ENTROPY = EngineOperator("FusedCrossEntropy", ("logits", "labels"), ("total", "counted", "saved"))
-FUSED_CROSS_ENTROPY_GRAD = EngineOperator("FusedCrossEntropyGrad", ("logits", "labels", "saved", "flow"), ("dlogits",))
 
 
 @translates(SOFTMAX_GRAD)

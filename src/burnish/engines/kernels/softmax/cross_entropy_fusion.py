@@ -1,11 +1,10 @@
-"""The engine's kernels for softmax cross-entropy over class indices: one for its sum, one for the gradient."""
+"""Kernels for softmax cross-entropy over class indices: one for its sum, one for the gradient."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.softmax.translation import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
+from burnish.engines.kernels.softmax.operators import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 
@@ -13,7 +12,6 @@ LOG_P = 3
 """The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""
 
 
-@fuses(SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
 def use_cross_entropy_kernels(graph: ir.Graph) -> None:
     """Put ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad`` in the place of the loss and its gradient.
 

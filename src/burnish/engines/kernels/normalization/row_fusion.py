@@ -7,8 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.normalization.translation import FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD
+from burnish.engines.kernels.normalization.operators import FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses
 from burnish.graph.uses import remove_unread
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
@@ -23,9 +22,8 @@ class _Gradient:
     parameters: dict[str, ir.Value]
 
 
-@fuses(STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE)
 def fuse_normalization(graph: ir.Graph) -> None:
-    """Replace Standardize, RootMeanSquareNormalize and StandardizeGrad of float32 by the engine's kernels, in place.
+    """Replace Standardize, RootMeanSquareNormalize and StandardizeGrad of float32 by kernels, in place.
 
     What is not float32 stays. The caller sorts the graph: a gradient may stand before what it waits for.
     """

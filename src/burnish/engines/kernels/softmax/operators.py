@@ -1,0 +1,10 @@
+"""The operators that a graph pass puts where cross-entropy of class indices was, for engines that have kernels of them.
+
+``saved`` [N, 2] holds of each row what the gradient reads: the largest logit, and the logarithm of the sum of the exponentials of what
+they are below it (``cross_entropy.h``).
+"""
+
+from burnish.engines.kernels.engine_operator import EngineOperator
+
+FUSED_CROSS_ENTROPY = EngineOperator("FusedCrossEntropy", ("logits", "labels"), ("total", "counted", "saved"))
+FUSED_CROSS_ENTROPY_GRAD = EngineOperator("FusedCrossEntropyGrad", ("logits", "labels", "saved", "flow"), ("dlogits",))
