@@ -72,7 +72,7 @@ def run(graph, feeds, threads=1):
 @pytest.mark.parametrize(("mean", "deviation"), [(0, 1), (1e4, 1)], ids=["centered", "far from zero"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gradients_beside_float64(layer, mean, deviation):
-    """As exact where the mean is ten thousand deviations as where it is zero: the exact values are computed of the same float32 x."""
+    """As exact where the mean is ten thousand deviations as where it is zero, beside what is exact for the same float32 x."""
     program, graph, called = gradients(layer)
     assert called["FusedStandardize"] == called["FusedStandardizeGrad"] == 1
     feeds = feeds_of(program, mean, deviation, 37)

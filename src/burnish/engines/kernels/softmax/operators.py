@@ -1,7 +1,7 @@
 """The operators that a graph pass puts where cross-entropy of class indices was, for engines that have kernels of them.
 
-``saved`` [N, 2] holds of each row what the gradient reads: the largest logit, and the logarithm of the sum of the exponentials of what
-they are below it (``cross_entropy.h``).
+``saved`` [N, 2] holds of each row what the gradient reads: the largest logit, and the logarithm of the sum of the exponentials of
+the logits less that (``cross_entropy.h``).
 """
 
 from burnish.engines.kernels.engine_operator import EngineOperator
