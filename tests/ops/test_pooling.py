@@ -93,6 +93,18 @@ def test_max_pool_over_windows_that_are_apart_scatters_nothing(name: str) -> Non
     assert "ScatterElements" not in {node.op_type for node in graph.model.graph.all_nodes()}
 
 
+@pytest.mark.parametrize("name", list(APART))
+def test_average_pool_repeats_where_windows_tile_the_input(name: str) -> None:
+    shape, kernel, strides = APART[name]
+    sample = Sample([np.random.default_rng(2).standard_normal(shape)], {"kernel_shape": kernel, "strides": strides})
+    pool = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}[len(kernel)]
+    graph = against_torch("AveragePool", sample, "batch", lambda x: pool(x, tuple(kernel), tuple(strides)))
+    emitted = {node.op_type for node in graph.model.graph.all_nodes()}
+    assert ("Resize" in emitted, "ConvTranspose" in emitted) == (
+        (True, False) if name in ("halving", "signal") else (False, True)
+    )
+
+
 def test_a_program_with_windows_that_are_apart_computes_no_indices() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 18]>

@@ -42,11 +42,16 @@ def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_
 def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """Add every element of dy to all positions of its window, in zeros of the shape of x: the adjoint of summing windows.
 
-    A transposed convolution with a kernel of ones, each channel an image of its own: 5 ms where ONNX Runtime needs 12 ms for
-    spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
+    Windows that tile x repeat their element: ``Resize`` takes 0.65 ms where a transposed convolution takes 3.5 ms (8x128x56x56,
+    2x2 windows). Others are a transposed convolution with a kernel of ones, each channel an image of its own: 5 ms where ONNX
+    Runtime needs 12 ms for spaced zeros and an AveragePool (16x64x56x56, 3x3 windows, stride 2, two cores).
     """
     builder = dy.builder
     rank = windows.rank
+    if _tile(dy, x, windows):
+        scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
+        nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return builder.op("Resize", dy, None, scales, like=x, **nearest)
     ones = builder.constant(np.ones((1, 1, *windows.kernel_shape), dy.dtype.numpy()))
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if outputs is not None and inputs is not None:
@@ -77,7 +82,7 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
 def are_apart(dy: Tensor, x: Tensor, windows: Windows) -> bool:
     """Whether windows of static sizes lie in x without padding, and no two of them share an element.
 
-    False for what is not float32: ONNX Runtime has the convolution that ``to_first_maxima`` ends in for nothing else.
+    False for what is not float32: ONNX Runtime has what follows from it, convolutions and ``Resize``, for nothing else.
     """
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if dy.dtype != ir.DataType.FLOAT or outputs is None or inputs is None or any(windows.pads_begin + windows.pads_end):
@@ -88,6 +93,17 @@ def are_apart(dy: Tensor, x: Tensor, windows: Windows) -> bool:
         windows.span(axis) == windows.kernel_shape[axis] <= windows.strides[axis]
         and ends[axis] <= inputs[axis] < ends[axis] + windows.strides[axis]
         for axis in axes
+    )
+
+
+def _tile(dy: Tensor, x: Tensor, windows: Windows) -> bool:
+    """Whether every element of x, of static sizes, lies in just one window; False where ONNX Runtime has no ``Resize``."""
+    inputs = extents(x, 2)
+    return (
+        are_apart(dy, x, windows)
+        and windows.kernel_shape == windows.strides
+        and inputs is not None
+        and all(size % kernel == 0 for size, kernel in zip(inputs, windows.kernel_shape, strict=True))
     )
 
 
