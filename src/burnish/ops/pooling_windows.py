@@ -50,8 +50,16 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     rank = windows.rank
     if _tile(dy, x, windows):
         scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
-        nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        return builder.op("Resize", dy, None, scales, like=x, **nearest)
+        return builder.op(
+            "Resize",
+            dy,
+            None,
+            scales,
+            like=x,
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
     ones = builder.constant(np.ones((1, 1, *windows.kernel_shape), dy.dtype.numpy()))
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if outputs is not None and inputs is not None:
