@@ -36,9 +36,16 @@ def test_a_run_ends_in_integers_and_says_what_they_cost(run, folder) -> None:
     kinds = {tensor.name: tensor.data_type for tensor in onnx.load("out/tuned.onnx").graph.initializer if len(tensor.dims) > 1}
     assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= set(kinds.values())  # the first and the last layer have 8 bits
     assert onnx.TensorProto.FLOAT not in kinds.values()
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_keeps_its_integers(run, folder) -> None:
+    run("finetune", "model.onnx", "--data", "data.npz", *OPTIONS, "--quantize", "int8:epochs=1", "-o", "out")
+    figures, quantized = (folder / "out/quantization.json").read_text(), (folder / "out/quantized.onnx").read_bytes()
     resumed = run("finetune", "model.onnx", "--data", "data.npz", *OPTIONS, "--resume", "-o", "out")
     assert "quantization: accuracy" in resumed.output
-    assert json.loads((folder / "out/quantization.json").read_text()) == figures
+    assert (folder / "out/quantization.json").read_text() == figures
+    assert (folder / "out/quantized.onnx").read_bytes() == quantized
 
 
 @pytest.mark.slow

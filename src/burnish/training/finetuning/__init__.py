@@ -1,6 +1,8 @@
 """What is decided before and while a file that somebody else has trained learns other data, and the call that does all of it.
 
-``transfer`` makes the model ready, ``planning`` chooses stages, batch, rate and schedule, ``tune`` trains.
+``tasks`` tells what is learned, of objects ``detectors`` what the file is. ``transfer`` makes the model ready, ``planning``
+chooses stages, batch, rate and schedule, ``tune`` trains. ``quantization`` makes integers of what is tuned, and
+``file_detections`` judges what a file with a detector gives.
 """
 
 from burnish.training.finetuning.file_detections import file_line
