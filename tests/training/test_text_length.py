@@ -50,10 +50,14 @@ def text(folder: Path, **settings: object) -> Text:
 
 
 def test_long_texts_are_cut_off_and_counted(folder, tmp_path):
-    prepared, dataset = transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder))
+    prepared, dataset = transfer(folder / "texts.onnx", folder / "long.csv", text=folder / "tokenizer.json")
     assert any("runs on 20 tokens at most" in note and "8 of 16 texts are longer" in note for note in prepared.notes)
     assert dataset.batch(np.arange(16))["input_ids"].shape == (16, 20)
     assert DataDescription.read(prepared.model.metadata_props).text.length == 20
+
+
+@pytest.mark.slow
+def test_a_run_trains_and_evaluates_on_what_is_left(folder, tmp_path):
     tuned = burnish.finetune(
         folder / "texts.onnx", folder / "long.csv", eval_data=folder / "long.csv", text=text(folder),
         output=tmp_path / "tuned.onnx", epochs=1, lr=0.01, threads=1,
@@ -62,7 +66,9 @@ def test_long_texts_are_cut_off_and_counted(folder, tmp_path):
 
 
 def test_what_fits_is_left_as_it_is(folder):
-    prepared, dataset = transfer(folder / "texts.onnx", folder / "short.csv", text=text(folder, length=20))
+    prepared, dataset = transfer(
+        folder / "texts.onnx", folder / "short.csv", text={"tokenizer": folder / "tokenizer.json", "length": 20}
+    )
     assert not any("runs on" in note for note in prepared.notes)
     assert dataset.cut == 0
 
@@ -70,5 +76,7 @@ def test_what_fits_is_left_as_it_is(folder):
 def test_lengths_that_were_asked_for_are_refused(folder):
     with pytest.raises(ConfigurationError, match=r"length=64, and the model runs on 20 tokens at most.*give 20 at most"):
         transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, length=64))
+    with pytest.raises(ConfigurationError, match=r"text has no option 'size'.*; it takes tokenizer, task, length"):
+        transfer(folder / "texts.onnx", folder / "long.csv", text={"tokenizer": folder / "tokenizer.json", "size": 64})
     with pytest.raises(DataError, match="sample 1 has 40 tokens, and 20 at most are read"):
         transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, too_long="error"))

@@ -27,7 +27,7 @@ from burnish.data.table import table_dataset
 from burnish.data.tar_shards import SEQUENCE, TarImages
 from burnish.data.text.columns import TOKENS, is_columnar
 from burnish.data.text.dataset import TextDataset
-from burnish.data.text.settings import Text
+from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
 
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
@@ -63,7 +63,7 @@ def open_dataset(
     classes: Sequence[str] | None = None,
     image_size: tuple[int, int] | None = None,
     pixels: PixelsLike | None = None,
-    text: Text | None = None,
+    text: TextLike | None = None,
     missing: Missing = "error",
 ) -> Dataset:
     """Open data for a program.
@@ -78,15 +78,16 @@ def open_dataset(
         image_size: height and width of images, where the model leaves them open.
         pixels: what is done to the pixels of images and to arrays of bytes: a preset, a ``Preprocessing``, or its settings; by
             default what the model's metadata says, else 0 to 255 become 0 to 1.
-        text: how texts become tokens; None for data that are no texts.
+        text: how texts become tokens: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for data that
+            are no texts.
         missing: what becomes of a row of a table in which a value is missing: ``error``, or ``drop`` leaves it out and counts it.
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
             and the data hold none.
-        ConfigurationError: no such pixels.
+        ConfigurationError: no such pixels, or settings of texts.
     """
-    kind, path = data_kind(source), Path(source)
+    kind, path, text = data_kind(source), Path(source), as_text(text)
     check_text(source, kind, text)
     if text is not None:
         refuse_pixels(source, kind, pixels)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.settings import is_number, is_whole
+from burnish.settings import check_settings, is_number, is_whole
 
 TASKS = ("label", "masked", "causal")
 LONGEST = 512
@@ -94,6 +95,26 @@ class Text:
                 "smaller length"
             )
         return replace(self, task=task, length=length, buckets=tuple(buckets))
+
+
+TextLike = Text | Mapping[str, Any] | str | Path
+"""``Text``, its settings by name, or the path of a ``tokenizer.json``."""
+
+
+def as_text(text: TextLike | None) -> Text | None:
+    """Return settings that may be given in short.
+
+    Raises:
+        ConfigurationError: a setting that there is not, or one out of range.
+    """
+    if text is None or isinstance(text, Text):
+        return text
+    if isinstance(text, str | Path):
+        return Text(tokenizer=text)
+    if isinstance(text, Mapping):
+        check_settings("text", Text, text)
+        return Text(**text)
+    raise ConfigurationError(f"text={text!r}: give burnish.data.Text(tokenizer=...), its settings, or a path of a tokenizer.json")
 
 
 @dataclass(frozen=True)

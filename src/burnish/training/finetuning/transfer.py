@@ -15,6 +15,7 @@ from burnish import losses, optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, open_dataset
+from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
@@ -241,7 +242,7 @@ def _opened(probe: Program, data: str | Path, options: Mapping[str, Any]) -> tup
     def opened(text: Text) -> Dataset:
         return open_dataset(data, spec, **{**options, "text": text})
 
-    dataset, cut = within_the_model(probe, open_dataset(data, spec, **options), options.get("text"), opened)
+    dataset, cut = within_the_model(probe, open_dataset(data, spec, **options), as_text(options.get("text")), opened)
     return dataset, spec, cut
 
 
