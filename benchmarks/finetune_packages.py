@@ -168,7 +168,7 @@ PACKAGED: dict[str, Model] = {
     **_both("timm/resnet10t", Model("timm", partial(_of_timm, "resnet10t"), "fc", exporter="torchscript")),
     **_both("transformers/vit", Model("transformers", _vit_of_transformers, "classifier")),
     **_both("transformers/bert", Model("transformers", _bert_of_transformers, "classifier", kind="text")),
-    **_both("keras", Model("Keras", ChannelsLast, "dense", exporter="keras", channels_first=False, has_softmax=True)),
+    **_both("keras/network", Model("Keras", ChannelsLast, "dense", exporter="keras", channels_first=False, has_softmax=True)),
     **_both("sklearn/perceptron", Model("scikit-learn", Perceptron, "output", kind="table", exporter="skl2onnx")),
     **_both("sklearn/scaled", Model("scikit-learn", Scaled, "output", kind="table", exporter="skl2onnx")),
 }

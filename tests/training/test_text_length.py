@@ -11,6 +11,7 @@ import pytest
 import burnish
 from burnish.data import DataDescription, Text
 from burnish.errors import ConfigurationError, DataError
+from burnish.importer import load
 from burnish.training.finetuning import transfer
 from oracles.small_networks import Network
 
@@ -78,5 +79,9 @@ def test_lengths_that_were_asked_for_are_refused(folder):
         transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, length=64))
     with pytest.raises(ConfigurationError, match=r"text has no option 'size'.*; it takes tokenizer, task, length"):
         transfer(folder / "texts.onnx", folder / "long.csv", text={"tokenizer": folder / "tokenizer.json", "size": 64})
+    two = load(folder / "texts.onnx")
+    two.graph.inputs.append(ir.Value(name="attention_mask", shape=two.graph.inputs[0].shape, type=two.graph.inputs[0].type))
+    with pytest.raises(DataError, match=r"texts become tokens by a tokenizer: name it \(--tokenizer tokenizer.json\)"):
+        transfer(two, folder / "long.csv")
     with pytest.raises(DataError, match="sample 1 has 40 tokens, and 20 at most are read"):
         transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, too_long="error"))

@@ -11,6 +11,7 @@ from burnish.data.dataset import ArrayDataset
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 
+INPUT_IDS = "input_ids"
 LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
 
 
@@ -100,9 +101,11 @@ def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: 
     missing = next((entry.name for entry in spec.data if entry.name not in columns), None)
     if missing is not None:
         names = ", ".join(f"'{entry.name}'" for entry in spec.data)
+        reads_tokens = any(entry.name == INPUT_IDS for entry in spec.data)
+        texts = "; texts become tokens by a tokenizer: name it (--tokenizer tokenizer.json)" if reads_tokens else ""
         raise DataError(
             f"{source}: the model's inputs are {names}, and no column of features is called '{missing}'; name the columns after "
-            "the inputs, or give an .npz file with one array per input, by name"
+            f"the inputs, or give an .npz file with one array per input, by name{texts}"
         )
     return {entry.name: _plain(columns[entry.name]) for entry in spec.data}
 

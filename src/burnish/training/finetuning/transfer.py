@@ -24,6 +24,7 @@ from burnish.settings import matches_pattern, suggestion
 from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
+from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
 from burnish.training.finetuning.tasks import Task, task_of
 from burnish.training.finetuning.text_length import cut_to, within_the_model
 
@@ -143,8 +144,10 @@ def transfer(
         DataError: the data cannot be read, or hold no classes.
     """
     model = load(source)
+    batch = "open" if takes_one_sample(model) else None
+    if batch is not None:
+        settle_outputs(model)
     task = task_of(model, data, output, loss, metrics, augment)
-    batch = "open" if _takes_one_sample(model) else None
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
     names = DataDescription.of(dataset).classes
     count = len(names) if names else task.counted(dataset, spec)
@@ -166,6 +169,8 @@ def transfer(
     frozen = _frozen(model, head, freeze_until)
     trained = {*_trainable(model)} - {*frozen, *head.initializers}
     model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
+    if batch is not None:
+        settle_outputs(model)  # a new head has new shapes
     head = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
@@ -248,11 +253,6 @@ def _opened(probe: Program, data: str | Path, options: Mapping[str, Any]) -> tup
 
 def _unbounded(spec: DataSpec) -> DataSpec:
     return spec if spec.label is None else replace(spec, label=replace(spec.label, maximum=None))
-
-
-def _takes_one_sample(model: ir.Model) -> bool:
-    shapes = [value.shape for value in model.graph.inputs]
-    return all(shape is not None and len(shape) > 1 and shape[0] == 1 for shape in shapes)
 
 
 def _trainable(model: ir.Model) -> list[str]:
