@@ -94,10 +94,15 @@ def write_texts(folder: Path) -> None:
         _write_csv(folder / f"{name}.csv", ["text", "label"], lines)
 
 
+def words_of(topic: int) -> np.ndarray:
+    """The words of a topic. Those from 5 on have half of those of one of the first five, and half of the next one's."""
+    return (topic * WORDS + (WORDS // 2 if topic >= 5 else 0) + np.arange(WORDS)) % (5 * WORDS)
+
+
 def sentence(rng: np.random.Generator, topic: int) -> np.ndarray:
     """The words of a sentence: four of its topic, the others of all."""
     words = rng.integers(0, VOCABULARY - 2, int(rng.integers(8, 16)))
-    words[rng.choice(len(words), 4, replace=False)] = topic * WORDS + rng.integers(0, WORDS, 4)
+    words[rng.choice(len(words), 4, replace=False)] = rng.choice(words_of(topic), 4)
     return words
 
 

@@ -40,9 +40,10 @@ def test_sentences_are_told_apart_by_their_words():
     rng = finetune.np.random.default_rng(0)
     for topic in range(10):
         words = finetune.sentence(rng, topic)
-        own = range(topic * finetune.WORDS, (topic + 1) * finetune.WORDS)
+        own = {*finetune.words_of(topic).tolist()}
         assert sum(int(word) in own for word in words) >= 4
         assert len(words) < 16
+        assert len(own) == finetune.WORDS
 
 
 def test_the_fused_module_computes_the_same_without_normalization():
