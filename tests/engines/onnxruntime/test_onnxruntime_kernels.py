@@ -246,3 +246,29 @@ g (float["N"] x) => (float["N"] y)
     for size in (3, 100_000):  # on the caller's thread, and on several
         with pytest.raises(EngineError, match="no operation 99"):
             run_model({"x": np.ones(size, np.float32)})
+
+
+BRANCH = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[40, 50] x, bool given) => (float[40, 50] y)
+{
+    a = Mul(x, x)
+    c = If(given) <
+        then_branch = yes () => (float[40, 50] t) { one = Exp(a) two = Neg(one) t = Tanh(two) },
+        else_branch = no () => (float[40, 50] f) { f = Sin(a) }
+    >
+    d = Add(a, c)
+    y = Sqrt(d)
+}
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_branch_that_reads_a_chain_is_not_in_its_middle(given):
+    """What follows the branch waits for it, and it for what its body reads: the two are no one chain."""
+    x = np.random.default_rng(7).normal(size=(40, 50)).astype(np.float32)
+    feeds = {"x": x, "given": np.array(given)}
+    a = x.astype(np.float64) ** 2
+    with np.errstate(invalid="ignore"):
+        expected = np.sqrt(a + (np.tanh(-np.exp(a)) if given else np.sin(a)))
+    np.testing.assert_allclose(run(BRANCH, feeds, kernels=True)["y"], expected, rtol=1e-5, atol=1e-4)

@@ -17,6 +17,7 @@ from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUS
 from burnish.engines.kernels.elementwise.programs import DTYPES, Program, is_supported
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
 from burnish.graph.describe import SOURCE_METADATA, source_of
+from burnish.graph.uses import read_by
 
 FEWEST_ELEMENTS = 1024
 FEWEST_SMALL_NODES = 3
@@ -72,7 +73,7 @@ class _Groups:
             self._of_earlier_segments += self._present
             self._present, self._groups, self._frontier = {}, [], {}
         self._nodes += 1
-        operands = [value for value in node.inputs if value is not None]
+        operands = list(read_by(node))  # a branch or a loop waits for what its body reads
         shape = _shape(node)
         group = None
         if shape is not None:
