@@ -38,7 +38,8 @@ def run(x, scale, bias, added, dy, activation, keep=False, more=None):
 
 
 def exactly(x, scale, bias, added, dy, activation, y=None):
-    """In float64, and the sums of the magnitudes that the parameters' gradients add up. The kink is where ``y`` has it."""
+    """In float64, with the sums of the magnitudes that the parameters' gradients add up, and the largest value before the
+    activation, which rounding goes by. The kink is where ``y`` has it."""
     operands = [tensor.double().requires_grad_() for tensor in (x, scale, bias)]
     axes = [axis for axis in range(x.ndim) if axis != 1]
     before = functional.batch_norm(operands[0], None, None, operands[1], operands[2], training=True, eps=1e-5)
@@ -52,7 +53,8 @@ def exactly(x, scale, bias, added, dy, activation, y=None):
     before.backward(flow)
     normalized = functional.batch_norm(x.double(), None, None, training=True, eps=1e-5)
     terms = (flow * normalized).abs().sum(axes), flow.abs().sum(axes)
-    return ACTIVATIONS[activation](before.detach()), [operand.grad for operand in operands], terms, flow
+    before = before.detach()
+    return ACTIVATIONS[activation](before), [operand.grad for operand in operands], terms, flow, before.abs().max().item()
 
 
 def far_from_kinks(before, gap):
@@ -73,9 +75,10 @@ def test_any_size_agrees_with_float64(shape, dtype, activation, threads):
     try:
         for other in (None, added):
             forward, backward = run(x, scale, bias, other, dy, activation, keep=True)
-            y, gradients, terms, flow = exactly(x, scale, bias, other, dy, activation, forward[0] if other is not None else None)
+            result = forward[0] if other is not None else None
+            y, gradients, terms, flow, largest = exactly(x, scale, bias, other, dy, activation, result)
             rounding = HALF if dtype == torch.bfloat16 else 4 * SINGLE
-            spread = y.abs().max().item() + 1
+            spread = largest + 1  # not of what a limit leaves: its digits are those of what was added up
             assert (forward[0].double() - y).abs().max() <= rounding * spread
             near = 8 * SINGLE * spread  # of a kink, where the mask may fall on either side
             if (

@@ -50,6 +50,20 @@ class ConvolutionDtypes(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+class Reductions(TorchDispatchMode):
+    """The reductions over all samples and pixels of images: their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        x, axes = (*args, None, None)[:2]
+        if isinstance(x, torch.Tensor) and x.dim() == 4 and x.shape[0] > 1 and axes == [0, 2, 3]:
+            self.names.append(operator.__name__.partition(".")[0])
+        return operator(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("graph", ["step", "evaluate", "predict"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.quick_cases(2)
@@ -79,3 +93,22 @@ def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     for entry, tensor in zip(signature.outputs, results, strict=True):
         assert tensor.device.type == "cuda", entry.name
         assert tensor.dtype == torch_dtype(entry.dtype), entry.name
+
+
+def test_the_statistics_of_batch_normalization_are_one_reduction(monkeypatch):
+    """A GPU computes at the pace of its memory: the mean by itself would read the images once more."""
+    program = PROGRAMS["residual"]()
+    runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0))
+    monkeypatch.setattr(runner, "_device", CUDA)
+    monkeypatch.setattr(translation, "tensor_of", Constant)
+    with FakeTensorMode(), torch.no_grad():
+        module = translate(runner._prepared("step", fused=False), CUDA)
+        shapes = [
+            [extent if isinstance(extent, int) else 4 for extent in entry.extents] for entry in program.signature["step"].inputs
+        ]
+        dtypes = [torch_dtype(entry.dtype) for entry in program.signature["step"].inputs]
+        with Reductions() as reductions:
+            module(*(torch.empty(shape, dtype=dtype, device=CUDA) for shape, dtype in zip(shapes, dtypes, strict=True)))
+    assert reductions.names.count("var_mean") == 3
+    assert "mean" not in reductions.names
+    assert len(reductions.names) == 3 * 3  # and two sums for the gradients of each layer

@@ -19,10 +19,14 @@ def batch_normalization(op: Call) -> Any:
         return _normalized(op, x, scale, bias, mean, variance, epsilon)
     retention = op.attribute("momentum", 0.9)
     axes = [axis for axis in range(op.rank()) if axis != 1]
-    mean_of_batch = torch.mean(x, axes)
-    if op.communicator is None:
+    if op.communicator is None and op.device.type == "cuda":
+        # One pass over x, where the mean by itself would be another.
+        variance_of_batch, mean_of_batch = torch.var_mean(x, axes, correction=0)
+    elif op.communicator is None:
+        mean_of_batch = torch.mean(x, axes)
         variance_of_batch = torch.var_mean(x, axes, correction=0)[0]
     else:
+        mean_of_batch = torch.mean(x, axes)
         # A worker may have no samples, which var_mean warns of, for each layer.
         centered = x - torch.mean(x, axes, keepdim=True)
         variance_of_batch = torch.mean(centered * centered, axes)
