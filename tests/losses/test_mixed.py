@@ -18,7 +18,7 @@ from burnish.data import DataSpec, ImageAugmentation
 from burnish.data.image.mixing import mixing
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
-from burnish.random import initial_key, symmetric_beta
+from burnish.random import Places, initial_key, symmetric_beta
 
 CLASSES, HEIGHT, WIDTH = 3, 5, 7
 
@@ -135,6 +135,14 @@ def test_nothing_is_mixed_outside_training():
         shares = {session.step(batch, lr=0.0)["loss"] for _ in range(3)}
         assert len(shares) == 3  # each step draws anew
     assert burnish.losses.get(mixed.options["loss"]) == losses.mixed("cross_entropy", cutmix=1.0)
+
+
+def test_all_workers_draw_the_same():
+    """The share and the box hang on no samples: each worker draws what one process would."""
+    program = burnish.compile(classifier(TensorProto.FLOAT), loss="mixed:loss=cross_entropy,mixup=0.2,cutmix=1", optimizer="sgd")
+    noted = [places for node in program.semantic["grad"].graph if (places := Places.read(node)) is not None]
+    assert noted
+    assert all(places.samples is None and not places.problem for places in noted)
 
 
 def test_a_tuned_file_says_the_loss_that_it_is_measured_by(tmp_path):

@@ -15,7 +15,7 @@ from burnish.graph import Builder, Tensor
 from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term
 from burnish.losses.distillation import Distillation
 from burnish.losses.registry import LossLike, get
-from burnish.random import symmetric_beta, uniform
+from burnish.random import ALIKE, symmetric_beta, uniform
 from burnish.settings import PlainSettings, is_number
 
 Layout = Literal["NCHW", "NHWC"]
@@ -122,7 +122,8 @@ class Mixed(PlainSettings):
 
     def draws(self, builder: Builder, key: Tensor) -> Draws:
         """Emit what a step draws from its key."""
-        flat = uniform(builder, key, STREAM + 3, builder.constant(np.zeros(3, np.float32)), ir.DataType.FLOAT)
+        places = builder.constant(np.zeros(3, np.float32))
+        flat = uniform(builder, key, STREAM + 3, places, ir.DataType.FLOAT, numbered=ALIKE)
         chosen, centre = (builder.op("Slice", flat, *(builder.integers([end]) for end in ends)) for ends in ((0, 1), (1, 3)))
         cuts, alpha = None, builder.scalar(self.cutmix or self.mixup, ir.DataType.FLOAT)
         if self.mixup and self.cutmix:

@@ -8,9 +8,10 @@ from burnish.random.beta import symmetric_beta
 from burnish.random.distributions import bernoulli, multinomial, normal, uniform
 from burnish.random.draws import dropout, keep_mask, uniform_bits
 from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
-from burnish.random.places import Numbered, Places
+from burnish.random.places import ALIKE, Numbered, Places
 
 __all__ = [
+    "ALIKE",
     "KEY_DTYPE",
     "KEY_SHAPE",
     "Numbered",

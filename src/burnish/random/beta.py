@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
 from burnish.random.distributions import normal, uniform
+from burnish.random.places import ALIKE
 
 CANDIDATES = 16
 """Of a gamma distribution, drawn at once: each is accepted with probability 0.95 or more, none of them once in 1e20."""
@@ -32,17 +33,17 @@ def symmetric_beta(builder: Builder, key: Tensor, stream: int, alpha: Tensor) ->
     dtype = ir.DataType.FLOAT
     each = builder.constant(np.zeros((2, CANDIDATES), np.float32))
     d = alpha + (1 - 1 / 3)
-    n = normal(builder, key, stream, each, dtype)
+    n = normal(builder, key, stream, each, dtype, numbered=ALIKE)
     cube = 1.0 + n / builder.op("Sqrt", d * 9.0)
     v = cube * cube * cube
     log_v = builder.op("Log", builder.op("Max", v, float(np.finfo(np.float32).tiny)))
-    log_u = builder.op("Log", 1.0 - uniform(builder, key, stream + 1, each, dtype))
+    log_u = builder.op("Log", 1.0 - uniform(builder, key, stream + 1, each, dtype, numbered=ALIKE))
     accepted = builder.op("Less", log_u, n * n * 0.5 + d - d * v + d * log_v)
     accepted = builder.op("And", accepted, builder.op("Greater", v, 0.0))
     # Of equal numbers ArgMax gives the first.
     first = builder.op("ArgMax", builder.cast(accepted, dtype), axis=1, keepdims=1)
     log_gamma = builder.op("GatherElements", log_v, first, axis=1)
     pair = builder.constant(np.zeros((2, 1), np.float32))
-    log_gamma = log_gamma + builder.op("Log", 1.0 - uniform(builder, key, stream + 2, pair, dtype)) / alpha
+    log_gamma = log_gamma + builder.op("Log", 1.0 - uniform(builder, key, stream + 2, pair, dtype, numbered=ALIKE)) / alpha
     g, h = (builder.op("Gather", log_gamma, builder.integers([index]), axis=0) for index in (0, 1))
     return builder.op("Reshape", builder.op("Sigmoid", g - h), builder.integers([]))

@@ -50,4 +50,6 @@ class Numbered(NamedTuple):
     columns: Places
 
 
+ALIKE = Numbered(Places(), Places())
+"""No samples: every worker draws the same."""
 NOT_NOTED = Numbered(*[Places(problem="what it is drawn for was not noted")] * 2)
