@@ -11,8 +11,13 @@ import onnx_ir as ir
 import pytest
 import torch
 
+import burnish
+from burnish import optim
+from burnish.compiler.executable import lower
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
+from burnish.errors import EngineError
+from burnish.lowering import lower_semantic_operators
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -124,3 +129,127 @@ def test_one_gradient_alone(name, wanted):
     feeds = {key: array.astype(np.float32) for key, array in operands.items()}
     run = OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), 2)
     np.testing.assert_allclose(run(feeds)[wanted], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def test_what_no_kernel_takes_is_refused_by_name():
+    window = "kernel_shape = [3, 3], strides = [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1], threads = 1"
+    text = """
+<ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>
+g (float[1, "H", "W", 4] x, float[4, 2, 3, 3] w) => (float[1, "H2", "W2", 4] y) {{ y = burnish.ChannelsLastConv<{}>(x, w) }}
+"""
+    engine = OnnxRuntimeEngine(kernels=True)
+    weight = np.ones((4, 2, 3, 3), np.float32)
+    for group, size, problem in (
+        (2, 5, "of several groups one kernel of 3x3 or 5x5"),
+        (1, 5, "that fit expected"),
+        (2, 2, "larger than"),
+    ):
+        run = engine.load(ir.from_proto(onnx.parser.parse_model(text.format(f"{window}, group = {group}"))), 1)
+        with pytest.raises(EngineError, match=problem):
+            run({"x": np.ones((1, size, size, 4), np.float32), "w": weight})
+
+
+POOL = """
+<ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>
+g (float["N", 8, 11, 9] image, float[{channels}, 8, 1, 1] w, float["N", {channels}, {rows}, {columns}] dy)
+  => (float["N", {channels}, {rows}, {columns}] y, float["N", 8, 11, 9] dimage, float[{channels}, 8, 1, 1] dw)
+{{
+    x = Conv<kernel_shape = [1, 1]>(image, w)
+    y, indices = MaxPool<{window}>(x)
+    dx = burnish.MaxPoolGrad<{window}, dilations = [1, 1]>(dy, indices, x)
+    dimage = burnish.ConvInputGrad<{one}>(dx, w, image)
+    dw = burnish.ConvWeightGrad<{one}>(dx, image, w)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "pads"), [(24, 3, 2, (1, 1, 1, 1)), (5, 2, 2, (0, 0, 0, 0)), (17, 3, 1, (2, 0, 1, 1))]
+)
+def test_max_pooling_gives_its_gradient_to_the_first_of_the_largest(channels, kernel, stride, pads):
+    rows, columns = ((size + pads[axis] + pads[axis + 2] - kernel) // stride + 1 for axis, size in enumerate((11, 9)))
+    window = f"kernel_shape = [{kernel}, {kernel}], strides = [{stride}, {stride}], pads = [{', '.join(map(str, pads))}]"
+    one = "kernel_shape = [1, 1], strides = [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1"
+    text = POOL.format(channels=channels, rows=rows, columns=columns, window=window, one=one)
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    assert called(ir.from_proto(model))["ChannelsLastMaxPoolGrad"] == 1
+    random = np.random.default_rng(1)
+    feeds = {
+        "image": random.integers(-1, 2, (3, 8, 11, 9)).astype(np.float32),  # so that many are as large as others
+        "w": random.integers(0, 2, (channels, 8, 1, 1)).astype(np.float32),
+        "dy": random.integers(-9, 10, (3, channels, rows, columns)).astype(np.float32),
+    }
+    standard = lower_semantic_operators(ir.from_proto(model))
+    expected = OnnxRuntimeEngine(kernels=False).load(standard, 2)(feeds)
+    actual = OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), 2)(feeds)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(actual[name], array, err_msg=name)
+
+
+AROUND = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float["N", 4, 12, 10] x) => (float["N", 5] y)
+<float[16, 4, 3, 3] w1, float[16] b1, float[16, 16, 1, 1] w2, float[16, 16, 1, 1] gate, float[24, 20, 3, 3] w3,
+ float[24, 1, 3, 3] w4, float[16, 1, 1] slope, float[24, 5] head, float[5] b>
+{
+    a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1)
+    s = Sigmoid(a)
+    m = Mul(a, s)
+    pooled = GlobalAveragePool(m)
+    g = Conv(pooled, gate)
+    h = HardSigmoid(g)
+    gated = Mul(m, h)
+    c = Conv(gated, w2)
+    p = PRelu(c, slope)
+    r = Add(p, m)
+    joined = Concat<axis = 1>(r, x)
+    d = Conv<auto_pad = "SAME_UPPER", strides = [2, 2]>(joined, w3)
+    e = Conv<pads = [1, 1, 1, 1], group = 24>(d, w4)
+    low = Constant<value = float {0}>()
+    high = Constant<value = float {6}>()
+    f = Clip(e, low, high)
+    axes = Constant<value = int64[2] {2, 3}>()
+    t = ReduceMean<keepdims = 0>(f, axes)
+    v = MatMul(t, head)
+    y = Add(v, b)
+}
+"""
+
+
+def test_a_network_of_many_layers_trains_as_with_standard_operators():
+    """Gates, slopes, joined images, means over places: all read images with their channels last, and only inputs are turned."""
+    model = onnx.parser.parse_model(AROUND)
+    random = np.random.default_rng(2)
+    for value in model.graph.value_info:
+        shape = [extent.dim_value for extent in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(random.normal(0, 0.3, shape)), value.name))
+    del model.graph.value_info[:]
+    program = burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=0.05, momentum=0.9))
+    engines = OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False)
+    step = lower(program, engines[0].target).copy_of("step")
+    counts = called(step)
+    assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 5
+    assert counts["Conv"] == counts["ConvTranspose"] == 0
+    assert counts["Transpose"] == 4  # of the input, of the slopes and their gradient, and of one pixel for each image
+    batches = [{"x": random.normal(size=(3, 4, 12, 10)).astype(np.float32), "labels": random.integers(0, 5, 3)} for _ in range(3)]
+    sessions = [burnish.Session(program, engine=engine, threads=2) for engine in engines]
+    losses = [[session.step(batch)["loss"] for batch in batches] for session in sessions]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    actual, expected = (session.state() for session in sessions)
+    for name, array in expected.items():
+        if array.dtype == np.float32:
+            assert np.linalg.norm(actual[name] - array) <= 2e-5 * np.linalg.norm(array) + 1e-6, name
+
+
+def test_grouped_convolutions_leave_a_graph_as_it_is():
+    """Around each, images would be turned and turned back."""
+    case = CONVOLUTIONS["depthwise"]
+    model = onnx.parser.parse_model(text_of((2, 8, 9, 9), (8, 2, 3, 3), *case[2:5], 4))
+    counts = called(ir.from_proto(model))
+    assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 0
+
+
+def test_inference_is_left_to_onnx_runtime():
+    model = onnx.parser.parse_model(text_of(*CONVOLUTIONS["filtered"]))
+    del model.graph.output[1:], model.graph.node[1:]
+    assert called(ir.from_proto(model))["Conv"] == 1

@@ -8,7 +8,6 @@ convolutions keep the order that they have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import onnx_ir as ir
 
@@ -89,6 +88,8 @@ class _Layout:
             "Shape": self._shape,
             "Expand": self._expansion,
             "Concat": self._concatenation,
+            "Slice": self._slice,
+            "Split": self._split,
         }
         return rewrites.get(op_type)
 
@@ -177,17 +178,23 @@ class _Layout:
             return
         builder = Builder(self.graph, before=node)
         operands = [value if value is None or _is_number(value) else self._last(value, builder).value for value in node.inputs]
-        self._give(node.outputs[0], self._copy(node, operands))
-        remove_node(node)
+        self._give_copy(node, operands)
 
-    def _copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: Any) -> Tensor:
-        """A node of the same operator over other operands, before the node; it has one output."""
+    def _copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> tuple[Tensor, ...]:
+        """The outputs of a node of the same operator over other operands, before the node."""
         copied = copy_of(node, operands)
         for name, value in attributes.items():
             copied.attributes[name] = ir.AttrInt64(name, value)
         copied.metadata_props.update(node.metadata_props)
         self.graph.insert_before(node, copied)
-        return Builder(self.graph, before=node).tensor(copied.outputs[0])
+        builder = Builder(self.graph, before=node)
+        return tuple(builder.tensor(output) for output in copied.outputs)
+
+    def _give_copy(self, node: ir.Node, operands: Sequence[ir.Value | None], **attributes: int) -> None:
+        """Let a copy that reads and gives images with their channels last stand for a node."""
+        for output, twin in zip(node.outputs, self._copy(node, operands, **attributes), strict=True):
+            self._give(output, twin)
+        remove_node(node)
 
     def _reduction(self, node: ir.Node) -> None:
         data, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
@@ -200,7 +207,7 @@ class _Layout:
             return  # what is left would change its order
         builder = Builder(self.graph, before=node)
         moved = builder.integers(sorted(TO_LAST.index(place) for place in reduced))
-        result = self._copy(node, [self.twins[data], moved.value])
+        (result,) = self._copy(node, [self.twins[data], moved.value])
         if keeps:
             self._give(node.outputs[0], result)
         else:
@@ -278,9 +285,20 @@ class _Layout:
             return
         builder = Builder(self.graph, before=node)
         operands = [self._last(value, builder).value for value in images]
-        axis = TO_LAST.index(attribute_value(node, "axis", 1) % 4)
-        self._give(node.outputs[0], self._copy(node, operands, axis=axis))
-        remove_node(node)
+        self._give_copy(node, operands, axis=TO_LAST.index(attribute_value(node, "axis", 1) % 4))
+
+    def _slice(self, node: ir.Node) -> None:
+        data, starts, ends, axes, *steps = node.inputs if len(node.inputs) > 3 else (*node.inputs[:3], None)
+        places = None if axes is None else constant_array(axes)
+        if data is None or not self._has_twin(data) or _rank(data) != 4 or places is None:
+            return
+        moved = Builder(self.graph, before=node).integers([TO_LAST.index(int(place) % 4) for place in places])
+        self._give_copy(node, [self.twins[data], starts, ends, moved.value, *steps])
+
+    def _split(self, node: ir.Node) -> None:
+        data, *sizes = node.inputs
+        if data is not None and self._has_twin(data) and _rank(data) == 4:
+            self._give_copy(node, [self.twins[data], *sizes], axis=TO_LAST.index(attribute_value(node, "axis", 0) % 4))
 
 
 def _rank(value: ir.Value) -> int | None:

@@ -35,13 +35,16 @@ inline int64_t windows_at_once(const Convolution& shape) {
   return divide_up(shape.pixels(), divide_up(std::max<int64_t>(shape.pixels(), 1), most));
 }
 
-// The place in x of pixel `place` of the window of result `pixel`; -1 outside of the image.
-inline int64_t place_of(const Convolution& shape, int64_t pixel, int64_t place) {
-  int64_t column = pixel % shape.out_width, row = pixel / shape.out_width % shape.out_height, image = pixel / shape.out_width / shape.out_height;
-  int64_t h = row * shape.stride_height - shape.top + place / shape.kernel_width * shape.dilation_height;
-  int64_t w = column * shape.stride_width - shape.left + place % shape.kernel_width * shape.dilation_width;
-  if (h < 0 || h >= shape.height || w < 0 || w >= shape.width) return -1;
-  return ((image * shape.height + h) * shape.width + w) * shape.channels;
+// The places in x of the pixels of the window of result `pixel`; -1 for those outside of the image.
+inline void find_places(const Convolution& shape, int64_t pixel, int64_t* places) {
+  int64_t column = pixel % shape.out_width, rest = pixel / shape.out_width, row = rest % shape.out_height, image = rest / shape.out_height;
+  int64_t top = row * shape.stride_height - shape.top, left = column * shape.stride_width - shape.left;
+  for (int64_t i = 0; i < shape.kernel_height; ++i)
+    for (int64_t j = 0; j < shape.kernel_width; ++j) {
+      int64_t h = top + i * shape.dilation_height, w = left + j * shape.dilation_width;
+      bool inside = h >= 0 && h < shape.height && w >= 0 && w < shape.width;
+      *places++ = inside ? ((image * shape.height + h) * shape.width + w) * shape.channels : -1;
+    }
 }
 
 // The windows of results [first, first + count), as rows [C][pixel of the window].
@@ -49,13 +52,11 @@ inline void gather(const Convolution& shape, const float* x, int64_t first, int6
   int64_t size = window_size(shape), places = shape.places();
   std::vector<float> zeros(shape.channels, 0.f);
   parallel_for(0, count, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
-    std::vector<const float*> pixels(places);
+    std::vector<int64_t> from(places);
+    auto pixel = [&](int64_t place) { return from[place] < 0 ? zeros.data() : x + from[place]; };
     for (int64_t row = begin; row < end; ++row) {
-      for (int64_t place = 0; place < places; ++place) {
-        int64_t from = place_of(shape, first + row, place);
-        pixels[place] = from < 0 ? zeros.data() : x + from;
-      }
-      interleave::join([&](int64_t place) { return pixels[place]; }, places, shape.channels, rows + row * size);
+      find_places(shape, first + row, from.data());
+      interleave::join(pixel, places, shape.channels, rows + row * size);
     }
   });
 }
@@ -67,12 +68,13 @@ inline void add_windows(const Convolution& shape, const float* rows, int64_t fir
   parallel_for(0, divide_up(shape.channels, side), least, [&](int64_t begin, int64_t end) {
     int64_t channel = begin * side, channels = std::min(end * side, shape.channels) - channel;
     std::vector<float> parts(places * channels);
+    std::vector<int64_t> to(places);
     for (int64_t row = 0; row < count; ++row) {
+      find_places(shape, first + row, to.data());
       interleave::part(rows + row * size + channel * places, places, channels, [&](int64_t place) { return parts.data() + place * channels; });
       for (int64_t place = 0; place < places; ++place) {
-        int64_t to = place_of(shape, first + row, place);
-        if (to < 0) continue;
-        float* target = dx + to + channel;
+        if (to[place] < 0) continue;
+        float* target = dx + to[place] + channel;
         const float* source = parts.data() + place * channels;
         for (int64_t c = 0; c < channels; ++c) target[c] += source[c];
       }
