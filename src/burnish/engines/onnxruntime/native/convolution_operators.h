@@ -17,8 +17,9 @@
 namespace burnish {
 namespace {
 
-// From which sizes on a way was measured to win, as the PyTorch engine has it (its thresholds.py).
-constexpr int64_t kWeightsPerTurnedTile = 16384;
+// From which sizes on a way was measured to win, as the PyTorch engine has it (its thresholds.py); but for the gradients of kernels of 3x3,
+// which with few tiles are faster as products: kernels come in another order than Winograd's filtering takes.
+constexpr int64_t kWeightsPerTile = 4096;
 constexpr int64_t kMostWeightsOfBoth = 1 << 17, kLeastPixelsOfBoth = 96, kLeastOfWider = 64;
 
 // Extents of the windows of a convolution or a pool along one axis.
@@ -125,7 +126,7 @@ struct ChannelsLastConv {
         depthwise::convolve<float, decltype(extent)::value>(images, kernels, bias, results, window.geometry(shape), window.strides[0],
                                                             is_streamed(results, shape.channels, y.numel()));
       });
-    } else if (window.suits_winograd() && winograd_wins(shape, shape.out_height, shape.out_width, winograd::kWeightsPerTile)) {
+    } else if (window.suits_winograd() && winograd_wins(shape, shape.out_height, shape.out_width, kWeightsPerTile)) {
       Tensor last = reordered(shape, kernels);
       winograd::convolve(images_of(x), winograd::transformed(last.const_data_ptr<float>(), shape.outputs, shape.channels, false), shape.top,
                          shape.left, bias, results, shape.out_height, shape.out_width);
@@ -193,7 +194,7 @@ struct ChannelsLastConvGrad {
   }
 
   void input_gradient(const weight_products::Convolution& shape, const Tensor& dy, const float* kernels, float* dx) const {
-    if (!window.suits_winograd() || !winograd_wins(shape, shape.height, shape.width, kWeightsPerTurnedTile))
+    if (!window.suits_winograd() || !winograd_wins(shape, shape.height, shape.width, kWeightsPerTile))
       return windows::input_gradient(shape, dy.const_data_ptr<float>(), kernels, dx);
     Tensor last = reordered(shape, kernels);
     winograd::convolve(images_of(dy), winograd::transformed(last.const_data_ptr<float>(), shape.outputs, shape.channels, true), 2 - shape.top,
@@ -201,7 +202,7 @@ struct ChannelsLastConvGrad {
   }
 
   void weight_gradient(const weight_products::Convolution& shape, const Tensor& dy, const Tensor& x, float* dw) const {
-    if (!window.suits_winograd() || !winograd_wins(shape, shape.out_height, shape.out_width, winograd_weights::kWeightsPerTile))
+    if (!window.suits_winograd() || !winograd_wins(shape, shape.out_height, shape.out_width, kWeightsPerTile))
       return windows::weight_gradient(shape, dy.const_data_ptr<float>(), x.const_data_ptr<float>(), dw);
     Tensor last = make_tensor({shape.outputs * windows::window_size(shape)});
     winograd_weights::weight_gradient(images_of(x), images_of(dy), shape.top, shape.left, last.mutable_data_ptr<float>());
