@@ -84,8 +84,8 @@ class OnnxRuntimeEngine(RunsModels):
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
-        kernels: run batch normalization, chains of elementwise arithmetic and updates by kernels of burnish's own. None uses them
-            where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True builds
+        kernels: train convolutions, normalization, chains of elementwise arithmetic and updates by burnish's own kernels. None
+            uses them where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True builds
             them where they are missing, which takes a C++ compiler and some seconds, once. False runs standard operators
             alone, which come to the bits of clients in other languages.
         verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
