@@ -85,9 +85,9 @@ class OnnxRuntimeEngine(RunsModels):
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.
         kernels: train convolutions, normalization, chains of elementwise arithmetic and updates by burnish's own kernels. None
-            uses them where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True builds
-            them where they are missing, which takes a C++ compiler and some seconds, once. False runs standard operators
-            alone, which come to the bits of clients in other languages.
+            uses them where they are built, but not with other providers than the CPU's, nor with ``optimization="none"``. True
+            builds them where they are missing, which takes a C++ compiler and some seconds, once. False runs standard
+            operators alone, which come to the bits of clients in other languages.
         verify: compare the first run of each graph with a run without optimizations, and go on without what makes it compute
             something else (``OptimizationWarning``). Each graph is then loaded and run twice, once.
 
