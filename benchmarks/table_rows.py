@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +116,11 @@ def measure(place: Place, choice: Choice, schedule: Schedule, ahead: Sequence[Pl
     return described | {"workers": place.workers, "batch": place.batch, "total": place.total}
 
 
+def _tell(entrant: Entrant) -> None:
+    """Say that a contender stands ready, or why not: opening all of them takes a while."""
+    print(f"  {entrant.name}: {entrant.row.get('refused', 'ready')}", file=sys.stderr, flush=True)
+
+
 @dataclass
 class _Processes:
     """Contenders that are a process each."""
@@ -142,6 +148,7 @@ def _processes(place: Place, names: Sequence[str], choice: Choice, job: Mapping[
                 entrant.give_up(refusal)
             compare.take_first_steps(entrant)
             compare.check_losses(entrant, opened.started[0], compare.TOLERANCES[PRECISION])
+            _tell(entrant)
         yield opened
     finally:
         for entrant in opened.started:
@@ -217,6 +224,7 @@ def _teams(place: Place, names: Sequence[str], choice: Choice, job: Mapping[str,
     try:
         for name in names:
             opened.enter(name, partial(data_parallel.start_team, name, TEAMS[name], place.workers, job, folder), names[0])
+            _tell(opened.rows[name])
         yield opened
     finally:
         for team in opened.teams.values():
