@@ -179,6 +179,10 @@ class OnnxRuntimeEngine(RunsModels):
         if communicator is None:
             return OnnxRuntimeRunner(self, executable, state, threads)
 
+        # Where it is cut, what a kernel takes together would stand in several parts.
+        own = {operator.name for operator in OPERATORS}
+        executable = executable.lowered_to(executable.target.with_kernels(executable.target.kernels - own))
+
         def load_part(model: ir.Model) -> LoadedModel:
             return self.load(model, threads)
 
