@@ -90,7 +90,8 @@ def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     assert made == (["predict", "evaluate"] if engine == "torch" else [])
     session.step({"x": x, "labels": np.zeros(2, np.int64)})
     assert made[-1] == "step"
-    assert "grad" not in made
+    # The step of a target with kernels is lowered as a whole.
+    assert made.count("grad") == (0 if engine == "torch" else 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["whole", "sharded"])

@@ -64,12 +64,7 @@ def lowered_graphs(
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
         return {**forward, **others, **updates, "grad": graph}, signatures
     gradients = functools.cache(functools.partial(lowered, "grad"))
-
-    def latest() -> ir.Model:
-        """Lowered where it has been read; else not, so that the step is lowered once, as a whole."""
-        return gradients() if gradients.cache_info().currsize else semantic["grad"]
-
-    updates, signatures = updating_graphs(semantic["grad"], latest, grad, tuple(forward.values()), optimizer, target)
+    updates, signatures = updating_graphs(semantic["grad"], gradients, grad, tuple(forward.values()), optimizer, target)
     return {**forward, **others, **updates, "grad": gradients}, signatures
 
 
@@ -85,7 +80,7 @@ def updating_graphs(
 
     Args:
         known: the graph of the gradients, lowered or not; left as it is.
-        gradients: gives what the step goes on from, lowered or not; not called before the step is made.
+        gradients: gives it lowered; not called before the step is made.
         grad: its signature.
         forward, optimizer, target: as ``update_graphs`` takes them.
     """

@@ -69,8 +69,8 @@ def _refuse_other_content(directory: Path) -> None:
 
 
 def _write_files(program: Program, directory: Path) -> None:
-    for name in sorted(program.graphs):  # ``grad`` before ``step``, which is made of it where it is there
-        save_model(program.graphs[name], directory / f"{name}.onnx")
+    for name, model in program.graphs.items():
+        save_model(model, directory / f"{name}.onnx")
     for name, model in program.semantic.items():
         save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
     version = 1 if program.features is None else 2
