@@ -35,6 +35,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from burnish.data import ArrayDataset, Loader
+from burnish.data.text.tokens import order_by_length
 from burnish.training.finetuning.planning import warmup_steps
 from finetune_by_hand import Samples, batch_of
 from finetune_models import CLASSES, MODELS, PIXELS, VOCABULARY, Model
@@ -249,7 +250,13 @@ def tune(name: str, what: str, data: dict[str, Path], folder: Path, file: Path, 
     metadata = {entry.key: entry.value for entry in onnx.load(run / "tuned.onnx").metadata_props}
     classes = json.loads(metadata["burnish.classes"])
     epochs, samples = choices["stages"][0]["epochs"], choices["samples"]
-    loader = Loader(ArrayDataset({"x": np.zeros(samples)}), choices["batch_size"], seed=seed)
+    size = choices["batch_size"]
+    loader = Loader(ArrayDataset({"x": np.zeros(samples)}), size, seed=seed)
+    # All sentences have one length after padding, and no batch is moved for it; their order is drawn in another way.
+    one_bucket = np.zeros(samples, np.int64)
+    orders = [
+        order_by_length(one_bucket, size, seed, epoch) if model.kind == "text" else loader.order(epoch) for epoch in range(epochs)
+    ]
     chosen = {
         "model": name,
         "what": what,
@@ -259,9 +266,9 @@ def tune(name: str, what: str, data: dict[str, Path], folder: Path, file: Path, 
         "start": str(run / "start.onnx"),
         "head": choices["head"],
         "lr": choices["lr"],
-        "batch_size": choices["batch_size"],
+        "batch_size": size,
         "warmup": warmup_steps(epochs * len(loader), choices["schedule"]),
-        "order": [loader.order(epoch).tolist() for epoch in range(epochs)],
+        "order": [order.tolist() for order in orders],
         "threads": threads,
         "fused": False,
     }
