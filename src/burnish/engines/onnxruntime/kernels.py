@@ -81,7 +81,7 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     graph.sort()
     called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
     lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})
-    use_channels_last(graph, threads or cores())
+    use_channels_last(graph, int(threads or cores()))
     remove_unread_nodes(graph)  # no kernel computes what only they read
     for node in list(graph):
         if any(operator.is_of(node) for operator in _WITH_OPTIONAL_OPERANDS) and "present" not in node.attributes:
