@@ -113,9 +113,9 @@ class CarryOverWarning(_Escaped, UserWarning):
         dropped: state entries of the other program that this one has no place for.
     """
 
-    def __init__(self, message: str, fresh: Mapping[str, str], dropped: Iterable[str]):
+    def __init__(self, message: str, fresh: Mapping[str, str] | None = None, dropped: Iterable[str] = ()):
         super().__init__(message)
-        self.fresh = dict(fresh)
+        self.fresh = dict(fresh or {})
         self.dropped = tuple(dropped)
 
 

@@ -15,6 +15,7 @@ from burnish.errors import ConfigurationError
 from burnish.program import Program
 from oracles.same_state import assert_same_state
 from oracles.small_networks import CLASSES, Network
+from oracles.standard_operators import STANDARD
 
 BATCH, WIDTH, INNER = 2048, 32, 128
 
@@ -57,7 +58,7 @@ def test_what_a_step_takes_is_within_the_limit() -> None:
     assert program.options["memory"]["measured"] <= limit
     rng = np.random.default_rng(0)
     batch = {"x": rng.standard_normal((16, WIDTH)).astype(np.float32), "labels": rng.integers(0, CLASSES, 16)}
-    sessions = [burnish.Session(item, engine="onnxruntime", threads=1) for item in (plain, program)]
+    sessions = [burnish.Session(item, engine=STANDARD, threads=1) for item in (plain, program)]
     assert sessions[0].step(batch) == sessions[1].step(batch)
     assert_same_state(sessions[0].state(), sessions[1].state())
 

@@ -15,9 +15,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import burnish
+from burnish.engines import Engine
 from burnish.errors import ModelError
 from burnish.formats.identity import graph_hash
 from burnish.importer import FileTensor, external_data, load
+from oracles.standard_operators import STANDARD
 
 RANDOM = np.random.default_rng(0)
 POSITIONS = np.arange(4096, dtype=np.int64)
@@ -209,7 +211,7 @@ def expected() -> burnish.Program:
     return burnish.compile(model())
 
 
-def assert_same(program: burnish.Program, expected: burnish.Program, engine: str) -> None:
+def assert_same(program: burnish.Program, expected: burnish.Program, engine: str | Engine) -> None:
     """Check that two programs train, evaluate and predict alike, bit for bit."""
     first, second = (burnish.Session(it, engine, threads=1) for it in (program, expected))
     for flag in (True, False):
@@ -264,7 +266,8 @@ def test_saved_programs_hold_their_constants(moved: MovedAway, expected: burnish
     program.save(name)
     for path in Path("..", "moved").iterdir():
         path.unlink()
-    assert_same(burnish.Program.load(name), expected, "onnxruntime")
+    # One file holds the step in standard operators, in which an engine puts fewer kernels.
+    assert_same(burnish.Program.load(name), expected, STANDARD)
 
 
 def test_a_saved_program_with_large_constants_finds_them(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from burnish.cli.option_groups import OptionGroup
+from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.engines import Engine
@@ -115,13 +116,13 @@ class Course(OptionGroup):
         """The engine that trains: by its name, or with its kernels chosen.
 
         Raises:
-            BadParameter: kernels are chosen for another engine than ``onnxruntime``.
+            ConfigurationError: kernels are chosen for another engine than ``onnxruntime``.
             EngineError: they are to be built, and cannot be.
         """
         if self.kernels is None:
             return self.engine
         if self.engine not in ("auto", "onnxruntime"):
-            raise typer.BadParameter(
+            raise ConfigurationError(
                 f"--kernels and --no-kernels are for --engine onnxruntime, not for '{self.engine}': leave them out, or set "
                 "BURNISH_KERNELS=off in the environment"
             )

@@ -114,7 +114,7 @@ class _Layout:
         return value is not None and value in self.twins
 
     def _convolution(self, node: ir.Node) -> None:
-        window = window_of(node, self.graph)
+        window = window_of(node)
         x, w = node.inputs[:2]
         if window is None or x is None or w is None:
             return
@@ -228,7 +228,7 @@ class _Layout:
         x = node.inputs[0]
         indices = node.outputs[1] if len(node.outputs) > 1 else None
         readers = [] if indices is None else [reader for reader, _ in indices.uses()]
-        window = pool_window(node, self.graph)
+        window = pool_window(node)
         if window is None or x is None or not self._has_twin(x) or not all(map(MAX_POOL_GRAD.is_of, readers)):
             return
         if indices is not None and indices.is_graph_output():
@@ -249,7 +249,7 @@ class _Layout:
         image, result = self.pools[indices]
         pool = indices.producer()
         assert pool is not None
-        window = pool_window(pool, self.graph)
+        window = pool_window(pool)
         assert window is not None
         builder = Builder(self.graph, before=node)
         operands = self._last(dy, builder), builder.tensor(image), builder.tensor(result)

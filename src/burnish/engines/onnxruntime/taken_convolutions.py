@@ -7,11 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.errors import GradientError
-from burnish.graph import Builder, attribute_value, static_shape
+from burnish.graph import attribute_value, same_padding, split_padding, static_shape
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
-from burnish.ops.registry import Operation
-from burnish.ops.windows import Windows
 
 LEAST_CHANNELS = 16
 """Of a depthwise convolution: as many as fill the widest vector."""
@@ -49,7 +46,7 @@ def takes_most(graph: ir.Graph) -> bool:
     convolutions = [node for node in graph if _is_convolution(node)]
     if all(node.op_type == "Conv" for node in convolutions):
         return False
-    taken = sum(window_of(node, graph) is not None for node in convolutions)
+    taken = sum(window_of(node) is not None for node in convolutions)
     return taken >= LEAST_TAKEN * len(convolutions)
 
 
@@ -58,7 +55,7 @@ def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
     by_operands: dict[tuple[ir.Value, ...], Gradients] = {}
     taken = {}
     for node in graph:
-        window = window_of(node, graph) if node.op_type != "Conv" and _is_convolution(node) else None
+        window = window_of(node) if node.op_type != "Conv" and _is_convolution(node) else None
         if window is None:
             continue
         of_input = CONV_INPUT_GRAD.is_of(node)
@@ -82,7 +79,7 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
     return (dy, third, second) if CONV_INPUT_GRAD.is_of(node) else (dy, second, third)
 
 
-def window_of(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
+def window_of(node: ir.Node) -> dict[str, Any] | None:
     """What a node of the kernels says of the windows of a convolution, or of a gradient of one; None where there is no kernel.
 
     Kernels are for float32 images of static channels, in one group with any window, or depthwise with one of 3x3 or 5x5, a stride
@@ -97,47 +94,71 @@ def window_of(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
     shape = None if kernels is None else static_shape(kernels)
     if shape is None or len(shape) != 4 or kernels is None or kernels.dtype != ir.DataType.FLOAT:
         return None
-    windows = _windows(node, graph)
-    if windows is None or min(*windows.pads_begin, *windows.pads_end) < 0:
+    windows = _windows(node, shape[2:])
+    if windows is None or min(windows["pads"]) < 0:
         return None
     group = attribute_value(node, "group", 1)
-    height, width = windows.kernel_shape
+    height, width = windows["kernel_shape"]
     is_depthwise = (
         shape[0] == group >= LEAST_CHANNELS
         and shape[1] == 1
         and height == width
         and height in (3, 5)
-        and windows.strides in ((1, 1), (2, 2))
-        and windows.dilations == (1, 1)
+        and windows["strides"] in ((1, 1), (2, 2))
+        and windows["dilations"] == (1, 1)
     )
     if group != 1 and not is_depthwise:
         return None
-    return {**windows.attributes(), "group": group}
+    return {**windows, "group": group}
 
 
-def pool_window(node: ir.Node, graph: ir.Graph) -> dict[str, Any] | None:
+def pool_window(node: ir.Node) -> dict[str, Any] | None:
     """The same of a MaxPool of images."""
     if node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.FLOAT or attribute_value(node, "ceil_mode", 0):
         return None
-    windows = _windows(node, graph)
-    if windows is None or windows.rank != 2 or windows.dilations != (1, 1):
+    windows = _windows(node, ())
+    if windows is None or len(windows["kernel_shape"]) != 2 or windows.pop("dilations") != (1, 1):
         return None
     # A window with nothing of the image in it has no largest element.
-    sizes = zip(windows.kernel_shape, windows.pads_begin, windows.pads_end, strict=True)
-    if any(max(begin, end) >= size for size, begin, end in sizes) or min(*windows.pads_begin, *windows.pads_end) < 0:
-        return None
-    attributes = windows.attributes()
-    return {name: attributes[name] for name in ("kernel_shape", "strides", "pads")}
+    sizes = 2 * windows["kernel_shape"]
+    return windows if all(0 <= pad < size for pad, size in zip(windows["pads"], sizes, strict=True)) else None
 
 
 def _is_convolution(node: ir.Node) -> bool:
     return (node.op_type == "Conv" and node.domain == "") or CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node)
 
 
-def _windows(node: ir.Node, graph: ir.Graph) -> Windows | None:
-    """Its windows; None where they follow from sizes that are not known."""
-    operation = Operation(node, Builder(graph, before=node))
-    try:
-        return Windows.declared(operation) if node.domain else Windows.of(operation)
-    except GradientError:
+def _windows(node: ir.Node, kernel_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]] | None:
+    """The attributes of a node with windows, with nothing left to a default; None where sizes that are not known decide them.
+
+    Args:
+        node: a convolution, a gradient of one, or a pool.
+        kernel_shape: where the node leaves it to its weight.
+    """
+    kernel_shape = tuple(attribute_value(node, "kernel_shape", kernel_shape))
+    rank = len(kernel_shape)
+    strides, dilations = (tuple(attribute_value(node, name, (1,) * rank)) for name in ("strides", "dilations"))
+    pads = tuple(attribute_value(node, "pads", (0,) * 2 * rank))
+    automatic = attribute_value(node, "auto_pad", "NOTSET")
+    if automatic == "VALID":
+        pads = (0,) * 2 * rank
+    elif automatic != "NOTSET":
+        totals = _same_paddings(node.inputs[0], kernel_shape, strides, dilations)
+        if totals is None:
+            return None
+        begins, ends = split_padding(totals, more_at_end=automatic == "SAME_UPPER")
+        pads = (*begins, *ends)
+    return {"kernel_shape": kernel_shape, "strides": strides, "dilations": dilations, "pads": pads}
+
+
+def _same_paddings(
+    data: ir.Value | None, kernel_shape: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
+) -> list[int] | None:
+    """The padding along each axis, in total; None where a size decides it that is not known."""
+    if data is None or data.shape is None:
         return None
+    sizes = [size if isinstance(size, int) else None for size in data.shape.dims[2:]]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel_shape, dilations, strict=True)]
+    totals = [same_padding(*axis) for axis in zip(sizes, spans, strides, strict=True)]
+    known = [total for total in totals if total is not None]
+    return known if len(known) == len(totals) else None
