@@ -15,11 +15,18 @@ import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
 from burnish.engines.kernels.compiling import find_compiler
-from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
+from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels, taken_convolutions
 from burnish.errors import EngineError
 from burnish.lowering import lower_semantic_operators
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
+
+
+@pytest.fixture(autouse=True)
+def narrow_ones_too(monkeypatch):
+    """What is tested is what kernels compute, and not where they are worth it."""
+    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 1)
+
 
 CONVOLUTIONS = {
     # name: (images, kernels, strides, pads, dilations, group)
@@ -246,6 +253,14 @@ def test_grouped_convolutions_leave_a_graph_as_it_is():
     case = CONVOLUTIONS["depthwise"]
     model = onnx.parser.parse_model(text_of((2, 8, 9, 9), (8, 2, 3, 3), *case[2:5], 4))
     counts = called(ir.from_proto(model))
+    assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 0
+
+
+def test_a_network_of_narrow_convolutions_is_left_as_it_is(monkeypatch):
+    model = ir.from_proto(onnx.parser.parse_model(text_of(*CONVOLUTIONS["dilation"])))
+    assert called(model)["ChannelsLastConv"] == 1
+    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 16)
+    counts = called(model)
     assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 0
 
 
