@@ -6,8 +6,10 @@ import functools
 import json
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 import burnish
@@ -135,6 +137,53 @@ def test_files_of_peft_that_cannot_be_read_are_refused(tmp_path):
     content = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(content[:-7])
     refused(folder, CheckpointError, "is not a whole file of PEFT: it is truncated, damaged or another kind of file")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lora_alpha": float("nan")}, "an alpha is nan"),
+        ({"alpha_pattern": {"dense": float("inf")}}, "an alpha is inf"),
+        ({"lora_dropout": 1.5}, "lora_dropout is 1.5, and no share of at least 0 and below 1"),
+    ],
+)
+def test_numbers_that_no_adapter_can_have_are_refused(changes, problem, tmp_path):
+    refused(written(tmp_path, **changes), CheckpointError, problem)
+
+
+@pytest.mark.parametrize("array", [np.float32(1), np.zeros((0, 6), np.float32), np.ones((3, 6), np.int64)], ids=str)
+def test_arrays_that_are_no_adapters_are_refused(array, tmp_path):
+    folder = written(tmp_path)
+    with_array(folder, "base_model.model.dense.lora_A.weight", np.asarray(array))
+    refused(folder, CheckpointError, "has A of the module 'dense' as ")
+
+
+def square_model() -> onnx.ModelProto:
+    """Two layers of four features, whose weights are read as [inputs, outputs]."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "dense.weight"], ["h"], name="dense"),
+        helper.make_node("MatMul", ["h", "head.weight"], ["y"], name="head"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    weights = [
+        numpy_helper.from_array(rng.normal(size=(4, 4)).astype(np.float32), f"{name}.weight") for name in ("dense", "head")
+    ]
+    graph = helper.make_graph(nodes, "square", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_a_square_weight_beside_adapters_is_laid_out_as_pytorch_has_it(tmp_path):
+    """Its shape does not tell which of the two layouts it has: PyTorch's Linear is [outputs, inputs]."""
+    model = surgery.lora(square_model(), "dense", also_trained="head.weight")
+    weight = model.graph.initializers["head.weight"].const_value.numpy()
+    folder = surgery.save_peft(model, tmp_path / "peft")
+    key = "base_model.model.head.weight"
+    np.testing.assert_array_equal(load_file(folder / "adapter_model.safetensors")[key], weight.T)
+    trained = np.arange(16, dtype=np.float32).reshape(4, 4)
+    with_array(folder, key, trained)
+    read = surgery.load_peft(square_model(), folder).graph.initializers["head.weight"].const_value.numpy()
+    np.testing.assert_array_equal(read, trained.T)
 
 
 def test_adapters_that_do_not_fit_are_refused(tmp_path):

@@ -7,6 +7,7 @@ weights (``adapter_model.bin``) are not read.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from burnish.analysis.adapters import Adapter, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import replacing
 from burnish.formats.state_file import read_state_file, write_state_file
-from burnish.graph import constant_array
+from burnish.graph import attribute_value, constant_array
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -62,7 +63,7 @@ class PeftAdapters:
     Attributes:
         variant: ``lora``, ``dora`` or ``ia3``.
         modules: the arrays of each adapted module, part -> array in PEFT's layout.
-        others: parameters that were trained beside the adapters, by their names in the model.
+        others: parameters that were trained beside the adapters, by their names in the model, laid out as PyTorch has them.
         dropout, rslora: as ``burnish.surgery.lora`` takes them.
         feedforward: the modules whose inputs an ia3 scales.
         configuration: ``adapter_config.json``.
@@ -113,9 +114,10 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
             assert array is not None
             arrays[f"{PREFIX}{module}.{_suffix(adapter, part)}"] = in_layout_of_peft(adapter, part, array)
     for name in adapters.also_trained:
-        array = constant_array(model.graph.initializers[name])
+        value = model.graph.initializers[name]
+        array = constant_array(value)
         assert array is not None
-        arrays[f"{PREFIX}{called(name, names)}"] = array
+        arrays[f"{PREFIX}{called(name, names)}"] = np.ascontiguousarray(array.T) if is_turned(value) else array
     saved = sorted({called(name, names).rpartition(".")[0] for name in adapters.also_trained})
     configuration = _configuration(modules, saved)
     try:
@@ -163,11 +165,12 @@ def read_peft(folder: str | Path) -> PeftAdapters:
             others[name] = array
     try:
         variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
-        float(configuration["lora_alpha"] if kind == "LORA" else 0)
-        _check_alphas(configuration)
+        _check_alphas(configuration, kind)
         feedforward = configuration.get("feedforward_modules") or ()
         names = (feedforward,) if isinstance(feedforward, str) else tuple(map(str, feedforward))
         dropout, rslora = float(configuration.get("lora_dropout") or 0), bool(configuration.get("use_rslora"))
+        if not 0 <= dropout < 1:
+            raise ValueError(f"lora_dropout is {dropout}, and no share of at least 0 and below 1")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(folder / CONFIGURATION, error) from error
     wanted = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}[variant]
@@ -177,6 +180,12 @@ def read_peft(folder: str | Path) -> PeftAdapters:
                 f"'{folder / WEIGHTS}' has {', '.join(sorted(parts))} of the module '{module}', and a {variant} has "
                 f"{', '.join(sorted(wanted))}: save the adapter again"
             )
+        for part, array in parts.items():
+            if not array.ndim or not array.size or array.dtype.kind in "biuc":
+                raise CheckpointError(
+                    f"'{folder / WEIGHTS}' has {part} of the module '{module}' as {array.dtype} of shape {list(array.shape)}, "
+                    "which is no adapter: save it again"
+                )
     feeding = _matching(modules, names)
     return PeftAdapters(variant, modules, others, dropout, rslora, feeding, configuration, frozenset(tables))
 
@@ -195,6 +204,17 @@ def from_layout_of_peft(operator: str, part: str, array: np.ndarray) -> np.ndarr
     if part in ("magnitude", "scale"):
         return array.reshape(-1)
     return array if operator == "Conv" else np.ascontiguousarray(array.T)
+
+
+def is_turned(value: ir.Value) -> bool:
+    """Whether an initializer is a matrix [inputs, outputs], as a product reads it; PyTorch's ``Linear`` has [outputs, inputs]."""
+
+    def reads_turned(node: ir.Node, place: int) -> bool:
+        is_product = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute_value(node, "transB", 0))
+        return is_product and node.domain == "" and place == 1
+
+    uses = value.uses()
+    return value.shape is not None and len(value.shape) == 2 and bool(uses) and all(reads_turned(*use) for use in uses)
 
 
 def _suffix(adapter: Adapter, part: str) -> str:
@@ -269,10 +289,13 @@ def _whole(number: float) -> int | float:
     return int(number) if number == int(number) else number
 
 
-def _check_alphas(configuration: Mapping[str, Any]) -> None:
+def _check_alphas(configuration: Mapping[str, Any], kind: str) -> None:
     """Raise for alphas that are no numbers, and for patterns that are no regular expressions or could take long to match."""
-    for pattern, alpha in dict(configuration.get("alpha_pattern") or {}).items():
-        float(alpha)
+    patterns = dict(configuration.get("alpha_pattern") or {})
+    for alpha in (*([configuration["lora_alpha"]] if kind == "LORA" else []), *patterns.values()):
+        if not math.isfinite(float(alpha)):
+            raise ValueError(f"an alpha is {alpha}")
+    for pattern in patterns:
         if not QUICK_PATTERN.fullmatch(pattern) or pattern.count("*") > MOST_STARS or ")*" in pattern:
             raise ConfigurationError(
                 f"peft: alpha_pattern has the regular expression {pattern!r}: write the names of modules, or patterns of names, "

@@ -1,4 +1,4 @@
-"""Adding initializers to a graph, and removing what nothing reads."""
+"""Adding initializers to a graph, reading and setting what they hold, and removing what nothing reads."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def replace_by_initializer(graph: ir.Graph, node: ir.Node, array: np.ndarray | i
     output.replace_all_uses_with(value)
     remove_node(node)
     return value
+
+
+def initial_array(value: ir.Value) -> np.ndarray:
+    """Return what an initializer holds; the array is not to be written to."""
+    assert value.const_value is not None
+    return np.asarray(value.const_value.numpy())
+
+
+def set_initializer(value: ir.Value, array: np.ndarray) -> None:
+    """Let an initializer hold another array, of any shape, in the dtype that it has."""
+    assert value.dtype is not None
+    stored = np.asarray(array, value.dtype.numpy(), order="C")
+    value.const_value = ir.Tensor(stored, value.dtype, name=value.name)
+    value.shape = ir.Shape(stored.shape)
 
 
 def remove_unread_value(graph: ir.Graph, value: ir.Value) -> None:

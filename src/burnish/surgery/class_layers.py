@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs
+from burnish.graph.initializers import initial_array, set_initializer
 from burnish.surgery.linear_sources import linear_sources
 
 RARE = 0.01
@@ -101,14 +102,14 @@ def replace_class_layers(model: ir.Model, layers: ClassLayers, scores: int, seed
     old = layers.scores
     axes = {node.inputs[1]: _output_axis(node) for node in layers.nodes}
     for weight in layers.weights:
-        shape, axis = list(_array(weight).shape), axes[weight]
+        shape, axis = list(initial_array(weight).shape), axes[weight]
         limit = 1 / math.sqrt(math.prod(shape) / shape[axis])
         shape[axis] = shape[axis] // old * scores
-        _fill(weight, generator.uniform(-limit, limit, shape))
+        set_initializer(weight, generator.uniform(-limit, limit, shape))
     for bias in layers.biases:
-        shape = [extent // old * scores if extent > 1 else extent for extent in _array(bias).shape]
+        shape = [extent // old * scores if extent > 1 else extent for extent in initial_array(bias).shape]
         drawn = np.full(shape, -math.log((1 - RARE) / RARE)) if rare else generator.uniform(-0.05, 0.05, shape)
-        _fill(bias, drawn)
+        set_initializer(bias, drawn)
     _settle(model.graph, layers.nodes, old, scores)
 
 
@@ -166,7 +167,7 @@ def _output_axis(node: ir.Node) -> int:
 
 
 def _outputs_of(node: ir.Node, weight: ir.Value) -> int:
-    return int(_array(weight).shape[_output_axis(node)])
+    return int(initial_array(weight).shape[_output_axis(node)])
 
 
 def _bias(node: ir.Node) -> ir.Value | None:
@@ -177,15 +178,3 @@ def _bias(node: ir.Node) -> ir.Value | None:
     if len(readers) != 1 or readers[0].op_type != "Add":
         return None
     return next((value for value in readers[0].inputs if value is not None and value.is_initializer()), None)
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return np.asarray(value.const_value.numpy())
-
-
-def _fill(value: ir.Value, drawn: np.ndarray) -> None:
-    assert value.dtype is not None
-    array = drawn.astype(_array(value).dtype)
-    value.const_value = ir.Tensor(array, value.dtype, name=value.name)
-    value.shape = ir.Shape(array.shape)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
+from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, Moments, measure_values
@@ -170,7 +171,7 @@ def _factors(node: ir.Node) -> np.ndarray:
     are_own = all(value.is_initializer() and len(value.uses()) == 1 for value in operands)
     if node.op_type == "ConvTranspose" or not are_own:
         return np.ones(1)
-    weight = np.moveaxis(_array(operands[0]).astype(np.float64), _output_axis(node), 0)
+    weight = np.moveaxis(initial_array(operands[0]).astype(np.float64), _output_axis(node), 0)
     lengths = np.sqrt((weight**2).reshape(len(weight), -1).sum(axis=1))
     usual = np.median(lengths)
     # Both fans of a convolution have the positions of the kernel; fan_out counts the channels of all groups, as PyTorch's does.
@@ -187,15 +188,10 @@ def _multiply(node: ir.Node, factors: np.ndarray) -> None:
     """Multiply weight and bias of a layer by a factor for each channel."""
     for value in node.inputs[1:3]:
         if value is not None:
-            array = _array(value)
+            array = initial_array(value)
             axis = _output_axis(node) if array.ndim > 1 else 0
             shape = [-1 if number == axis else 1 for number in range(array.ndim)]
-            value.const_value = ir.tensor((array * factors.reshape(shape)).astype(array.dtype), name=value.name)
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy()
+            set_initializer(value, array * factors.reshape(shape))
 
 
 def _channels(node: ir.Node) -> int:

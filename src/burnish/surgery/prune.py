@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, add_initializer, attribute_value, bodies, constant_array, describe_node
+from burnish.graph.initializers import set_initializer
 from burnish.graph.pruning_mark import PruningMark, masked_weights
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.importer import Source, load
@@ -153,7 +154,7 @@ def _groups_kept(array: np.ndarray, node: ir.Node, kept: int, group: int) -> np.
 def _apply(graph: ir.Graph, names: Names, weight: ir.Value, array: np.ndarray, mask: np.ndarray, mark: PruningMark) -> None:
     """Put a mask between a weight and all that reads it."""
     readers = tuple(weight.uses())
-    weight.const_value = ir.Tensor((array * mask).astype(array.dtype), name=weight.name)
+    set_initializer(weight, array * mask)
     nodes = {reader for reader, _ in readers}
     first = next(
         node for node in graph if node in nodes or any(inner in nodes for body in bodies(node) for inner in body.all_nodes())

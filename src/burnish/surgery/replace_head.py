@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs
+from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.random import check_seed
 from burnish.settings import is_whole, suggestion
@@ -44,7 +45,7 @@ class Head:
     @property
     def classes(self) -> int:
         """How many there are."""
-        return int(_array(self.weight).shape[self.class_axis])
+        return int(initial_array(self.weight).shape[self.class_axis])
 
     @property
     def names(self) -> dict[str, str]:
@@ -83,14 +84,14 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
     check_seed(seed)
     model = load(source)
     head = find_head(model, output)
-    old, weight = head.classes, _array(head.weight)
+    old, weight = head.classes, initial_array(head.weight)
     inputs = math.prod(weight.shape) // old
     shape = [classes if axis == head.class_axis else extent for axis, extent in enumerate(weight.shape)]
     generator, limit = np.random.default_rng(seed), 1 / math.sqrt(inputs)
-    _fill(head.weight, generator.uniform(-limit, limit, shape))
+    set_initializer(head.weight, generator.uniform(-limit, limit, shape))
     if head.bias is not None:
-        own = [classes if extent == old else extent for extent in _array(head.bias).shape]
-        _fill(head.bias, generator.uniform(-limit, limit, own))
+        own = [classes if extent == old else extent for extent in initial_array(head.bias).shape]
+        set_initializer(head.bias, generator.uniform(-limit, limit, own))
     _settle_shapes(model, head, old, classes)
     return model
 
@@ -148,7 +149,7 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
     weight = node.inputs[1]
     if weight is None or not weight.is_initializer() or weight.const_value is None:
         return None
-    shape = _array(weight).shape
+    shape = initial_array(weight).shape
     own = node.inputs[2] if len(node.inputs) > 2 else None
     if node.op_type == "Conv":
         if len(shape) < 3 or math.prod(shape[2:]) != 1 or attribute_value(node, "group", 1) != 1:
@@ -224,15 +225,3 @@ def _number_classes(node: ir.Node, old: int, classes: int) -> None:
     assert isinstance(node.graph, ir.Graph)
     numbers = Builder(node.graph, before=node).constant(np.arange(classes, dtype=labels.dtype))
     node.replace_input_with(0, numbers.value)
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return np.asarray(value.const_value.numpy())
-
-
-def _fill(value: ir.Value, drawn: np.ndarray) -> None:
-    assert value.dtype is not None
-    array = drawn.astype(_array(value).dtype)
-    value.const_value = ir.Tensor(array, value.dtype, name=value.name)
-    value.shape = ir.Shape(array.shape)

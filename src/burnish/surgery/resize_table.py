@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
+from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.random import check_seed
 from burnish.settings import is_whole, suggestion
@@ -48,7 +49,7 @@ def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Mod
             f"resize_table: '{table}' is not read by Gather on axis 0 alone: {reader}, and would meet another number of rows. "
             "Untie it first, or export the model with the vocabulary that it is to have"
         )
-    present = value.const_value.numpy()
+    present = initial_array(value)
     if value.dtype not in FLOATING or present.ndim < 1 or not len(present):
         raise ConfigurationError(f"resize_table: '{table}' holds no rows of floating-point numbers")
     resized = np.empty((rows, *present.shape[1:]), present.dtype)
@@ -57,8 +58,7 @@ def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Mod
         wide = present.astype(np.float64)
         drawn = np.random.default_rng(seed).standard_normal((rows - len(present), *present.shape[1:]))
         resized[len(present) :] = (wide.mean(axis=0) + drawn * wide.std(axis=0)).astype(present.dtype)
-    value.const_value = ir.Tensor(resized, value.dtype, name=table)
-    value.shape = ir.Shape(resized.shape)
+    set_initializer(value, resized)
     return model
 
 

@@ -21,6 +21,7 @@ from burnish.graph import (
     insert_behind,
     static_shape,
 )
+from burnish.graph.initializers import set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, check_data, measure_values
@@ -165,13 +166,8 @@ def _initialize(
     g, b = constant_array(length), constant_array(bias)
     assert g is not None
     assert b is not None
-    _set(length, g.astype(np.float64) / deviation.reshape(g.shape))
-    _set(bias, (b.astype(np.float64) - moments.mean) / deviation)
-
-
-def _set(value: ir.Value, array: np.ndarray) -> None:
-    assert value.dtype is not None
-    value.const_value = ir.Tensor(array.astype(value.dtype.numpy()), name=value.name)
+    set_initializer(length, g.astype(np.float64) / deviation.reshape(g.shape))
+    set_initializer(bias, (b.astype(np.float64) - moments.mean) / deviation)
 
 
 def _own_bias(graph: ir.Graph, names: Names, layer: _Layer) -> tuple[ir.Value, ir.Value]:
@@ -225,8 +221,7 @@ def _as_own(graph: ir.Graph, names: Names, layer: _Layer, present: ir.Value | No
     vector = np.broadcast_to(array.reshape(-1) * np.asarray(factor, dtype), (channels,)).copy()
     if len(present.uses()) > 1 or present.is_graph_output() or not present.is_initializer():
         return add_initializer(graph, names.take(name), vector)
-    present.const_value = ir.Tensor(vector, name=present.name)
-    present.shape = ir.Shape(vector.shape)
+    set_initializer(present, vector)
     return present
 
 

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import ConfigurationError
 from burnish.formats.adapter_files import check_form, save_with_adapters
-from burnish.formats.peft import Names, PeftAdapters, called, from_layout_of_peft, read_peft
+from burnish.formats.peft import Names, PeftAdapters, called, from_layout_of_peft, is_turned, read_peft
+from burnish.graph.initializers import set_initializer
 from burnish.importer import Source, load
 from burnish.passes import merge_adapters as merged
 from burnish.settings import suggestion
@@ -60,7 +61,8 @@ def load_peft(
                 array = from_layout_of_peft(adapter.operator, part, held.modules[module][part])
                 _set(model.graph.initializers[name], array, module)
     for name, array in others.items():
-        _set(model.graph.initializers[name], array, name)
+        value = model.graph.initializers[name]
+        _set(value, _as_read(value, array), name)
     return model
 
 
@@ -143,16 +145,22 @@ def _initializer_of(name: str, names: Names, initializers: Collection[str]) -> s
     return found[0]
 
 
+def _as_read(value: ir.Value, array: np.ndarray) -> np.ndarray:
+    """A parameter of PyTorch in the layout of the model's initializer; what says it of a square one is how the model reads it."""
+    expected = None if value.shape is None else tuple(value.shape.dims)
+    turned = array.T if array.ndim == 2 else array
+    if turned.shape == expected and (array.shape != expected or is_turned(value)):
+        return turned
+    return array
+
+
 def _set(value: ir.Value, array: np.ndarray, name: str) -> None:
     present = value.const_value
     assert present is not None
-    assert value.dtype is not None
     expected = tuple(present.shape.numpy())
-    if array.shape != expected and array.T.shape == expected and array.ndim == 2 and "lora" not in (value.name or ""):
-        array = array.T  # a weight that the model has transposed
     if array.shape != expected:
         raise ConfigurationError(
             f"load_peft: '{name}' has an array of shape {list(array.shape)} for '{value.name}' of shape {list(expected)}: the "
             "adapters are for a model of other extents"
         )
-    value.const_value = ir.Tensor(np.ascontiguousarray(array).astype(value.dtype.numpy()), name=value.name)
+    set_initializer(value, array)
