@@ -203,3 +203,18 @@ def test_a_loss_that_cannot_mix_is_refused(loss, message):
 def test_a_model_whose_samples_cannot_be_mixed_is_refused(shape, loss, options, message):
     with pytest.raises(ConfigurationError, match=message):
         burnish.compile(classifier(TensorProto.FLOAT, shape), loss=loss, optimizer="sgd", **options)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.resized(losses.mixed(mixup=1)),
+        losses.WeightedSum((losses.Summand(1.0, losses.mixed(mixup=1)),)),
+        losses.distill(loss=losses.mixed(mixup=1)),
+    ],
+    ids=lambda loss: loss.name,
+)
+def test_mixing_inside_of_another_loss_is_refused(loss):
+    """It would be left out: what mixes the samples is the loss as a whole."""
+    with pytest.raises(ConfigurationError, match=f"mixed: {loss.name} holds it, and samples are mixed under the loss as a whole"):
+        burnish.compile(classifier(TensorProto.FLOAT), loss=loss, optimizer="sgd")

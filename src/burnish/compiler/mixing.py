@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from burnish.compiler.draft import Draft
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
@@ -22,9 +24,15 @@ def mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor
         The share that a sample has in its mixture, a float32 scalar; None where nothing is mixed.
 
     Raises:
-        ConfigurationError: the model has several inputs, or one that cannot be mixed, or its features are computed once.
+        ConfigurationError: the model has several inputs, or one that cannot be mixed, or its features are computed once; or a
+            part of the loss is ``Mixed``.
     """
     if not isinstance(loss, Mixed):
+        if any(isinstance(inner, Mixed) for inner in _inside(loss)):
+            raise ConfigurationError(
+                f"{Mixed.name}: {loss.name} holds it, and samples are mixed under the loss as a whole alone: put {Mixed.name} "
+                f"around {loss.name}, where that reads one output and its labels, or train without mixing"
+            )
         return None
     if is_cached:
         raise ConfigurationError(
@@ -52,3 +60,12 @@ def mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor
     for reader, index in readers:
         reader.replace_input_with(index, mixed.value)
     return draft.builder.tensor(share.value)
+
+
+def _inside(loss: Loss) -> Iterator[Loss]:
+    """The losses that a loss is made of."""
+    summands = getattr(loss, "summands", ())
+    for inner in (getattr(loss, "loss", None), *(summand.loss for summand in summands)):
+        if isinstance(inner, Loss):
+            yield inner
+            yield from _inside(inner)

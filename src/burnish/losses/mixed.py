@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term
+from burnish.losses.base import Compared, LabelSpec, Term
 from burnish.losses.distillation import Distillation
 from burnish.losses.registry import LossLike, get
+from burnish.losses.wrapping import Wrapping
 from burnish.random import ALIKE, symmetric_beta, uniform
-from burnish.settings import PlainSettings, is_number
+from burnish.settings import is_number
 
 Layout = Literal["NCHW", "NHWC"]
 STREAM = 2**31 - 16
@@ -40,7 +41,7 @@ class Draws(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixed(PlainSettings):
+class Mixed(Wrapping):
     """Another loss, for which training mixes each sample with the one before it in the batch.
 
     A share s is drawn from Beta(alpha, alpha) in each step, from the program's random key. MixUp (Zhang et al. 2017) gives the
@@ -58,7 +59,6 @@ class Mixed(PlainSettings):
 
     name: ClassVar[str] = "mixed"
 
-    loss: Loss
     mixup: float = 0.0
     cutmix: float = 0.0
     layout: Layout | None = None
@@ -77,22 +77,6 @@ class Mixed(PlainSettings):
                 f"{self.name}: samples are mixed under a loss of one output and its labels, and {self.loss.name} is another: "
                 "give one such as cross_entropy"
             )
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return self.loss.readings
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return self.loss.default_metrics
-
-    @property
-    def scale(self) -> Any:
-        """What the prediction says, as the inner loss has it."""
-        return getattr(self.loss, "scale", None)
-
-    def bind(self, outputs: Sequence[str]) -> Mixed:
-        return replace(self, loss=self.loss.bind(outputs))
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the labels of the loss.

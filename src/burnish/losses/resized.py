@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import Compared, Extents, LabelSpec, Loss, Reading, Term, floating_shape
+from burnish.losses.base import Compared, Extents, LabelSpec, Term, floating_shape
 from burnish.losses.registry import LossLike, get
-from burnish.settings import PlainSettings, is_whole
+from burnish.losses.wrapping import Wrapping
+from burnish.settings import is_whole
 
 Interpolation = Literal["linear", "nearest", "cubic"]
 PLANE = 2
@@ -20,7 +21,7 @@ PLANE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resized(PlainSettings):
+class Resized(Wrapping):
     """Another loss of the prediction ``[N, C, height, width]``, which is resized to the labels first.
 
     Segmentation models often give an eighth of the height and width of a picture, and are trained at full size. Resized as
@@ -35,7 +36,6 @@ class Resized(PlainSettings):
 
     name: ClassVar[str] = "resized"
 
-    loss: Loss
     size: tuple[int, int] | None = None
     interpolation: Interpolation = "linear"
 
@@ -57,22 +57,6 @@ class Resized(PlainSettings):
         if len(sides) != PLANE or not all(is_whole(side) and side > 0 for side in sides):
             raise ConfigurationError(f"{self.name}: size must be the height and the width of the labels, not {self.size!r}")
         object.__setattr__(self, "size", sides)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return self.loss.readings
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return self.loss.default_metrics
-
-    @property
-    def scale(self) -> Any:
-        """What the prediction says, as the inner loss has it."""
-        return getattr(self.loss, "scale", None)
-
-    def bind(self, outputs: Sequence[str]) -> Resized:
-        return replace(self, loss=self.loss.bind(outputs))
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the labels of the loss, with the height and width that they have here.
