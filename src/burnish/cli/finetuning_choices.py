@@ -23,7 +23,7 @@ from burnish.cli.train_options import Course, Data, Results
 from burnish.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from burnish.training.finetuning import Plan
+    from burnish.training.finetuning import Plan, Quantization
 
 MIXES = ("mixup", "cutmix")
 """Changes that the graph makes."""
@@ -109,6 +109,16 @@ class Tuning(OptionGroup):
         ),
     ] = None
 
+    def quantization(self) -> Quantization | None:
+        """Return how the tuned model is quantized; None where it is not.
+
+        Raises:
+            ConfigurationError: ``--quantize`` names no form, or a setting that there is not.
+        """
+        from burnish.training.finetuning import Quantization
+
+        return None if self.quantize is None else Quantization.read(self.quantize)
+
 
 def choose(
     model: Path,
@@ -122,7 +132,7 @@ def choose(
 ) -> dict[str, Any]:
     """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
     from burnish.formats.model_file import save_model
-    from burnish.training.finetuning import Quantization, check_quantized, plan, transfer
+    from burnish.training.finetuning import check_quantized, plan, transfer
 
     read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
     prepared, dataset = transfer(
@@ -133,20 +143,20 @@ def choose(
         metrics=read_metrics(tuning.metrics) if tuning.metrics else None,
         freeze_until=tuning.freeze_until,
         folded_norm=tuning.folded_norm,
-        batch_size=course.batch_size if "batch_size" in course.named else None,
+        batch_size=course.named_batch_size,
         adapters=adapters.source(),
         augment=data.augment,
         seed=course.seed,
         missing=data.missing,
         **read,
     )
-    check_quantized(None if tuning.quantize is None else Quantization.read(tuning.quantize), prepared)
+    check_quantized(tuning.quantization(), prepared)
     _say(prepared.notes)
     planned = plan(
         prepared,
         dataset,
         epochs=course.epochs,
-        batch_size=course.batch_size if "batch_size" in course.named else None,
+        batch_size=course.named_batch_size,
         lr=tuning.lr,
         schedule=tuning.schedule,
         unfreeze=_read_unfreeze(tuning.unfreeze),
@@ -161,21 +171,19 @@ def choose(
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / STAGES, ignore_errors=True)
     save_model(prepared.model, folder / START)
-    choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning.quantize)}
+    choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning)}
     (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
     return choices
 
 
-def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
+def _of_plan(planned: Plan, tuning: Tuning) -> dict[str, Any]:
     """What is kept of a plan, with the stage in which the model trains as integers, where one is asked for."""
-    from burnish.training.finetuning import Quantization
-
     prepared, task = planned.transfer, planned.transfer.task
     stages: list[dict[str, Any]] = [
         {"epochs": stage.epochs, "cached": stage.cached, "groups": prepared.groups(stage.frozen)} for stage in planned.stages
     ]
-    if quantize is not None:
-        integers = Quantization.read(quantize)
+    integers = tuning.quantization()
+    if integers is not None:
         epochs = integers.length(sum(stage.epochs for stage in planned.stages))
         held = {name: group for name, group in stages[-1]["groups"].items() if group == "frozen"}
         lr = planned.lr * integers.rate
@@ -191,7 +199,7 @@ def _of_plan(planned: Plan, quantize: str | None) -> dict[str, Any]:
         "outputs": task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),
         "head": prepared.head.names,
         "batch": prepared.batch,
-        "quantize": quantize,
+        "quantize": tuning.quantize,
         "stages": stages,
     }
 

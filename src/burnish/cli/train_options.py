@@ -112,6 +112,11 @@ class Course(OptionGroup):
         ),
     ] = None
 
+    @property
+    def named_batch_size(self) -> int | None:
+        """The size of a batch where the command says one; None where it is left to what fits."""
+        return self.batch_size if "batch_size" in self.named else None
+
     def chosen_engine(self) -> str | Engine:
         """The engine that trains: by its name, or with its kernels chosen.
 
@@ -148,3 +153,12 @@ class Results(OptionGroup):
 def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
     """Return the folder of a run: the one that was given, else runs/<model> with a suffix."""
     return results.folder or Path("runs") / f"{model.stem}{suffix}"
+
+
+def check_overwritten(folder: Path, results: Results) -> None:
+    """Raise ConfigurationError where the run that a folder holds is not to be overwritten."""
+    if not results.overwrite:
+        raise ConfigurationError(
+            f"'{folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another folder "
+            "(--output)"
+        )

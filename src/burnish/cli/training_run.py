@@ -23,13 +23,13 @@ from burnish.cli.pixel_options import Pixels, pixels_line
 from burnish.cli.program_lines import export_line, planned_line, waiting_line, what_trains
 from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.text_options import TOKENIZER, TextOptions
-from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.train_options import Course, Data, Results, check_overwritten, run_folder
 from burnish.cli.watching import Watching
 from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import CarryOverWarning, ConfigurationError
+from burnish.errors import CarryOverWarning
 from burnish.formats.adapter_files import check_form
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
@@ -180,11 +180,8 @@ class TrainingRun:
             return True
         if exists and (launch.is_restart() or (launch.run_id() and read_record(self.folder).get("launch") == launch.run_id())):
             return True
-        if exists and not self.results.overwrite:
-            raise ConfigurationError(
-                f"'{self.folder}' holds a run already: go on with it (--resume), start anew in it (--overwrite), or name another "
-                "folder (--output)"
-            )
+        if exists:
+            check_overwritten(self.folder, self.results)
         return False
 
     def _earlier_metadata(self) -> Mapping[str, str]:
