@@ -96,6 +96,16 @@ def loaded(name: str, threads: int):
     return OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), threads)
 
 
+def with_drawn_weights(text: str, random: np.random.Generator) -> onnx.ModelProto:
+    """A model with a weight for each value that its text declares."""
+    model = onnx.parser.parse_model(text)
+    for value in model.graph.value_info:
+        shape = [extent.dim_value for extent in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(random.normal(0, 0.3, shape)), value.name))
+    del model.graph.value_info[:]
+    return model
+
+
 def called(model: ir.Model) -> Counter[str]:
     """How many nodes of each operator a graph has once it calls kernels."""
     copy = model.clone()
@@ -154,6 +164,63 @@ g (float[1, "H", "W", 4] x, float[4, 2, 3, 3] w) => (float[1, "H2", "W2", 4] y) 
         run = engine.load(ir.from_proto(onnx.parser.parse_model(text.format(f"{window}, group = {group}"))), 1)
         with pytest.raises(EngineError, match=problem):
             run({"x": np.ones((1, size, size, 4), np.float32), "w": weight})
+
+
+def test_a_bias_of_another_size_is_refused():
+    """ONNX Runtime does not look at it until then, and a kernel would read past its end."""
+    text = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float["N", 16, 4, 4] x) => (float["N", 16] y) <float[16, 16, 1, 1] w, float[3] b>
+{ a = Conv(x, w, b)  p = GlobalAveragePool(a)  y = Flatten(p) }
+"""
+    model = with_drawn_weights(text, np.random.default_rng(0))
+    session = burnish.Session(burnish.compile(model, optimizer="sgd"), engine=OnnxRuntimeEngine(kernels=True))
+    place = r"at ChannelsLastConv 'node_\w+' of the Conv 'Conv' \(output 'a'\): .*a bias of 16 numbers expected, found 3"
+    with pytest.raises(EngineError, match=place):
+        session.step({"x": np.zeros((2, 16, 4, 4), np.float32), "labels": np.zeros(2, np.int64)})
+
+
+NEAR = "kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1], dilations = [1, 1], group = 1"
+FAR = "kernel_shape = [3, 3], strides = [1, 1], pads = [2, 2, 2, 2], dilations = [2, 2], group = 1"
+SAME_OPERANDS = f"""
+<ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>
+g (float["N", 6, 5, 4] x, float[6, 6, 3, 3] w, float["N", 6, 5, 4] dy)
+  => (float["N", 6, 5, 4] near, float[6, 6, 3, 3] far_weight, float["N", 6, 5, 4] far, float[6, 6, 3, 3] near_weight)
+{{
+    near = burnish.ConvInputGrad<{NEAR}>(dy, w, x)
+    far_weight = burnish.ConvWeightGrad<{FAR}>(dy, x, w)
+    far = burnish.ConvInputGrad<{FAR}>(dy, w, x)
+    near_weight = burnish.ConvWeightGrad<{NEAR}>(dy, x, w)
+}}
+"""
+REDUCED_WEIGHT = f"""
+<ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>
+g (float["N", 6, 5, 4] x, float[6, 6, 3, 3] w, float["N", 6, 5, 4] dy, float[6, 5, 4] scale)
+  => (float["N", 6, 5, 4] scaled, float[6, 4] sums, float["N", 6, 5, 4] dx)
+{{
+    y = Conv<{NEAR}>(x, w)
+    scaled = Mul(y, scale)
+    axes = Constant<value = int64[1] {{1}}>()
+    sums = ReduceSum<keepdims = 0>(scale, axes)
+    dx = burnish.ConvInputGrad<{NEAR}>(dy, w, x)
+}}
+"""
+
+
+@pytest.mark.parametrize("text", [SAME_OPERANDS, REDUCED_WEIGHT], ids=["windows of the same operands", "sum of a weight"])
+def test_graphs_compute_what_they_do_without_kernels(text):
+    """Gradients of several convolutions of the same operands are told apart; of images alone axes change their places."""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    random = np.random.default_rng(3)
+    feeds = {
+        value.name: random.normal(size=[extent.dim_value or 2 for extent in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in model.graph.input
+    }
+    assert called(ir.from_proto(model))["ChannelsLastConvGrad"]
+    expected = OnnxRuntimeEngine(kernels=False).load(lower_semantic_operators(ir.from_proto(model)), 1)(feeds)
+    actual = OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), 1)(feeds)
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=0, atol=2e-6 * np.abs(array).max(), err_msg=name)
 
 
 POOL = """
@@ -225,12 +292,8 @@ net (float["N", 4, 12, 10] x) => (float["N", 5] y)
 
 def test_a_network_of_many_layers_trains_as_with_standard_operators():
     """Gates, slopes, joined images, means over places: all read images with their channels last, and only inputs are turned."""
-    model = onnx.parser.parse_model(AROUND)
     random = np.random.default_rng(2)
-    for value in model.graph.value_info:
-        shape = [extent.dim_value for extent in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(random.normal(0, 0.3, shape)), value.name))
-    del model.graph.value_info[:]
+    model = with_drawn_weights(AROUND, random)
     program = burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=0.05, momentum=0.9))
     engines = OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False)
     step = lower(program, engines[0].target).copy_of("step")

@@ -154,7 +154,7 @@ class _Layout:
     ) -> None:
         """``images`` are the places of the operands that are images, ``of`` that of the layer's own."""
         x = node.inputs[of]
-        if not self._has_twin(x) or x is None or x.dtype != ir.DataType.FLOAT:
+        if not self._has_twin(x) or x is None or _rank(x) != 4 or x.dtype != ir.DataType.FLOAT:
             return
         builder = Builder(self.graph, before=node)
         operands = [
@@ -199,7 +199,7 @@ class _Layout:
     def _reduction(self, node: ir.Node) -> None:
         data, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
         places = None if axes is None else constant_array(axes)
-        if not self._has_twin(data) or data is None or places is None:
+        if not self._has_twin(data) or data is None or _rank(data) != 4 or places is None:
             return
         reduced = sorted(int(place) % 4 for place in places)
         keeps = bool(attribute_value(node, "keepdims", 1))

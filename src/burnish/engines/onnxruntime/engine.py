@@ -215,7 +215,7 @@ class OnnxRuntimeEngine(RunsModels):
                 opened.verify(lambda session: dict(zip(names, session.run(names, feeds), strict=True)))
                 results = opened.run(lambda session: session.run(names, feeds))
             except Exception as error:  # ONNX Runtime's errors share no base class of their own
-                raise run_failure("model", error) from error
+                raise run_failure("model", error, opened.model) from error
             arrays = dict(zip(names, results, strict=True))
             if is_widened:
                 rounded = {name: dtype for name in names if (dtype := declared[name]) in SIXTEEN_BIT}

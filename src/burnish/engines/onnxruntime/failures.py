@@ -9,7 +9,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from burnish.errors import EngineError
-from burnish.graph import table_of
+from burnish.graph import source_of, table_of
+from burnish.graph.describe import place
 
 LONGEST_REASON = 240
 
@@ -47,7 +48,7 @@ def run_failure(graph: str, error: Exception, model: ir.Model | None = None) -> 
     Args:
         graph: its name.
         error: what ONNX Runtime raised.
-        model: the graph, for what a node that looks up rows looks them up in.
+        model: the graph as it was loaded, for what a node computes a part of, and what it looks rows up in.
     """
     if is_out_of_memory(error):
         remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
@@ -57,21 +58,27 @@ def run_failure(graph: str, error: Exception, model: ir.Model | None = None) -> 
             "model; if memory is short, use a smaller batch"
         )
     return EngineError(
-        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}{_lookup(error, model)}: "
+        f"ONNX Runtime {onnxruntime.__version__} failed in the {graph} graph{_node_of(error)}{_part_of(error, model)}: "
         f"{_reason(error)}. No state has changed. {remedy}"
     )
 
 
-def _lookup(error: Exception, model: ir.Model | None) -> str:
-    """Return ``, which looks up rows of 'param/table'`` where ONNX Runtime's message names a node that does."""
+def _part_of(error: Exception, model: ir.Model | None) -> str:
+    """Return what is known of the node that ONNX Runtime's message names.
+
+    That is `` of the gradient of Conv 'stem'`` for a node of burnish's own, and ``, which looks up rows of 'param/table'``.
+    """
     found = re.search(NODE_IN_MESSAGE[0], str(error))
     if found is None or model is None:
         return ""
     node = next(
         (node for node in model.graph.all_nodes() if (node.op_type, node.name) == (found["operator"], found["name"])), None
     )
-    table = None if node is None else table_of(node)
-    return "" if table is None else f", which looks up rows of '{table}'"
+    if node is None:
+        return ""
+    own, source, table = f"{node.op_type} '{node.name}'", source_of(node), table_of(node)
+    part = "" if source is None or source.startswith(own) else place("", source)
+    return part if table is None else f"{part}, which looks up rows of '{table}'"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

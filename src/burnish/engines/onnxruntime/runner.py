@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -141,8 +140,7 @@ class OnnxRuntimeRunner:
         if bound is None:
             updates = self._updates if graph == "step" else {}
             opened = self._open(graph)
-            source = partial(self._executable.graph, graph)
-            bound = _BoundGraph(graph, source, opened, self._signatures[graph], self._sets, updates, instead)
+            bound = _BoundGraph(graph, opened, self._signatures[graph], self._sets, updates, instead)
             self._bound_graphs[key] = bound
         return bound
 
@@ -202,14 +200,13 @@ class _BoundGraph:
     def __init__(
         self,
         graph: str,
-        source: Callable[[], ir.Model],
         opened: OpenedGraph,
         signature: GraphSignature,
         sets: tuple[dict[str, _Buffer], dict[str, _Buffer]],
         updates: Mapping[str, str],
         instead: Mapping[str, str] = NOTHING,
     ):
-        self._graph, self._source = graph, source
+        self._graph = graph
         self._opened = opened
         self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
         self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
@@ -253,7 +250,7 @@ class _BoundGraph:
             return self._opened.run(lambda session: self._run(session, current, batch))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             self._bind(self._opened.session)
-            raise run_failure(self._graph, error, self._source()) from error
+            raise run_failure(self._graph, error, self._opened.model) from error
 
     def _run(self, session: onnxruntime.InferenceSession, current: int, batch: Mapping[str, onnxruntime.OrtValue]) -> Arrays:
         if session is not self._bound_session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +60,15 @@ def takes_most(graph: ir.Graph) -> bool:
 
 def gradients_of(graph: ir.Graph) -> dict[ir.Node, Gradients]:
     """The gradients of convolutions that there are kernels for, by their nodes."""
-    by_operands: dict[tuple[ir.Value, ...], Gradients] = {}
+    by_use: dict[Hashable, Gradients] = {}
     taken = {}
     for node in graph:
         window = window_of(node) if node.op_type != "Conv" and _is_convolution(node) else None
         if window is None:
             continue
         of_input = CONV_INPUT_GRAD.is_of(node)
-        gradients = by_operands.setdefault(operands_of(node), Gradients(window))
+        # Two convolutions may read the same images and kernels, in other windows.
+        gradients = by_use.setdefault((operands_of(node), *window.items()), Gradients(window))
         if (gradients.of_input if of_input else gradients.of_weight) is not None:
             gradients = Gradients(window)  # the same once more
         if of_input:

@@ -116,6 +116,7 @@ struct ChannelsLastConv {
     Tensor x = call.input(0), w = call.input(1), b;
     if (call.input_count() > 2) b = call.input(2);
     weight_products::Convolution shape = window.over(x, w);
+    BURNISH_CHECK(!b.defined() || b.numel() == shape.outputs, "convolution: a bias of ", shape.outputs, " numbers expected, found ", b.numel());
     Tensor y = call.output(0, {shape.images, shape.out_height, shape.out_width, shape.outputs}, kFloat);
     const float *images = x.const_data_ptr<float>(), *kernels = w.const_data_ptr<float>();
     const float* bias = b.defined() ? b.const_data_ptr<float>() : nullptr;
@@ -216,6 +217,8 @@ struct Pooling {
   explicit Pooling(const Attributes& attributes)
       : kernel(attributes.numbers("kernel_shape")), strides(attributes.numbers("strides")), pads(attributes.numbers("pads")) {
     BURNISH_CHECK(kernel.size() == 2 && strides.size() == 2 && pads.size() == 4, "pooling: windows of two axes expected");
+    BURNISH_CHECK(std::min({kernel[0], kernel[1], strides[0], strides[1]}) > 0 && *std::min_element(pads.begin(), pads.end()) >= 0,
+                  "pooling: windows and steps of one or more, and pads of zero or more, expected");
   }
 
   max_pool::Pool over(const Tensor& x) const {
