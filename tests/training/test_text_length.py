@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from typer.testing import CliRunner
 
 import burnish
-from burnish.data import DataDescription, Text
+from burnish.cli.application import app
+from burnish.data import DataDescription, DataSpec, Text, as_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.importer import load
+from burnish.models import gpt2
 from burnish.training.finetuning import transfer
+from burnish.training.text_length import within_the_model
 from oracles.small_networks import Network
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -39,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(place / "tokenizer.json"))
-    rows = [f"{' '.join(f'w{(number + word) % 10}' for word in range(length))},{'ab'[number % 2]}"
+    rows = [f"{' '.join(f'w{(number + word) % 10}' for word in range(length))},{'ab'[number // 4 % 2]}"
             for number, length in enumerate([3, 40, 20, 21] * 4)]  # fmt: skip
     (place / "long.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     (place / "short.csv").write_text("\n".join(["text,label", *rows[::4], *rows[2::4]]) + "\n")
@@ -55,6 +60,38 @@ def test_long_texts_are_cut_off_and_counted(folder, tmp_path):
     assert any("runs on 20 tokens at most" in note and "8 of 16 texts are longer" in note for note in prepared.notes)
     assert dataset.batch(np.arange(16))["input_ids"].shape == (16, 20)
     assert DataDescription.read(prepared.model.metadata_props).text.length == 20
+
+
+def test_what_is_evaluated_on_is_cut_off_where_the_texts_to_train_on_are_short(folder, tmp_path):
+    program = burnish.compile(folder / "texts.onnx", loss="cross_entropy", optimizer="sgd")
+    options = {"text": text(folder, buckets=(8, 16, 512)), "run_directory": tmp_path / "run", "threads": 1, "progress": False}
+    trainer = burnish.Trainer(program, folder / "short.csv", folder / "long.csv", **options)
+    assert trainer.run().metrics["loss"] > 0
+    assert DataDescription.read(trainer.session.metadata).text.buckets == (8, 16, 20)
+
+
+def test_burnish_train_cuts_off_and_counts(folder, tmp_path):
+    def run(*options: str, code: int = 0) -> str:
+        data = ("--data", str(folder / "long.csv"), "--tokenizer", str(folder / "tokenizer.json"), "--threads", "1")
+        result = CliRunner().invoke(app, ["train", str(folder / "texts.onnx"), *data, "--output", str(tmp_path / "run"), *options])
+        assert result.exit_code == code, result.output
+        return " ".join(result.output.replace("│", " ").split())
+
+    assert "the model runs on 20 tokens at most, as far as its table of positions goes: 8 of 16 texts" in run()
+    assert "the model runs on" not in run("--epochs", "2", "--resume")
+    assert "length=30, and the model runs on 20 tokens at most" in run("--overwrite", "--max-tokens", "30", code=1)
+
+
+def test_joined_texts_become_pieces_of_the_length(folder):
+    program = burnish.compile(gpt2(WORDS, width=8, layers=1, heads=2, positions=20), loss="cross_entropy:class_axis=-1")
+    spec = replace(DataSpec.by(program), described=DataDescription())
+    texts = [f"w{number} w3 w4" for number in range(10)]
+    asked = text(folder, task="causal", joined=True)
+    dataset, said = within_the_model(
+        program, as_dataset(texts, spec, text=asked), asked, lambda each: as_dataset(texts, spec, text=each)
+    )
+    assert "they are joined and cut into pieces of 20" in said
+    assert dataset.batch(np.arange(1))["input_ids"].shape == (1, 20)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results, check_overwritten, run_folder
 from burnish.cli.watching import Watching
 from burnish.compiler.compilation import STEPS_PER_EPOCH
-from burnish.data import DataDescription, Dataset, DataSpec, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning
@@ -43,6 +43,7 @@ from burnish.training.interruption import TrainingInterrupted
 from burnish.training.result import TrainingResult
 from burnish.training.saved_runs import RECORD, read_record
 from burnish.training.session import Session
+from burnish.training.text_length import within_the_model
 from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
@@ -203,16 +204,7 @@ class TrainingRun:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
         spec = DataSpec.by(program, earlier)
-        text = self.texts.settings()
-        train_set = open_dataset(
-            data.data,
-            spec,
-            label=data.label,
-            image_size=data.image_size,
-            pixels=self.pixels.settings(),
-            text=text,
-            missing=data.missing,
-        )
+        train_set, cut = self._opened(program, spec)
         program = self._with_epochs(program, len(train_set))
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"
@@ -226,7 +218,7 @@ class TrainingRun:
                 label=data.label,
                 classes=described.classes,
                 image_size=data.image_size,
-                text=text,
+                text=train_set.text if isinstance(train_set, TextDataset) else None,
                 missing=data.missing,
             )
             line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
@@ -235,7 +227,19 @@ class TrainingRun:
             self._say(line_of_pixels)
         if described.text is not None:
             self._say(f"texts: {described.text.text()}")
+        if cut is not None:
+            self._say(cut)
         return program, train_set, eval_set
+
+    def _opened(self, program: Program, spec: DataSpec) -> tuple[Dataset, str | None]:
+        """The data to train on, and a line that says so where texts are longer than the model takes."""
+        data, asked = self.data, self.texts.settings()
+        options: dict[str, Any] = {"label": data.label, "image_size": data.image_size, "missing": data.missing}
+
+        def opened(text: Text | None) -> Dataset:
+            return open_dataset(data.data, spec, pixels=self.pixels.settings(), text=text, **options)
+
+        return within_the_model(program, opened(asked), asked, opened)
 
     def _with_epochs(self, program: Program, samples: int) -> Program:
         """Return the program with the steps of an epoch, where something in it waits for epochs."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, as_dataset
+from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, TextDataset, as_dataset
 from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import Batches, BatchLoader, is_batches
 from burnish.data.image.augmentation import ImageAugmentation, read_augmentation
@@ -24,6 +25,7 @@ from burnish.program import Program
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.features import FeatureDataset, Features
 from burnish.training.inputs import check_batch
+from burnish.training.text_length import within_the_model
 
 MOST_PROCESSES = 4
 FEW_IMAGES = 1000
@@ -45,6 +47,7 @@ class RunData:
         changes: these and those of images, in words; None where there are none, or they are a function of the user's.
         remarks: what was said of the data since they are read.
         spec: what the program takes.
+        cut: a line that says so where texts are longer than the model takes; else None.
     """
 
     train: Dataset | Batches
@@ -54,6 +57,7 @@ class RunData:
     changes: str | None = None
     remarks: tuple[str, ...] = ()
     spec: DataSpec | None = None
+    cut: str | None = None
 
     @classmethod
     def open(
@@ -75,13 +79,16 @@ class RunData:
         spec = DataSpec.by(program)
         if text is None and (is_batches(train) or is_batches(evaluation)):
             return cls._of_batches(program, train, evaluation, spec, pixels=pixels, text=text, augment=augment)
-        train_set = as_dataset(train, spec, pixels=pixels, text=text)
+        train_set, cut = as_dataset(train, spec, pixels=pixels, text=text), None
+        if text is not None and not isinstance(train, Dataset):
+            train_set, cut = within_the_model(program, train_set, text, partial(as_dataset, train, spec, None, pixels))
         described = DataDescription.of(train_set)
         if program.features is not None and augment is not None:
             raise ConfigurationError(f"augment changes the samples in each epoch{COMPUTED_ONCE}")
         train_set, of_batches, changes = cls.augmented(train_set, augment, spec)
         if evaluation is None:
-            return cls(_begun(program, train_set, "train"), None, described, of_batches, changes)
+            return cls(_begun(program, train_set, "train"), None, described, of_batches, changes, cut=cut)
+        text = train_set.text if text is not None and isinstance(train_set, TextDataset) else text
         eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
         if program.features is None:
             try:
@@ -89,7 +96,7 @@ class RunData:
             except InputError as error:
                 raise InputError(f"eval_data: {error}") from error
         sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
-        return cls(*sets, described, of_batches, changes)
+        return cls(*sets, described, of_batches, changes, cut=cut)
 
     @classmethod
     def _of_batches(
@@ -192,6 +199,7 @@ class RunData:
     def notes(self, program: Program, batch_size: int) -> list[str]:
         """Return what a person wants to know of the data."""
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
+        notes = notes if self.cut is None else [self.cut, *notes]
         if isinstance(self.train, Batches):
             return notes
         if rest := samples_left_out(program, len(self.train), batch_size):

@@ -46,6 +46,7 @@ class TextDataset:
         described: what a model that is trained on these texts says of them.
         classes: names of the classes; None where there are none.
         cut: how many texts were longer than the model takes, and cut off.
+        is_length_known: whether the model says that it takes texts of this length.
         note: what a person should know of the data.
 
     Raises:
@@ -68,7 +69,11 @@ class TextDataset:
         self._inputs = _inputs_of(spec, name)
         extent = self._inputs[TOKENS].extents[1]
         of_tokens = None if spec.label is None else _is_of_tokens(spec.label, self._inputs[TOKENS])
-        self.text = text = text.settled(spec.described.text, extent if isinstance(extent, int) else None, of_tokens)
+        known = spec.described.text
+        self.text = text = text.settled(known, extent if isinstance(extent, int) else None, of_tokens)
+        self.is_length_known = isinstance(extent, int) or (
+            known is not None and known.length is not None and (text.length or 0) <= known.length
+        )
         is_labelled = text.task == "label" and spec.label is not None
         texts = read_texts(source, text.column, label, is_labelled, name)
         self._source, self.cut = texts.source, 0
@@ -104,8 +109,16 @@ class TextDataset:
 
     @property
     def longest(self) -> int:
-        """The index of the longest text."""
-        return int(self._table.lengths.argmax())
+        """The length that the longest text is padded to."""
+        return int(self._buckets[self._bucket_of.max()])
+
+    def padded(self, tokens: int) -> dict[str, np.ndarray]:
+        """Return the longest text alone, cut off or padded to so many tokens: what the model is tried on."""
+        index = np.array([self._table.lengths.argmax()])
+        extent = max(tokens, int(self._table.lengths.max()))
+        label = None if self._label is None else self._label.name
+        batch = self._batch(index, extent, 0, 0)
+        return {name: array if name == label else array[:, :tokens] for name, array in batch.items()}
 
     def order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, in which texts of one bucket come together; see ``order_by_length``."""
@@ -118,7 +131,10 @@ class TextDataset:
     def batch_of_epoch(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
         """Return the texts at ``indices`` as an epoch has them, padded to the first bucket that holds them all."""
         indices = np.asarray(indices, np.int64)
-        extent = int(self._buckets[self._bucket_of[indices].max(initial=0)])
+        return self._batch(indices, int(self._buckets[self._bucket_of[indices].max(initial=0)]), seed, epoch)
+
+    def _batch(self, indices: np.ndarray, extent: int, seed: int, epoch: int) -> dict[str, np.ndarray]:
+        """Texts padded to so many tokens, as an epoch has them."""
         tokens, is_token = self._table.filled(indices, extent)
         labels: np.ndarray | None = None
         if self._masking is not None:

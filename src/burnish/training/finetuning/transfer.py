@@ -14,7 +14,7 @@ import onnx_ir as ir
 from burnish import losses, optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
-from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, open_dataset
+from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, TextDataset, open_dataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.importer import InitializerKind, Source, classify_initializers, load
@@ -26,7 +26,7 @@ from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
 from burnish.training.finetuning.tasks import Task, task_of
-from burnish.training.finetuning.text_length import cut_to, within_the_model
+from burnish.training.text_length import length_of, within_the_model
 
 HEAD = "head"
 HEAD_SCALE = 10.0
@@ -161,7 +161,8 @@ def transfer(
     head = task.head
     if cut is not None:
         notes.append(cut)
-        model.metadata_props.update(DataDescription(text=cut_to(dataset)).metadata())
+    if isinstance(dataset, TextDataset):
+        model.metadata_props.update(DataDescription(text=length_of(dataset, spec)).metadata())
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
     if adapters is not None:
