@@ -73,7 +73,8 @@ def test_what_is_evaluated_on_is_cut_off_where_the_texts_to_train_on_are_short(f
 def test_burnish_train_cuts_off_and_counts(folder, tmp_path):
     def run(*options: str, code: int = 0) -> str:
         data = ("--data", str(folder / "long.csv"), "--tokenizer", str(folder / "tokenizer.json"), "--threads", "1")
-        result = CliRunner().invoke(app, ["train", str(folder / "texts.onnx"), *data, "--output", str(tmp_path / "run"), *options])
+        command = ["train", str(folder / "texts.onnx"), *data, "--output", str(tmp_path / "run"), *options]
+        result = CliRunner().invoke(app, command)
         assert result.exit_code == code, result.output
         return " ".join(result.output.replace("│", " ").split())
 

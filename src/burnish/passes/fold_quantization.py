@@ -210,11 +210,8 @@ class _Folding:
         weight = layer.inputs[1]
         stem = "layer" if weight is None or (producer := weight.producer()) is None else _stem(producer)
         name = (given.name if given is not None else None) or f"{stem.removesuffix('.weight').removesuffix('_weight')}.bias"
-        if given is not None and given.is_initializer() and is_read_once(given):
-            given.name = None
-            self.graph.initializers.pop(name)
-            self.names.release(name)
         layer.resize_inputs(max(3, len(layer.inputs)))
+        layer.replace_input_with(2, None)  # nothing reads a bias of this layer alone any more: its name is free
         layer.replace_input_with(2, self._add(name, numbers.astype(np.float32)))
 
     def fold_bias(self, layer: ir.Node) -> None:

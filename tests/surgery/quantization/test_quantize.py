@@ -285,6 +285,33 @@ def test_an_export_may_leave_batch_normalization_apart(tmp_path: Path) -> None:
     assert np.abs(computed - expected).max() < 0.05 * np.abs(expected).max()
 
 
+NORMALIZED = """<ir_version: 8, opset_import: ["": 18]>
+g (float[N, 2, 5, 5] x) => (float[N, 3] y)
+<float[3, 2, 3, 3] w, float[3] b, float[3] gain, float[3] shift, float[3] mean, float[3] variance = {1, 2, 0.5}> {
+    h = Conv (x, w, b)
+    n = BatchNormalization (h, gain, shift, mean, variance)
+    q = GlobalAveragePool (n)
+    y = Flatten (q)
+}"""
+
+
+def test_a_bias_before_batch_normalization_goes_into_one_with_its_shift(tmp_path: Path) -> None:
+    """As of a file into whose layers normalization was folded, and put after them again."""
+    proto = with_weights(NORMALIZED, w=(3, 2, 3, 3), b=(3,), gain=(3,), shift=(3,), mean=(3,))
+    x = np.random.default_rng(6).normal(size=(8, 2, 5, 5)).astype(np.float32)
+    quantized = surgery.quantize(proto, calibration=[{"x": x}])
+    session = burnish.Session(burnish.compile(quantized, loss="mse", optimizer="sgd"))
+    path = session.export(tmp_path / "quantized.onnx")
+    runtime, operators = optimized(path, tmp_path)
+    assert operators["QLinearConv"] == 1
+    assert "BatchNormalization" not in operators
+    tensors = initializers(path)
+    assert tensors["b_quantized"].data_type == onnx.TensorProto.INT32
+    assert "b" not in tensors
+    step = float(onnx.numpy_helper.to_array(tensors["y_scale"]))
+    assert np.abs(runtime.run(None, {"x": x})[0] - session.predict({"x": x})["y"]).max() <= 1.01 * step
+
+
 CLIPPED = """<ir_version: 8, opset_import: ["": 18]>
 g (float[N, 2, 5, 5] x) => (float[N, 3] y)
 <float[3, 2, 3, 3] w, float[3] b, float low = {0}, float high = {6}> {
