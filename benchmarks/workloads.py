@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import torch_models
-from architectures import images
-from architectures.catalogue import Architecture
+from architectures import catalogue, images, published
+from architectures.catalogue import ARCHITECTURES, Architecture
 from architectures.sizes import SIZED
 
 # Batches differ, so that a contender that trains on something else is found out, and are few, so that all fit in memory.
@@ -195,6 +195,26 @@ def lstm() -> nn.Module:
     return images.Recurrent("LSTM", vocabulary=LSTM_TOKENS, width=256, hidden=256, bidirectional=False)
 
 
+def gru() -> nn.Module:
+    """The same of a GRU."""
+    return images.Recurrent("GRU", vocabulary=LSTM_TOKENS, width=256, hidden=256, bidirectional=False)
+
+
+GPT2_TOKENS = 128
+GPT2 = replace(
+    ARCHITECTURES["gpt2"],
+    build=lambda style: published.gpt2_small(),
+    inputs=lambda size: {"input_ids": torch.randint(0, published.GPT2_VOCABULARY, (size, GPT2_TOKENS))},
+    labels=catalogue.classes(published.GPT2_VOCABULARY, GPT2_TOKENS),
+    optimizer=ADAMW,
+)
+
+
+def image_network(build: Callable[[], nn.Module], batch: int, optimizer: Mapping[str, Any], classes: int = 1000) -> Workload:
+    """A network that was published for images of 224 x 224."""
+    return Workload(build, lambda size: (3, size, size), 224, batch, classes, optimizer)
+
+
 WORKLOADS: Mapping[str, Workload | ArchitectureWorkload | ClicksWorkload] = {
     "mlp": Workload(torch_models.mlp, lambda _: (784,), 1, 32, 10, QUICK),
     "mlp-batchnorm": Workload(torch_models.normalized_mlp, lambda _: (1024,), 1, 256, 10, QUICK),
@@ -206,6 +226,15 @@ WORKLOADS: Mapping[str, Workload | ArchitectureWorkload | ClicksWorkload] = {
     "audio": Workload(torch_models.AudioNet, lambda samples: (1, samples), 16000, 16, 35, QUICK),
     "lstm": Workload(lstm, lambda size: (size,), 64, 16, 5, ADAMW, tokens=LSTM_TOKENS),
     "dlrm": ClicksWorkload(),
+    "gru": Workload(gru, lambda size: (size,), 64, 32, 5, ADAMW, tokens=LSTM_TOKENS),
+    "efficientnet_b0": image_network(published.efficientnet_b0, 8, SLOW),
+    "mobilenet_v3": image_network(published.mobilenet_v3_large, 16, SLOW),
+    "densenet121": image_network(published.densenet121, 8, SLOW),
+    "deeplab": replace(image_network(published.deeplab_resnet50, 2, SLOW, classes=21), pixels=True),
+    "r3d_18": Workload(published.r3d_18, lambda size: (3, 16, size, size), 112, 2, 400, SLOW),
+    "convnext_tiny": image_network(published.convnext_tiny, 4, ADAMW),
+    "vit_small": image_network(published.vit_small, 8, ADAMW),
+    "gpt2": ArchitectureWorkload(GPT2, 4),
     "bert-base": Workload(torch_models.Bert, lambda size: (size,), 128, 8, 2, ADAMW, tokens=VOCABULARY),
     **{ARCHITECTURE + name: ArchitectureWorkload(architecture, batch) for name, (architecture, batch) in SIZED.items()},
 }

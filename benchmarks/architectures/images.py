@@ -205,15 +205,23 @@ class VideoBlock(nn.Module):
 
 
 class VideoResNet(nn.Module):
-    """R3D (Tran et al. 2018). Input [batch, 3, frames, pixels, pixels]."""
+    """R3D (Tran et al. 2018): stages of as many blocks each, of which all but the first double the width and halve the map.
 
-    def __init__(self, width: int = 8, classes: int = 5):
+    Input [batch, 3, frames, pixels, pixels].
+    """
+
+    def __init__(self, width: int = 8, classes: int = 5, stages: int = 2, blocks: int = 1):
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv3d(3, width, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(width), nn.ReLU()
         )
-        self.blocks = nn.Sequential(VideoBlock(width, width, 1), VideoBlock(width, 2 * width, 2))
-        self.pool, self.head = nn.AdaptiveAvgPool3d(1), nn.Linear(2 * width, classes)
+        layers, channels = [], width
+        for stage in range(stages):
+            for index in range(blocks):
+                layers.append(VideoBlock(channels, width << stage, 2 if stage and not index else 1))
+                channels = width << stage
+        self.blocks = nn.Sequential(*layers)
+        self.pool, self.head = nn.AdaptiveAvgPool3d(1), nn.Linear(channels, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.pool(self.blocks(self.stem(x))).flatten(1))

@@ -39,16 +39,25 @@ class Pooled(nn.Module):
 class DeepLab(nn.Module):
     """DeepLabv3 (Chen et al. 2017): atrous convolutions, pyramid pooling, and bilinear upsampling. Input [batch, 3, H, W]."""
 
-    def __init__(self, width: int = 8, classes: int = 4, rates: tuple[int, ...] = (2, 3, 4)):
+    def __init__(
+        self,
+        width: int = 8,
+        classes: int = 4,
+        rates: tuple[int, ...] = (2, 3, 4),
+        backbone: nn.Module | None = None,
+        channels: int | None = None,
+    ):
+        """``channels`` is what ``backbone`` returns, 2 * width where none is given."""
         super().__init__()
-        self.backbone = nn.Sequential(
+        channels = channels or 2 * width
+        self.backbone = backbone or nn.Sequential(
             convolution(3, width, 3, 2), convolution(width, 2 * width, 3, 2), convolution(2 * width, 2 * width, dilation=2)
         )
         self.branches = nn.ModuleList(
             [
-                convolution(2 * width, width, 1),
-                *(convolution(2 * width, width, 3, dilation=rate) for rate in rates),
-                Pooled(2 * width, width),
+                convolution(channels, width, 1),
+                *(convolution(channels, width, 3, dilation=rate) for rate in rates),
+                Pooled(channels, width),
             ]
         )
         self.head = nn.Sequential(
