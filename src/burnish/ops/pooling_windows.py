@@ -49,17 +49,7 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     builder = dy.builder
     rank = windows.rank
     if _tile(dy, x, windows):
-        scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
-        return builder.op(
-            "Resize",
-            dy,
-            None,
-            scales,
-            like=x,
-            mode="nearest",
-            coordinate_transformation_mode="asymmetric",
-            nearest_mode="floor",
-        )
+        return _repeated(dy, x, windows)
     ones = builder.constant(np.ones((1, 1, *windows.kernel_shape), dy.dtype.numpy()))
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if outputs is not None and inputs is not None:
@@ -115,11 +105,44 @@ def _tile(dy: Tensor, x: Tensor, windows: Windows) -> bool:
     )
 
 
+def _repeated(values: Tensor, x: Tensor, windows: Windows) -> Tensor:
+    """One value per window at all of its elements, of the shape of x, which the windows tile."""
+    builder = values.builder
+    scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
+    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return builder.op("Resize", values, None, scales, like=x, **modes)
+
+
 def to_first_maxima(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
     """Zeros of the shape of x, with every element of dy at the first element of its window that equals its maximum y.
 
-    The windows are those that ``are_apart`` is true of. Each tap that equals the maximum takes what earlier taps left of dy; a
-    transposed convolution whose kernels hold a single one puts the taps back in their places.
+    The windows are those that ``are_apart`` is true of.
+    """
+    return (_by_rank if _tile(dy, x, windows) else _by_tap)(dy, x, y, windows)
+
+
+def _by_rank(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
+    """Where windows tile x: every element ranks by whether it equals the maximum, then by its place; one per window ranks first.
+
+    Ranks are multiples of a power of two below 2: exact, and all different in a window. No element is moved out of its place, for
+    which ONNX Runtime takes 2 ns at a stride of two.
+    """
+    builder, taps = dy.builder, prod(windows.kernel_shape)
+    inputs = extents(x, 2)
+    assert inputs is not None
+    order = np.arange(taps)[::-1] / 2 ** (taps - 1).bit_length()
+    repeats = [size // kernel for size, kernel in zip(inputs, windows.kernel_shape, strict=True)]
+    places = np.tile(order.reshape(windows.kernel_shape), repeats).astype(x.dtype.numpy())
+    is_maximum = builder.op("Equal", x, _repeated(y, x, windows))
+    ranks = builder.cast(is_maximum, x.dtype) + builder.constant(places)
+    first = builder.op("MaxPool", ranks, kernel_shape=windows.kernel_shape, strides=windows.strides, like=y)
+    is_first = builder.op("Equal", ranks, _repeated(first, x, windows))
+    return _repeated(dy, x, windows) * builder.cast(is_first, dy.dtype)
+
+
+def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
+    """Each tap that equals the maximum takes what earlier taps left of dy; a transposed convolution whose kernels hold a single one
+    puts the taps back in their places.
     """
     builder, taps = dy.builder, prod(windows.kernel_shape)
     outputs, inputs = extents(dy, 2), extents(x, 2)
