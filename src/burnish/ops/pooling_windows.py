@@ -109,8 +109,16 @@ def _repeated(values: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """One value per window at all of its elements, of the shape of x, which the windows tile."""
     builder = values.builder
     scales = builder.constant(np.array([1, 1, *windows.kernel_shape], np.float32))
-    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return builder.op("Resize", values, None, scales, like=x, **modes)
+    return builder.op(
+        "Resize",
+        values,
+        None,
+        scales,
+        like=x,
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
 
 
 def to_first_maxima(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
@@ -141,8 +149,9 @@ def _by_rank(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
 
 
 def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
-    """Each tap that equals the maximum takes what earlier taps left of dy; a transposed convolution whose kernels hold a single one
-    puts the taps back in their places.
+    """Each tap that equals the maximum takes what earlier taps left of dy.
+
+    A transposed convolution whose kernels hold a single one puts the taps back in their places.
     """
     builder, taps = dy.builder, prod(windows.kernel_shape)
     outputs, inputs = extents(dy, 2), extents(x, 2)
