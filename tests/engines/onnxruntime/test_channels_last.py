@@ -39,6 +39,9 @@ CONVOLUTIONS = {
     "few pixels": ((1, 33, 3, 3), (37, 33, 3, 3), 1, (1, 1, 1, 1), 1, 1),
     "first layer": ((2, 3, 21, 17), (16, 3, 7, 7), 2, (3, 3, 3, 3), 1, 1),
     "strides": ((2, 18, 11, 8), (20, 18, 3, 3), 2, (1, 1, 1, 1), 1, 1),
+    "strides, fewer results than kernels": ((1, 18, 5, 5), (40, 18, 3, 3), 2, (1, 1, 1, 1), 1, 1),
+    "strides and dilation": ((2, 18, 12, 9), (17, 18, 3, 3), 2, (2, 3, 2, 1), 2, 1),
+    "dilation, fewer results than kernels": ((1, 16, 5, 4), (33, 16, 3, 3), 1, (2, 2, 2, 2), 2, 1),
     "dilation": ((2, 9, 12, 10), (6, 9, 3, 2), 1, (2, 1, 2, 0), 2, 1),
     "depthwise": ((2, 24, 11, 9), (24, 1, 3, 3), 1, (1, 1, 1, 1), 1, 24),
     "depthwise with strides": ((3, 19, 12, 9), (19, 1, 5, 5), 2, (2, 1, 1, 2), 1, 19),
@@ -325,6 +328,30 @@ def test_a_network_of_narrow_convolutions_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 16)
     counts = called(model)
     assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 0
+
+
+BEFORE_OR_AFTER = """
+<ir_version: 10, opset_import: ["" : 21, "burnish" : 1]>
+g (float["N", 4, {side}, {side}] x, float[16, 4, 3, 3] w1, float[64, 16, 3, 3] w2, float["N", 64, {last}, {last}] dy)
+=> (float["N", 64, {last}, {last}] y, float["N", 16, {middle}, {middle}] dx, float[64, 16, 3, 3] dw)
+{{
+    middle = Conv<kernel_shape = [3, 3]>(x, w1)
+    y = Conv<{window}>(middle, w2)
+    dx = burnish.ConvInputGrad<{window}>(dy, w2, middle)
+    dw = burnish.ConvWeightGrad<{window}>(dy, middle, w2)
+}}
+"""
+
+
+@pytest.mark.parametrize(("stride", "taken"), [(1, 2), (14, 0)])
+def test_what_convolutions_multiply_decides(stride, taken, monkeypatch):
+    """A narrow one beside a wide one, which with its gradients has most of the work, but not with a large stride."""
+    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 16)
+    middle = 30
+    window = f"kernel_shape = [3, 3], strides = [{stride}, {stride}], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1"
+    sizes = {"side": middle + 2, "middle": middle, "last": (middle - 3) // stride + 1, "window": window}
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(BEFORE_OR_AFTER.format(**sizes))))
+    assert called(model)["ChannelsLastConv"] == taken
 
 
 def test_inference_is_left_to_onnx_runtime():

@@ -1,5 +1,6 @@
-// Convolutions of any window as products of matrices: the windows of the images are the rows of a matrix, in the order of the kernels in
-// memory, [channel][pixel of the window]. Images have their channels last, kernels the order of ONNX, [K, C, height, width].
+// Convolutions of any window as products of matrices: the windows of the images are the rows of a matrix. Images have their channels last,
+// kernels the order of ONNX, [K, C, height, width]. Where there are more windows than kernels, a row is [pixel of the window][channel], as
+// the pixels lie in memory, and the kernels are put into that order; else it is [channel][pixel of the window], as the kernels lie.
 
 #pragma once
 
@@ -18,6 +19,7 @@ using products::multiply_matrices;
 using weight_products::Convolution;
 
 constexpr int64_t kMostWindows = 1 << 20;  // numbers of the matrix of windows that are in memory at once
+constexpr int64_t kCachedWindows = 1 << 18;  // that the second-level caches hold of it
 constexpr int64_t kFewChannels = 16;       // with fewer, a window's pixels are too short to be multiplied one by one
 constexpr int64_t kCopied = 1 << 14;       // numbers that are worth a thread
 
@@ -82,35 +84,96 @@ inline void add_windows(const Convolution& shape, const float* rows, int64_t fir
   });
 }
 
-// x [N, H, W, C], w [K, C, kh, kw], b [K] or null -> y [N, H', W', K].
-inline void convolve(const Convolution& shape, const float* x, const float* w, const float* b, float* y) {
-  int64_t size = window_size(shape);
-  Lines<float> kernels{w, size, 1};
-  if (is_plain(shape)) return multiply_matrices(shape.pixels(), shape.outputs, size, {x, size, 1}, kernels, b, y, shape.outputs);
-  int64_t most = windows_at_once(shape);
-  Tensor memory = make_tensor({most * size});
-  float* rows = memory.mutable_data_ptr<float>();
-  for (int64_t first = 0; first < shape.pixels(); first += most) {
-    int64_t count = std::min(most, shape.pixels() - first);
-    gather(shape, x, first, count, rows);
-    multiply_matrices(count, shape.outputs, size, {rows, size, 1}, kernels, b, y + first * shape.outputs, shape.outputs);
+// Whether it costs less to put the kernels into the order of the windows than the windows into that of the kernels.
+inline bool follows_pixels(const Convolution& shape) { return shape.pixels() >= shape.outputs; }
+
+// Windows of a matrix that is multiplied while it lies in the cache: as many as there are kernels at the least, which are packed each time.
+inline int64_t windows_in_cache(const Convolution& shape) {
+  int64_t most = std::max(kCachedWindows / std::max<int64_t>(window_size(shape), 1), std::max<int64_t>(shape.outputs, 1));
+  return divide_up(shape.pixels(), divide_up(std::max<int64_t>(shape.pixels(), 1), most));
+}
+
+// The window of result `pixel` as [pixel of the window][C].
+inline void copy_window(const Convolution& shape, const float* x, int64_t pixel, float* target) {
+  int64_t column = pixel % shape.out_width, rest = pixel / shape.out_width, row = rest % shape.out_height, image = rest / shape.out_height;
+  int64_t top = row * shape.stride_height - shape.top, left = column * shape.stride_width - shape.left, channels = shape.channels;
+  // Pixels of a row of the window that lie in the image.
+  int64_t step = shape.dilation_width;
+  int64_t begin = std::clamp<int64_t>(left < 0 ? divide_up(-left, step) : 0, 0, shape.kernel_width);
+  int64_t end = std::clamp<int64_t>(left < shape.width ? divide_up(shape.width - left, step) : 0, begin, shape.kernel_width);
+  for (int64_t i = 0; i < shape.kernel_height; ++i, target += shape.kernel_width * channels) {
+    int64_t h = top + i * shape.dilation_height;
+    if (h < 0 || h >= shape.height) {
+      std::fill_n(target, shape.kernel_width * channels, 0.f);
+      continue;
+    }
+    const float* line = x + ((image * shape.height + h) * shape.width + left) * channels;
+    std::fill(target, target + begin * channels, 0.f);
+    if (step == 1)
+      std::copy(line + begin * channels, line + end * channels, target + begin * channels);
+    else
+      for (int64_t j = begin; j < end; ++j) std::copy_n(line + j * step * channels, channels, target + j * channels);
+    std::fill(target + end * channels, target + shape.kernel_width * channels, 0.f);
   }
 }
 
-// dy [N, H', W', K], w [K, C, kh, kw] -> dx [N, H, W, C].
-inline void input_gradient(const Convolution& shape, const float* dy, const float* w, float* dx) {
+// The windows of results [first, first + count), as rows [pixel of the window][C].
+inline void copy_windows(const Convolution& shape, const float* x, int64_t first, int64_t count, float* rows) {
   int64_t size = window_size(shape);
-  Lines<float> kernels{w, 1, size};
-  if (is_plain(shape)) return multiply_matrices(shape.pixels(), size, shape.outputs, {dy, shape.outputs, 1}, kernels, nullptr, dx, size);
-  int64_t most = windows_at_once(shape), image = shape.height * shape.width * shape.channels;
+  parallel_for(0, count, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) copy_window(shape, x, first + row, rows + row * size);
+  });
+}
+
+// Adds rows [pixel of the window][C] to where the pixels of x lie that they are of. Each thread has some of the channels.
+inline void add_copied_windows(const Convolution& shape, const float* rows, int64_t first, int64_t count, float* dx) {
+  int64_t size = window_size(shape), places = shape.places(), side = interleave::kSide;
+  int64_t least = std::max<int64_t>(1, kCopied / std::max<int64_t>(count * places * side, 1));
+  parallel_for(0, divide_up(shape.channels, side), least, [&](int64_t begin, int64_t end) {
+    int64_t channel = begin * side, channels = std::min(end * side, shape.channels) - channel;
+    std::vector<int64_t> to(places);
+    for (int64_t row = 0; row < count; ++row) {
+      find_places(shape, first + row, to.data());
+      for (int64_t place = 0; place < places; ++place) {
+        if (to[place] < 0) continue;
+        float* __restrict target = dx + to[place] + channel;
+        const float* __restrict source = rows + row * size + place * shape.channels + channel;
+        for (int64_t c = 0; c < channels; ++c) target[c] += source[c];
+      }
+    }
+  });
+}
+
+// x [N, H, W, C], kernels [K, kh, kw, C], b [K] or null -> y [N, H', W', K].
+inline void convolve_in_order(const Convolution& shape, const float* x, const float* kernels, const float* b, float* y) {
+  int64_t size = window_size(shape), most = windows_in_cache(shape);
   Tensor memory = make_tensor({most * size});
   float* rows = memory.mutable_data_ptr<float>();
-  parallel_for(0, shape.images * image, kCopied, [&](int64_t begin, int64_t end) { std::fill(dx + begin, dx + end, 0.f); });
   for (int64_t first = 0; first < shape.pixels(); first += most) {
     int64_t count = std::min(most, shape.pixels() - first);
-    multiply_matrices(count, size, shape.outputs, {dy + first * shape.outputs, shape.outputs, 1}, kernels, nullptr, rows, size);
-    add_windows(shape, rows, first, count, dx);
+    copy_windows(shape, x, first, count, rows);
+    multiply_matrices(count, shape.outputs, size, {rows, size, 1}, {kernels, size, 1}, b, y + first * shape.outputs, shape.outputs);
   }
+}
+
+// The convolution of dy that gives dx where windows go on by one pixel.
+inline Convolution transposed(const Convolution& shape) {
+  Convolution other = shape;
+  std::swap(other.height, other.out_height), std::swap(other.width, other.out_width), std::swap(other.channels, other.outputs);
+  other.top = (shape.kernel_height - 1) * shape.dilation_height - shape.top;
+  other.left = (shape.kernel_width - 1) * shape.dilation_width - shape.left;
+  return other;
+}
+
+// w [K, C, kh, kw] -> [C, kh, kw, K], the pixels in the opposite order.
+inline void kernels_of_gradient(const Convolution& shape, const float* w, float* kernels) {
+  int64_t size = window_size(shape), places = shape.places(), outputs = shape.outputs;
+  parallel_for(0, shape.channels, std::max<int64_t>(1, kCopied / std::max<int64_t>(outputs * places, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c)
+      for (int64_t k = 0; k < outputs; ++k)
+        for (int64_t place = 0; place < places; ++place)
+          kernels[(c * places + places - 1 - place) * outputs + k] = w[k * size + c * places + place];
+  });
 }
 
 // dw [K][kh][kw][C] to [K][C][kh][kw].
@@ -133,6 +196,55 @@ inline void kernels_channels_last(const Convolution& shape, const float* w, floa
   });
 }
 
+// x [N, H, W, C], w [K, C, kh, kw], b [K] or null -> y [N, H', W', K].
+inline void convolve(const Convolution& shape, const float* x, const float* w, const float* b, float* y) {
+  int64_t size = window_size(shape);
+  Lines<float> kernels{w, size, 1};
+  if (is_plain(shape)) return multiply_matrices(shape.pixels(), shape.outputs, size, {x, size, 1}, kernels, b, y, shape.outputs);
+  if (follows_pixels(shape)) {
+    Tensor ordered = make_tensor({shape.outputs * size});
+    kernels_channels_last(shape, w, ordered.mutable_data_ptr<float>());
+    return convolve_in_order(shape, x, ordered.const_data_ptr<float>(), b, y);
+  }
+  int64_t most = windows_at_once(shape);
+  Tensor memory = make_tensor({most * size});
+  float* rows = memory.mutable_data_ptr<float>();
+  for (int64_t first = 0; first < shape.pixels(); first += most) {
+    int64_t count = std::min(most, shape.pixels() - first);
+    gather(shape, x, first, count, rows);
+    multiply_matrices(count, shape.outputs, size, {rows, size, 1}, kernels, b, y + first * shape.outputs, shape.outputs);
+  }
+}
+
+// dy [N, H', W', K], w [K, C, kh, kw] -> dx [N, H, W, C].
+inline void input_gradient(const Convolution& shape, const float* dy, const float* w, float* dx) {
+  int64_t size = window_size(shape);
+  Lines<float> kernels{w, 1, size};
+  if (is_plain(shape)) return multiply_matrices(shape.pixels(), size, shape.outputs, {dy, shape.outputs, 1}, kernels, nullptr, dx, size);
+  bool follows = follows_pixels(shape);
+  Tensor ordered = make_tensor({follows ? shape.outputs * size : 0});
+  if (follows && shape.stride_height == 1 && shape.stride_width == 1) {
+    kernels_of_gradient(shape, w, ordered.mutable_data_ptr<float>());
+    return convolve_in_order(transposed(shape), dy, ordered.const_data_ptr<float>(), nullptr, dx);
+  }
+  if (follows) {
+    kernels_channels_last(shape, w, ordered.mutable_data_ptr<float>());
+    kernels.data = ordered.const_data_ptr<float>();
+  }
+  int64_t most = follows ? windows_in_cache(shape) : windows_at_once(shape), image = shape.height * shape.width * shape.channels;
+  Tensor memory = make_tensor({most * size});
+  float* rows = memory.mutable_data_ptr<float>();
+  parallel_for(0, shape.images * image, kCopied, [&](int64_t begin, int64_t end) { std::fill(dx + begin, dx + end, 0.f); });
+  for (int64_t first = 0; first < shape.pixels(); first += most) {
+    int64_t count = std::min(most, shape.pixels() - first);
+    multiply_matrices(count, size, shape.outputs, {dy + first * shape.outputs, shape.outputs, 1}, kernels, nullptr, rows, size);
+    if (follows)
+      add_copied_windows(shape, rows, first, count, dx);
+    else
+      add_windows(shape, rows, first, count, dx);
+  }
+}
+
 // dy [N, H', W', K], x [N, H, W, C] -> dw [K, C, kh, kw].
 inline void weight_gradient(const Convolution& shape, const float* dy, const float* x, float* dw) {
   int64_t size = window_size(shape), pixels = shape.pixels(), outputs = shape.outputs;
@@ -145,17 +257,23 @@ inline void weight_gradient(const Convolution& shape, const float* dy, const flo
     return;
   }
   if (is_plain(shape)) return multiply_matrices(outputs, size, pixels, {dy, 1, outputs}, {x, 1, size}, nullptr, dw, size);
-  bool whole = most >= pixels;
-  Tensor memory = make_tensor({most * size + (whole ? 0 : outputs * size)});
-  float *rows = memory.mutable_data_ptr<float>(), *sums = whole ? dw : rows + most * size;
+  bool whole = most >= pixels, follows = follows_pixels(shape);
+  Tensor memory = make_tensor({most * size + (whole ? 0 : outputs * size) + (follows ? outputs * size : 0)});
+  float *rows = memory.mutable_data_ptr<float>(), *sums = rows + most * size, *target = follows ? sums + (whole ? 0 : outputs * size) : dw;
   for (int64_t first = 0; first < pixels; first += most) {
     int64_t count = std::min(most, pixels - first);
-    gather(shape, x, first, count, rows);
-    multiply_matrices(outputs, size, count, {dy + first * outputs, 1, outputs}, {rows, 1, size}, nullptr, first ? sums : dw, size);
+    if (follows)
+      copy_windows(shape, x, first, count, rows);
+    else
+      gather(shape, x, first, count, rows);
+    multiply_matrices(outputs, size, count, {dy + first * outputs, 1, outputs}, {rows, 1, size}, nullptr, first ? sums : target, size);
     if (first)
-      for (int64_t index = 0; index < outputs * size; ++index) dw[index] += sums[index];
+      for (int64_t index = 0; index < outputs * size; ++index) target[index] += sums[index];
   }
-  if (pixels == 0) std::fill(dw, dw + outputs * size, 0.f);
+  if (pixels == 0)
+    std::fill_n(dw, outputs * size, 0.f);
+  else if (follows)
+    reorder_kernels(shape, target, dw);
 }
 
 }  // namespace burnish::windows

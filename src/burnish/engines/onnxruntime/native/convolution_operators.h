@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "depthwise.h"
+#include "depthwise_calls.h"
 #include "max_pool.h"
 #include "operators.h"
 #include "pointwise_gradient.h"
@@ -73,15 +73,6 @@ struct Window {
   }
 };
 
-// Calls `run` with the extent of a depthwise kernel as a constant.
-template <typename Run>
-void with_extent(int64_t extent, const Run& run) {
-  if (extent == 3)
-    run(std::integral_constant<int64_t, 3>());
-  else
-    run(std::integral_constant<int64_t, 5>());
-}
-
 bool is_streamed(const float* target, int64_t channels, int64_t count) {
   return channels % kWidth == 0 && reinterpret_cast<uintptr_t>(target) % (kWidth * sizeof(float)) == 0 &&
          count * static_cast<int64_t>(sizeof(float)) >= depthwise::kStreamed;
@@ -123,10 +114,8 @@ struct ChannelsLastConv {
     float* results = y.mutable_data_ptr<float>();
     if (y.numel() == 0) return;
     if (window.is_depthwise()) {
-      with_extent(window.kernel[0], [&](auto extent) {
-        depthwise::convolve<float, decltype(extent)::value>(images, kernels, bias, results, window.geometry(shape), window.strides[0],
-                                                            is_streamed(results, shape.channels, y.numel()));
-      });
+      depthwise::convolve(window.kernel[0], images, kernels, bias, results, window.geometry(shape), window.strides[0],
+                          is_streamed(results, shape.channels, y.numel()));
     } else if (window.suits_winograd() && winograd_wins(shape, shape.out_height, shape.out_width, kWeightsPerTile)) {
       Tensor last = reordered(shape, kernels);
       winograd::convolve(images_of(x), winograd::transformed(last.const_data_ptr<float>(), shape.outputs, shape.channels, false), shape.top,
@@ -170,10 +159,8 @@ struct ChannelsLastConvGrad {
     }
     const float *flow = dy.const_data_ptr<float>(), *images = x.const_data_ptr<float>(), *kernels = w.const_data_ptr<float>();
     if (window.is_depthwise()) {
-      with_extent(window.kernel[0], [&](auto extent) {
-        depthwise::differentiate<float, decltype(extent)::value>(flow, images, kernels, of_x, of_w, window.geometry(shape), window.strides[0],
-                                                                 of_x && is_streamed(of_x, shape.channels, dx.numel()));
-      });
+      depthwise::differentiate(window.kernel[0], flow, images, kernels, of_x, of_w, window.geometry(shape), window.strides[0],
+                               of_x && is_streamed(of_x, shape.channels, dx.numel()));
     } else if (of_x && of_w && window.is_one_pixel() && suits_both(shape)) {
       pointwise_gradient::gradients(shape.pixels(), shape.outputs, shape.channels, flow, images, kernels, of_x, of_w);
     } else {
