@@ -8,8 +8,8 @@ import torch
 from onnx import helper
 
 import burnish
+from burnish.engines.kernels.recurrent.operators import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.recurrent.translation import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.engines.torch.families.thresholds import Recurrent
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels

@@ -18,6 +18,13 @@ from burnish.engines.kernels.normalization.operators import (
     FUSED_STANDARDIZE_GRAD,
 )
 from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
+from burnish.engines.kernels.recurrent.fusion import use_recurrent_kernels
+from burnish.engines.kernels.recurrent.operators import (
+    FUSED_GRU_STEPS,
+    FUSED_GRU_STEPS_GRAD,
+    FUSED_LSTM_STEPS,
+    FUSED_LSTM_STEPS_GRAD,
+)
 from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.onnxruntime.channels_last import use_channels_last
 from burnish.engines.onnxruntime.failures import has_bfloat16
@@ -31,14 +38,26 @@ from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTRO
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.ops.pooling import MAX_POOL_GRAD
+from burnish.ops.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
+from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
 from burnish.passes.remove_unused import remove_unused
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
 ROWS = (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE, SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
-OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES, *ROWS)
+RECURRENT = (LSTM_STEPS, LSTM_STEPS_GRAD, GRU_STEPS, GRU_STEPS_GRAD)
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES, *ROWS, *RECURRENT)
 """The semantic operators that there are kernels for, be it for some of their nodes alone."""
 
-_WITH_OPTIONAL_OPERANDS = (FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD, FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD)
+_WITH_OPTIONAL_OPERANDS = (
+    FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_GRAD,
+    FUSED_STANDARDIZE,
+    FUSED_STANDARDIZE_GRAD,
+    FUSED_LSTM_STEPS,
+    FUSED_LSTM_STEPS_GRAD,
+    FUSED_GRU_STEPS,
+    FUSED_GRU_STEPS_GRAD,
+)
 
 SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
@@ -78,6 +97,7 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     fuse_batch_normalization(graph)
     fuse_normalization(graph)
     use_cross_entropy_kernels(graph)
+    use_recurrent_kernels(graph, int(threads or cores()))
     graph.sort()
     called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
     lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})

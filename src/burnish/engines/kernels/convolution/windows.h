@@ -93,35 +93,48 @@ inline int64_t windows_in_cache(const Convolution& shape) {
   return divide_up(shape.pixels(), divide_up(std::max<int64_t>(shape.pixels(), 1), most));
 }
 
-// The window of result `pixel` as [pixel of the window][C].
-inline void copy_window(const Convolution& shape, const float* x, int64_t pixel, float* target) {
-  int64_t column = pixel % shape.out_width, rest = pixel / shape.out_width, row = rest % shape.out_height, image = rest / shape.out_height;
-  int64_t top = row * shape.stride_height - shape.top, left = column * shape.stride_width - shape.left, channels = shape.channels;
+// Copies few numbers without a call; `count` of them.
+[[gnu::always_inline]] inline void copy_few(const float* source, int64_t count, float* target) {
+  using Line = interleave::Line;
+  int64_t done = 0;
+  for (; done + interleave::kSide <= count; done += interleave::kSide) std::memcpy(target + done, source + done, sizeof(Line));
+  for (; done < count; ++done) target[done] = source[done];
+}
+
+// The window whose first pixel is (top, left) of an image, as [pixel of the window][C].
+inline void copy_window(const Convolution& shape, const float* image, int64_t top, int64_t left, float* target) {
+  int64_t channels = shape.channels, step = shape.dilation_width, wide = shape.kernel_width * channels;
   // Pixels of a row of the window that lie in the image.
-  int64_t step = shape.dilation_width;
-  int64_t begin = std::clamp<int64_t>(left < 0 ? divide_up(-left, step) : 0, 0, shape.kernel_width);
-  int64_t end = std::clamp<int64_t>(left < shape.width ? divide_up(shape.width - left, step) : 0, begin, shape.kernel_width);
-  for (int64_t i = 0; i < shape.kernel_height; ++i, target += shape.kernel_width * channels) {
+  int64_t begin = left < 0 ? std::min(divide_up(-left, step), shape.kernel_width) : 0;
+  int64_t end = left < shape.width ? std::clamp(divide_up(shape.width - left, step), begin, shape.kernel_width) : begin;
+  for (int64_t i = 0; i < shape.kernel_height; ++i, target += wide) {
     int64_t h = top + i * shape.dilation_height;
     if (h < 0 || h >= shape.height) {
-      std::fill_n(target, shape.kernel_width * channels, 0.f);
+      std::fill_n(target, wide, 0.f);
       continue;
     }
-    const float* line = x + ((image * shape.height + h) * shape.width + left) * channels;
-    std::fill(target, target + begin * channels, 0.f);
+    const float* line = image + (h * shape.width + left) * channels;
+    for (int64_t c = 0; c < begin * channels; ++c) target[c] = 0.f;
     if (step == 1)
-      std::copy(line + begin * channels, line + end * channels, target + begin * channels);
+      copy_few(line + begin * channels, (end - begin) * channels, target + begin * channels);
     else
-      for (int64_t j = begin; j < end; ++j) std::copy_n(line + j * step * channels, channels, target + j * channels);
-    std::fill(target + end * channels, target + shape.kernel_width * channels, 0.f);
+      for (int64_t j = begin; j < end; ++j) copy_few(line + j * step * channels, channels, target + j * channels);
+    for (int64_t c = end * channels; c < wide; ++c) target[c] = 0.f;
   }
 }
 
 // The windows of results [first, first + count), as rows [pixel of the window][C].
 inline void copy_windows(const Convolution& shape, const float* x, int64_t first, int64_t count, float* rows) {
-  int64_t size = window_size(shape);
+  int64_t size = window_size(shape), whole = shape.height * shape.width * shape.channels;
   parallel_for(0, count, std::max<int64_t>(1, kCopied / std::max<int64_t>(size, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) copy_window(shape, x, first + row, rows + row * size);
+    int64_t column = (first + begin) % shape.out_width, rest = (first + begin) / shape.out_width;
+    int64_t row = rest % shape.out_height, image = rest / shape.out_height;
+    for (int64_t window = begin; window < end; ++window) {
+      copy_window(shape, x + image * whole, row * shape.stride_height - shape.top, column * shape.stride_width - shape.left, rows + window * size);
+      if (++column < shape.out_width) continue;
+      column = 0;
+      if (++row == shape.out_height) row = 0, ++image;
+    }
   });
 }
 
@@ -248,8 +261,9 @@ inline void input_gradient(const Convolution& shape, const float* dy, const floa
 // dy [N, H', W', K], x [N, H, W, C] -> dw [K, C, kh, kw].
 inline void weight_gradient(const Convolution& shape, const float* dy, const float* x, float* dw) {
   int64_t size = window_size(shape), pixels = shape.pixels(), outputs = shape.outputs;
-  int64_t most = windows_at_once(shape);
-  if (shape.channels >= kFewChannels && (most < pixels || (is_plain(shape) && outputs * size < pixels))) {
+  bool follows = follows_pixels(shape) && shape.places() > 1;
+  int64_t most = follows ? std::max(windows_in_cache(shape), products::kDepth) : windows_at_once(shape);
+  if (!follows && shape.channels >= kFewChannels && (most < pixels || (is_plain(shape) && outputs * size < pixels))) {
     Tensor memory = make_tensor({outputs * size});
     float* sums = shape.places() == 1 ? dw : memory.mutable_data_ptr<float>();
     weight_products::weight_gradient(shape, x, dy, sums);
@@ -257,7 +271,7 @@ inline void weight_gradient(const Convolution& shape, const float* dy, const flo
     return;
   }
   if (is_plain(shape)) return multiply_matrices(outputs, size, pixels, {dy, 1, outputs}, {x, 1, size}, nullptr, dw, size);
-  bool whole = most >= pixels, follows = follows_pixels(shape);
+  bool whole = most >= pixels;
   Tensor memory = make_tensor({most * size + (whole ? 0 : outputs * size) + (follows ? outputs * size : 0)});
   float *rows = memory.mutable_data_ptr<float>(), *sums = rows + most * size, *target = follows ? sums + (whole ? 0 : outputs * size) : dw;
   for (int64_t first = 0; first < pixels; first += most) {
@@ -268,7 +282,9 @@ inline void weight_gradient(const Convolution& shape, const float* dy, const flo
       gather(shape, x, first, count, rows);
     multiply_matrices(outputs, size, count, {dy + first * outputs, 1, outputs}, {rows, 1, size}, nullptr, first ? sums : target, size);
     if (first)
-      for (int64_t index = 0; index < outputs * size; ++index) target[index] += sums[index];
+      parallel_for(0, outputs * size, kCopied, [&](int64_t begin, int64_t end) {
+        for (int64_t index = begin; index < end; ++index) target[index] += sums[index];
+      });
   }
   if (pixels == 0)
     std::fill_n(dw, outputs * size, 0.f);

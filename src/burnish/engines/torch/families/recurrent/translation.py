@@ -7,7 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.kernels.recurrent.fusion import has_recurrent_kernel
+from burnish.engines.kernels.recurrent.operators import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.engines.torch.families.fused import replaces
 from burnish.engines.torch.families.recurrent import schemas  # noqa: F401  # declares the kernels
 from burnish.engines.torch.families.thresholds import Recurrent
@@ -15,19 +16,11 @@ from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import attribute_value
 from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
 
-FUSED_LSTM_STEPS = EngineOperator("FusedLstmSteps", LSTM_STEPS.inputs, LSTM_STEPS.outputs)
-FUSED_LSTM_STEPS_GRAD = EngineOperator("FusedLstmStepsGrad", LSTM_STEPS_GRAD.inputs, LSTM_STEPS_GRAD.outputs)
-
 
 @replaces(LSTM_STEPS, by=FUSED_LSTM_STEPS)
-def has_kernel(node: ir.Node) -> bool:
-    """Whether a layer is of the usual form: no peepholes, and every frame belongs to its sequence."""
-    return _is_small(node) and not any(node.inputs[LSTM_STEPS.inputs.index("live") :])
-
-
 @replaces(LSTM_STEPS_GRAD, by=FUSED_LSTM_STEPS_GRAD)
-def gradient_has_kernel(node: ir.Node) -> bool:
-    return _is_small(node) and not any(node.inputs[LSTM_STEPS_GRAD.inputs.index("live") :])
+def has_kernel(node: ir.Node) -> bool:
+    return attribute_value(node, "hidden_size", 0) <= Recurrent.MOST_UNITS and has_recurrent_kernel(node)
 
 
 @translates(FUSED_LSTM_STEPS)
@@ -43,7 +36,3 @@ def lstm_steps_gradient(op: Call) -> Any:
     cotangents = [op.optional(index) for index in range(5, 8)]
     results = torch.ops.burnish.lstm_steps_gradient.default(*operands, *cotangents, bool(op.attribute("reverse")))
     return tuple(results[index] for index in range(3))
-
-
-def _is_small(node: ir.Node) -> bool:
-    return attribute_value(node, "hidden_size", 0) <= Recurrent.MOST_UNITS

@@ -1,0 +1,13 @@
+"""The operators that a graph pass puts where the steps of recurrent layers were, for engines that have kernels of them.
+
+Operands, outputs and attributes are those of the semantic operators; ``live`` and peepholes have no kernel.
+"""
+
+from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.ops.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
+from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+
+FUSED_LSTM_STEPS = EngineOperator("FusedLstmSteps", LSTM_STEPS.inputs, LSTM_STEPS.outputs)
+FUSED_LSTM_STEPS_GRAD = EngineOperator("FusedLstmStepsGrad", LSTM_STEPS_GRAD.inputs, LSTM_STEPS_GRAD.outputs)
+FUSED_GRU_STEPS = EngineOperator("FusedGruSteps", GRU_STEPS.inputs, GRU_STEPS.outputs)
+FUSED_GRU_STEPS_GRAD = EngineOperator("FusedGruStepsGrad", GRU_STEPS_GRAD.inputs, GRU_STEPS_GRAD.outputs)

@@ -1,0 +1,1 @@
+#include "recurrent_operators.h"
