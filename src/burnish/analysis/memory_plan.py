@@ -53,19 +53,22 @@ class Task:
     outputs: tuple[int, ...]
 
 
-def planned_peak(model: ir.Model, batch: int = 1, extents: Mapping[str, int] | None = None) -> PlannedPeak:
+def planned_peak(
+    model: ir.Model, batch: int = 1, extents: Mapping[str, int] | None = None, in_place: Collection[str] = ()
+) -> PlannedPeak:
     """Plan a graph in the order of its nodes.
 
     Args:
         model: its nodes are in an order in which they can run.
         batch: what the first dimension of the inputs stands for where it is symbolic.
         extents: what other symbolic dimensions stand for; 1 where one is not given.
+        in_place: the outputs that are written over inputs, and take no memory of their own.
     """
     graph = model.graph
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     number = {value: index for index, value in enumerate(values)}
     bytes_of = value_bytes(model, batch, extents)
-    sizes = [bytes_of.get(value, 0) or 0 for value in values]
+    sizes = [0 if value.name in in_place else bytes_of.get(value, 0) or 0 for value in values]
     outputs = {number[value] for value in graph.outputs if value in number}
     tasks = [
         Task(node, tuple(number[value] for value in read_by(node) if value in number), tuple(number[v] for v in node.outputs))

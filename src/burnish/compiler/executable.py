@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
-from burnish.compiler.draft import lower_to_target, shape_of
+from burnish.compiler.draft import UPDATING, lower_to_target, shape_of
 from burnish.compiler.lowered_graphs import compute_again
 from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
@@ -25,6 +25,7 @@ from burnish.passes.recompute_request import Recompute
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
+from burnish.program.updates_in_place import outputs_in_place
 
 Rewrite = Callable[[ir.Model], None]
 """Changes a lowered graph in place."""
@@ -105,7 +106,7 @@ class Executable:
 
     def _is_finished(self, name: str) -> bool:
         """Whether a graph of ``finished`` serves."""
-        can_be_made = name in self.semantic or (name == "step" and self.optimizer is not None)
+        can_be_made = name in self.semantic or (name in UPDATING and self.optimizer is not None)
         if not can_be_made:
             return True
         return name in self.finished and self.target.kernels == self.finished_for.kernels and not self.marks
@@ -124,18 +125,20 @@ class Executable:
                 fold_constants(model)
             lower_to_target(model, target)
             if name == "grad" and self.recompute is not None:
-                planned = self._step_of(model, target)
-                compute_again(model, self.signature["grad"], self.recompute, planned, strict=False)
+                planned = self._update_of(model, target)
+                in_place = outputs_in_place(self.graph("apply"), self.signature["apply"])
+                compute_again(model, self.signature["grad"], self.recompute, planned, in_place, strict=False)
             return model
         # Lowered once, as a whole; what is computed again is chosen in a graph of the gradients that is lowered.
-        return self._step_of(self.semantic["grad"] if self.recompute is None else self._lowered("grad"), target)
+        grad = self.semantic["grad"] if self.recompute is None or name == "apply" else self._lowered("grad")
+        return self._update_of(grad, target, name)
 
-    def _step_of(self, grad: ir.Model, target: Target) -> ir.Model:
-        """The step that a graph of the gradients becomes, lowered or not."""
+    def _update_of(self, grad: ir.Model, target: Target, name: str = "step") -> ir.Model:
+        """The graph ``step`` or ``apply`` that follows from a graph of the gradients, lowered or not."""
         assert self.optimizer is not None
         forward = (self.finished["predict"], self.finished["evaluate"])  # which tell what the parameters are for
-        updates, _ = update_graphs(grad, self.signature["grad"], forward, self.optimizer, target, ("step",))
-        return updates["step"]
+        updates, _ = update_graphs(grad, self.signature["grad"], forward, self.optimizer, target, (name,))
+        return updates[name]
 
 
 def lower(program: Program, target: Target) -> Executable:

@@ -8,7 +8,7 @@ in the graphs that are kept.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from burnish.optim import Optimizer
 from burnish.passes import recompute_activations
 from burnish.passes.recompute_request import Recompute
 from burnish.program.signature import FEATURES, GraphSignature, Role
+from burnish.program.updates_in_place import outputs_in_place
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 
@@ -59,8 +60,8 @@ def lowered_graphs(
     others = {FEATURES: lowered(FEATURES)} if FEATURES in semantic else {}
     if recompute is not None:
         graph = lowered("grad")
-        updates, _ = update_graphs(graph, grad, forward.values(), optimizer, target, ("step",))
-        compute_again(graph, grad, recompute, updates["step"])
+        updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target, ("step", "apply"))
+        compute_again(graph, grad, recompute, updates["step"], outputs_in_place(updates["apply"], signatures["apply"]))
         updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
         return {**forward, **others, **updates, "grad": graph}, signatures
     gradients = functools.cache(functools.partial(lowered, "grad"))
@@ -94,9 +95,14 @@ def updating_graphs(
 
 
 def compute_again(
-    model: ir.Model, signature: GraphSignature, recompute: Recompute, planned: ir.Model, strict: bool = True
+    model: ir.Model,
+    signature: GraphSignature,
+    recompute: Recompute,
+    planned: ir.Model,
+    in_place: Collection[str],
+    strict: bool = True,
 ) -> None:
-    """Rewrite the graph of the gradients, in place, by what is chosen in that of the step."""
+    """Rewrite the graph of the gradients, in place, by what is chosen in that of the step; ``in_place`` are outputs of this."""
     recompute_activations(
         model,
         recompute,
@@ -104,5 +110,6 @@ def compute_again(
         data=[entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)],
         keys=[entry.name for entry in signature.inputs_of(Role.KEY)],
         planned=planned,
+        in_place=in_place,
         strict=strict,
     )

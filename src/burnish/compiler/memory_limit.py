@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError
 from burnish.passes import recompute_request
 from burnish.passes.recompute_request import Recompute, RecomputeOption
 from burnish.program import Program, Role
-from burnish.program.signature import Entry
+from burnish.program.updates_in_place import outputs_in_place
 
 ATTEMPTS = 5
 """Plans that are measured before the limit is called out of reach."""
@@ -27,7 +27,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What a step may need: the state, twice where it is updated, the batch, and all values between.
+    """What a step may need: the state, twice where it is updated and small, the batch, and all values between.
 
     Attributes:
         bytes: the limit.
@@ -122,10 +122,11 @@ def _out_of_reach(
     program = compiled(Recompute())
     peak = program.planned_peak(limit.batch)
     inputs = program.signature["step"].inputs
-    updated = program.signature["step"].updates
-    parameters = sum(map(_bytes, (entry for entry in inputs if entry.role is Role.PARAMETER)))
-    optimizer = sum(map(_bytes, (entry for entry in inputs if entry.role is Role.OPTIMIZER)))
-    following = sum(map(_bytes, (entry for entry in inputs if entry.name in updated)))
+    in_place = outputs_in_place(program.apply, program.signature["apply"])
+    updated = {entry for entry, output in program.signature["step"].updates.items() if output not in in_place}
+    parameters = sum(entry.bytes for entry in inputs if entry.role is Role.PARAMETER)
+    optimizer = sum(entry.bytes for entry in inputs if entry.role is Role.OPTIMIZER)
+    following = sum(entry.bytes for entry in inputs if entry.name in updated)
     measured_text = "" if measured is None else f"; the last plan that fitted took {_size(measured)} when it was run"
     return ConfigurationError(
         f"memory: a step does not fit {_size(limit.bytes)} at batch {limit.batch}: planned are {_size(peak.without_recompute)}, "
@@ -162,10 +163,6 @@ def _largest(program: Program, batch: int) -> list[str]:
     ]
     computed.sort(key=lambda item: (-item[0], item[1] or ""))
     return [f"'{name}' ({_size(size)})" for size, name in computed[:SHOWN]]
-
-
-def _bytes(entry: Entry) -> int:
-    return math.ceil(entry.dtype.itemsize * math.prod(extent for extent in entry.extents if isinstance(extent, int)))
 
 
 def _size(count: int) -> str:

@@ -49,6 +49,7 @@ def recompute_activations(
     data: Collection[str],
     keys: Collection[str],
     planned: ir.Model | None = None,
+    in_place: Collection[str] = (),
     strict: bool = True,
 ) -> ir.Model:
     """Rewrite, in place, a lowered training graph so that it computes activations again instead of keeping them.
@@ -60,6 +61,7 @@ def recompute_activations(
         data: the inputs that activations depend on.
         keys: the inputs that random draws come from.
         planned: the graph whose peak counts, where ``model`` is the beginning of a larger one: the whole training step.
+        in_place: outputs of that graph that are written over its inputs, and take no memory of their own.
         strict: let it be an error where a pattern matches nothing that may be computed again, or the budget is out of reach; else
             the pattern does nothing, and the plan is that of the least peak, of which the log says by how much it misses.
 
@@ -78,7 +80,7 @@ def recompute_activations(
         forward = forward_of(model, _sizes(model, request))
         chosen = _chosen(model, forward, request, strict)
     else:
-        sizes = _sizes(planned, request)
+        sizes = {value: 0 if value.name in in_place else size for value, size in _sizes(planned, request).items()}
         whole, forward = forward_of(planned, sizes), forward_of(model, _sizes_by_name(model.graph, sizes))
         chosen = _by_name(_chosen(planned, whole, request, strict), whole, forward)
     _Rewriting(forward).rewrite(forward.schedule(chosen))

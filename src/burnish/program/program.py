@@ -24,6 +24,7 @@ from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.initialization import initial_state
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
+from burnish.program.updates_in_place import outputs_in_place
 from burnish.program.weights import Weights
 from burnish.provided import provided
 from burnish.settings import is_whole
@@ -146,6 +147,9 @@ class Program:
     def planned_peak(self, batch: int = 1, graph: str = "step", extents: Mapping[str, int] | None = None) -> PlannedPeak:
         """Return how many bytes a graph is planned to need when its nodes run in their order; nothing is run.
 
+        In a step the next values of a large state are written over the present ones, as on ONNX Runtime; of a small one both
+        count.
+
         Args:
             batch: what the first dimension of the inputs stands for where it is symbolic.
             graph: ``step``, or another of the graphs.
@@ -161,7 +165,8 @@ class Program:
             raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, self.graphs))}")
         if not is_whole(batch) or batch < 1:
             raise ConfigurationError(f"batch={batch!r}: give a whole number of at least one")
-        return planned_peak(self.graphs[graph], batch, extents)
+        in_place = outputs_in_place(self.apply, self.signature["apply"]) if graph == "step" else ()
+        return planned_peak(self.graphs[graph], batch, extents, in_place)
 
     def initial_state(self, seed: int = 0, reinitialize: str | None = None) -> dict[str, np.ndarray]:
         """Return the state that training starts from, by state name: the weights, and what the init graph computes.
@@ -269,8 +274,8 @@ class Program:
     def measured_peak(self, batch: int = 1) -> int | None:
         """Return the bytes that steps take on ONNX Runtime, measured in a process of its own; None where the system is not Linux.
 
-        Counted is what that process has at its peak beyond ONNX Runtime and the loaded graph: both sets of the state, the batch,
-        activations, and what kernels need. The batch is of drawn data; other symbolic dimensions are 1.
+        Counted is what that process has at its peak beyond ONNX Runtime and the loaded graph: the state, twice where it is small,
+        the batch, activations, gradients, and what kernels need. The batch is of drawn data; other symbolic dimensions are 1.
 
         Args:
             batch: samples of a step.

@@ -94,6 +94,11 @@ class Entry:
         return self.shape
 
     @property
+    def bytes(self) -> int:
+        """Of a value of the shape, whose open extents count as one."""
+        return math.ceil(self.dtype.itemsize * math.prod(extent for extent in self.extents if isinstance(extent, int)))
+
+    @property
     def is_state(self) -> bool:
         return self.role in STATE_ROLES
 
@@ -123,6 +128,11 @@ class GraphSignature:
     def updates(self) -> Mapping[str, str]:
         """State name -> name of the output that holds its next value."""
         return MappingProxyType({entry.updates: entry.name for entry in self.outputs if entry.updates is not None})
+
+    @property
+    def updated_bytes(self) -> int:
+        """The bytes of the state that the graph gives next values of as a whole, not by rows."""
+        return sum(entry.bytes for entry in self.outputs if entry.updates is not None and not entry.by_rows)
 
     def _of(self, side: str, entries: tuple[Entry, ...], roles: tuple[Role, ...]) -> tuple[Entry, ...]:
         """Found once: every step asks for the same, of hundreds of entries."""

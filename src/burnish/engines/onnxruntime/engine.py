@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -224,14 +225,24 @@ class OnnxRuntimeEngine(RunsModels):
 
         return run
 
-    def open_graph(self, model: ir.Model, graph: str = "model", threads: int | None = None) -> OpenedGraph:
-        """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with; ``graph`` names it in errors.
+    def open_graph(
+        self, model: ir.Model, graph: str = "model", threads: int | None = None, *, rewrites: bool = True
+    ) -> OpenedGraph:
+        """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with.
 
-        The model is not to be changed while it is open: it may be loaded again.
+        Args:
+            model: not to be changed while it is open: it may be loaded again.
+            graph: names it in errors.
+            threads: as ``open`` takes them.
+            rewrites: False runs the nodes of ``OpenedGraph.model`` as they are, each one's readers soon after it.
 
         Raises:
             EngineError: ONNX Runtime cannot load the model.
         """
+        if not rewrites:
+            engine = copy.copy(self)
+            engine.optimization, engine.execution_order, engine.verify = "none", "default", False
+            return engine.open_graph(model, graph, threads)
 
         def load(optimizations: Optimizations | None) -> onnxruntime.InferenceSession:
             if optimizations is None:

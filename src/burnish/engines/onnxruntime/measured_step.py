@@ -70,7 +70,7 @@ def main() -> None:
     runner = engine.open(lower(program, engine.target), HandedOver(state), device=None, threads=None)
     del state
     assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
-    runner._graph("step")
+    runner.load_step()
     # The runtime and the loaded graph are not in the difference; the present state, which is there already, is.
     before = _resident(peak=False) - held
     CLEAR.write_text("5", encoding="ascii")

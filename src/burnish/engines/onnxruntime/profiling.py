@@ -6,7 +6,8 @@ import bisect
 import copy
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,31 @@ def record_steps(
         assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
         for _ in range(steps + 1):
             runner.step(inputs)
-        path = Path(runner.session_of_step().end_profiling())
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return recording_of(events, runner.graph_of_step(), executable.signature["step"].updates, steps)
+        recordings = []
+        for opened in runner.graphs_of_step():
+            path = Path(opened.session.end_profiling())
+            events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+            recordings.append(recording_of(events, opened.model, executable.signature["step"].updates, steps))
+    return joined_recording(recordings)
+
+
+def joined_recording(recordings: Sequence[Recording]) -> Recording:
+    """Return one recording of steps that ran several graphs one after another, as if nothing had run between two of them.
+
+    Args:
+        recordings: of each graph, in the order in which a step runs them, with the same number of steps.
+    """
+    if len(recordings) == 1:
+        return recordings[0]
+    steps = tuple(map(sum, zip(*(recording.steps for recording in recordings), strict=True)))
+    runs = []
+    for step in range(len(steps)):
+        place = float(sum(steps[:step]))
+        for recording in recordings:
+            own = [run for run in recording.runs if run.step == step]
+            runs += [replace(run, start=run.start - own[0].start + place) for run in own]
+            place += recording.steps[step]
+    return Recording(tuple(runs), steps)
 
 
 def recording_of(events: list[dict[str, Any]], model: ir.Model, updates: Mapping[str, str], steps: int) -> Recording:

@@ -1,0 +1,202 @@
+"""A graph bound to the buffers of the state, and these buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from burnish.engines.base import NOTHING, Arrays
+from burnish.engines.onnxruntime.failures import run_failure
+from burnish.engines.onnxruntime.optimizations import OpenedGraph
+from burnish.formats.mapped_tables import adopted
+from burnish.program.signature import Entry, GraphSignature, Role
+
+ALIGNMENT = 64
+GRADIENTS = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
+"""What ``grad`` gives for ``apply`` alone."""
+Values = dict[str, onnxruntime.OrtValue]
+NO_VALUE = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(0, np.float32))
+"""What an input is bound to between two runs, so that nothing holds the memory of what it read."""
+
+
+class Buffer:
+    """An array and the OrtValue that shares its memory."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, array: np.ndarray, entry: Entry):
+        self.array = array
+        self.value = _ort_value(array, entry)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], entry: Entry) -> Buffer:
+        """A buffer that begins on a cache line, which vector kernels read and write faster."""
+        dtype = entry.numpy_dtype
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        memory = np.empty(size + ALIGNMENT, dtype=np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return cls(memory[start : start + size].view(dtype).reshape(shape), entry)
+
+    @classmethod
+    def copy_of(cls, array: np.ndarray, entry: Entry) -> Buffer:
+        """A buffer of an array's elements, in memory of its own; of a mapped table, in the table itself."""
+        if (table := adopted(array)) is not None:
+            return cls(table, entry)
+        buffer = cls.empty(array.shape, entry)
+        np.copyto(buffer.array, array, casting="no")
+        return buffer
+
+
+class BoundGraph:
+    """A graph with one binding per set of state buffers; a run rebinds only the batch and outputs that are not scalars."""
+
+    def __init__(
+        self,
+        graph: str,
+        opened: OpenedGraph,
+        signature: GraphSignature,
+        sets: tuple[dict[str, Buffer], dict[str, Buffer]],
+        updates: Mapping[str, str],
+        instead: Mapping[str, str] = NOTHING,
+    ):
+        self._graph = graph
+        self._opened = opened
+        self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
+        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._batch_inputs)
+        self._hyperparameters = {entry.name: Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
+        results = tuple(entry for entry in signature.outputs if entry.updates is None)
+        reported = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC, Role.RATE)
+        scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
+        self._scalars = {entry.name: Buffer.empty((), entry) for entry in scalars}
+        # Of row writes too there are indices and rows among the results, beside updates: these are returned as arrays.
+        handed_on = () if any(entry.role is Role.STEP for entry in signature.outputs) else GRADIENTS
+        self._gradients = tuple(entry for entry in results if entry.role in handed_on)
+        self._other_results = tuple(
+            entry for entry in results if entry.name not in self._scalars and entry not in self._gradients
+        )
+        self._read_gradients = signature.inputs_of(*GRADIENTS)
+        self._bound_session: onnxruntime.InferenceSession | None = None
+        self._bindings: tuple[Any, ...] = ()
+        self.bind()
+
+    def bind(self) -> None:
+        """Bind the buffers that the sets have now."""
+        self._bind(self._opened.session)
+
+    def _bind(self, session: onnxruntime.InferenceSession) -> None:
+        self._bindings = tuple(self._binding(session, self._sets[index], self._sets[1 - index]) for index in (0, 1))
+        self._bound_session = session
+
+    def _binding(self, session: onnxruntime.InferenceSession, current: dict[str, Buffer], following: dict[str, Buffer]) -> Any:
+        binding = session.io_binding()
+        for entry in self._signature.inputs:
+            if entry.is_state:
+                binding.bind_ortvalue_input(entry.name, current[self._instead.get(entry.name, entry.name)].value)
+        for name, buffer in self._hyperparameters.items():
+            binding.bind_ortvalue_input(name, buffer.value)
+        for name, output in self._updates.items():
+            binding.bind_ortvalue_output(output, following[name].value)
+        for name, buffer in self._scalars.items():
+            binding.bind_ortvalue_output(name, buffer.value)
+        self._release_gradients(binding)
+        return binding
+
+    def _release_gradients(self, binding: Any) -> None:
+        """Let go of the gradients that a binding holds, those read and those computed."""
+        for entry in self._read_gradients:
+            binding.bind_ortvalue_input(entry.name, NO_VALUE)
+        for entry in self._gradients:
+            binding.bind_output(entry.name, "cpu")
+
+    def run(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values | None = None) -> Arrays:
+        """Run on state set ``current``; returns the outputs that are not state.
+
+        Args:
+            current: the number of the set.
+            inputs: data, labels and hyperparameters.
+            gradients: by name, those among them that the graph reads.
+        """
+        return self._run_with(current, inputs, gradients or {})[0]
+
+    def run_for_gradients(self, current: int, inputs: Mapping[str, np.ndarray]) -> tuple[Arrays, Values]:
+        """Run as ``run`` does; returns the gradients beside the other outputs, in memory of ONNX Runtime's."""
+        return self._run_with(current, inputs, {})
+
+    def _run_with(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values) -> tuple[Arrays, Values]:
+        for name, buffer in self._hyperparameters.items():
+            buffer.array[...] = inputs[name]
+        try:
+            self._opened.verify(lambda session: self._results(session, current, inputs))
+            if self._takes_text:
+                return self._opened.run(lambda session: self._run_plainly(session, current, inputs)), {}
+            values = {entry.name: gradients[entry.name] for entry in self._read_gradients}
+            values |= {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
+            return self._opened.run(lambda session: self._run(session, current, values))
+        except Exception as error:  # ONNX Runtime's errors share no base class of their own
+            self._bind(self._opened.session)
+            raise run_failure(self._graph, error, self._opened.model) from error
+
+    def _run(self, session: onnxruntime.InferenceSession, current: int, read: Values) -> tuple[Arrays, Values]:
+        if session is not self._bound_session:
+            self._bind(session)
+        binding = self._bindings[current]
+        for name, value in read.items():
+            binding.bind_ortvalue_input(name, value)
+        for entry in self._other_results:
+            binding.bind_output(entry.name, "cpu")
+        session.run_with_iobinding(binding)
+        outputs = {name: buffer.array.copy() for name, buffer in self._scalars.items()}
+        computed = self._gradients + self._other_results  # in the order in which they were bound first
+        values = (
+            dict(zip((entry.name for entry in computed), binding.get_outputs()[-len(computed) :], strict=True))
+            if computed
+            else {}
+        )
+        outputs |= {entry.name: _copy(values.pop(entry.name), entry) for entry in self._other_results}
+        self._release_gradients(binding)
+        return outputs, values
+
+    def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
+        results = self._results(session, current, inputs)
+        for name, output in self._updates.items():
+            self._sets[1 - current][name].array[...] = results.pop(output)
+        return {name: np.asarray(result) for name, result in results.items()}
+
+    def _results(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """All outputs of a run that writes to no buffer."""
+        present = self._sets[current]
+        read = (entry.name for entry in self._signature.inputs if entry.is_state)
+        buffers = {name: present[self._instead.get(name, name)] for name in read} | self._hyperparameters
+        names = [entry.name for entry in self._signature.outputs]
+        if self._takes_text:
+            feeds = {name: buffer.array for name, buffer in buffers.items()}
+            feeds |= {entry.name: inputs[entry.name] for entry in self._batch_inputs}
+            return dict(zip(names, session.run(names, feeds), strict=True))
+        values = {name: buffer.value for name, buffer in buffers.items()}
+        values |= {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
+        results = session.run_with_ort_values(names, values)
+        return {entry.name: _copy(value, entry) for entry, value in zip(self._signature.outputs, results, strict=True)}
+
+
+def _ort_value(array: np.ndarray, entry: Entry) -> onnxruntime.OrtValue:
+    """Wrap an array without copying it."""
+    if array.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(entry.dtype))
+
+
+def _copy(value: onnxruntime.OrtValue, entry: Entry) -> np.ndarray:
+    """Return a copy that outlives the binding; through the address for types that numpy has no name for (bfloat16)."""
+    if entry.numpy_dtype.isbuiltin == 1:
+        return np.array(value.numpy())
+    shape, dtype = value.shape(), entry.numpy_dtype
+    memory = (ctypes.c_char * (dtype.itemsize * math.prod(shape))).from_address(value.data_ptr())
+    return np.frombuffer(memory, dtype=dtype).reshape(shape).copy()
