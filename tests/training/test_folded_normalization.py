@@ -1,4 +1,4 @@
-"""Batch normalization put back after layers into which it was folded, before a file is tuned; a rate where none is found."""
+"""Batch normalization put back after layers into which it was folded, before a file is tuned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.importer.folded_normalization import FOLDED, folded_layers
-from burnish.training.finetuning import find_rate, rates, transfer
+from burnish.training.finetuning import transfer
 from oracles.small_networks import Network
 
 
@@ -106,38 +106,3 @@ def test_where_nothing_says_that_it_was_folded(folder):
     assert "as a batch of 4 is too small to normalize by" in " ".join(small.notes)
     with pytest.raises(ConfigurationError, match="folded_norm='never': give 'auto', 'insert' or 'keep'"):
         transfer(folder / "open.onnx", data, folded_norm="never")
-
-
-@pytest.mark.parametrize(
-    ("losses", "rate", "why"),
-    [
-        (lambda rate, trial: 1.6 + 0.2 * (-1) ** trial, 0.001, "the usual one of SGD with momentum"),
-        (
-            lambda rate, trial: 1.6 + 0.1 * (-1) ** trial + 1e5 * rate,
-            1e-6,
-            "a hundredth of the rate at which trial steps diverged",
-        ),
-        (lambda rate, trial: 1.6 + 0.01 * (-1) ** trial + (abs(np.log10(rate) + 2) - 3) / 3, 0.0025, "had the least loss"),
-    ],
-    ids=["no fall", "divergence", "a fall"],
-)
-def test_a_rate_where_the_loss_falls_and_where_it_does_not(monkeypatch, losses, rate, why):
-    class Told:
-        """A session whose loss is told from the rate alone."""
-
-        def __init__(self, program: object):
-            self.trial = 0
-
-        def __enter__(self) -> Told:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def step(self, batch: object, lr: float) -> dict[str, float]:
-            self.trial += 1
-            return {"loss": losses(lr, self.trial)}
-
-    monkeypatch.setattr(rates, "Session", Told)
-    lr, said = find_rate(None, [{}] * 40)
-    assert lr == pytest.approx(rate, rel=0.7)
-    assert why in said

@@ -1,10 +1,11 @@
-"""The learning rate of a model on its data, found by trial steps."""
+"""The learning rate of a model on its data, found by range tests."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,95 +16,201 @@ from burnish.program import Program
 from burnish.training.session import Session
 
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 1.0
-TRIALS, FEWEST_TRIALS = 40, 16
-"""Trial steps at most; at least, where a run has few steps itself."""
-SMOOTHING, DIVERGED = 0.7, 3.0
+STEPS = 20
+"""Of a range test, over the five decades between them."""
+RATIO = (HIGHEST_RATE / LOWEST_RATE) ** (1 / (STEPS - 1))
+FEWEST_TESTS, MOST_TESTS, STEPS_A_TEST = 2, 4, 100
+"""Of a run's steps, one more range test for so many."""
+SMOOTHING, DIVERGED = 0.3, 3.0
+HARMLESS = 4
+"""The first steps of a test hardly change a model; their losses tell where it begins, and how much those of batches differ."""
+BELOW_THE_LEAST = 6
+"""Steps by which a further test begins below the rate at which the first had its least loss."""
+LOWER, TIMES_LOWER = 1e-3, 2
+"""Where a test diverges at once, it is taken again at rates a thousandth as high, twice at most."""
+BACK_AT_MOST = 8.0
+"""Times the rate at the least loss: there the loss is taken to be back at the latest, and at the last rate that was tried."""
+BELOW_THE_EDGE = 3
+"""Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
 """Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
-HARMLESS_RATE = 1e-4
-"""Up to this rate the first trials hardly change a model; their losses tell how much those of batches differ."""
-BELOW_THE_LEAST = 4
-"""A tenth came to 3 to 12 points less in five epochs of small data (``benchmarks/finetune.py``)."""
 BELOW_DIVERGENCE = 100
-LEAST_FALL = 0.02
+LEAST_FALL, DEVIATIONS = 0.02, 2.0
+"""A fall is clear beyond so much of the loss, and beyond so many standard deviations of losses of batches."""
 
 
-def find_rate(program: Program, batches: Iterable[Mapping[str, Any]], trials: int = TRIALS, **options: Any) -> tuple[float, str]:
-    """Return a learning rate for a program, a quarter of that from which on its loss no longer falls, and a line that says why.
+@dataclass(frozen=True)
+class RangeTest:
+    """Steps from the initial state at rates that rise by ``RATIO``.
 
-    The loss has to fall by more than losses of batches differ, else the rate is 0.001, or a hundredth of that at which the loss
-    diverged, where that is less: on little data the least loss may be that of an easy batch.
-
-    Steps on the batches, at rates that rise from 1e-5 to 1, from the program's initial state, in a session of their own. The rate
-    at the least smoothed loss is what the search ends at. Source: Smith, "Cyclical learning rates for training neural networks",
-    2017.
-
-    Args:
-        program: takes ``lr`` with each step.
-        batches: as ``Session.step`` takes them.
-        trials: how many of them are used at most.
-        options: as ``Session`` takes them.
+    Attributes:
+        lowest: the first rate.
+        losses: one for each step.
+        smoothed: the same, less noisy.
+        has_diverged: whether the steps ended as the loss had grown to three times its least, or was no longer finite.
     """
-    least = smoothed = diverged = math.inf
-    best, until = UNKNOWN_RATE, 0
-    losses: list[float] = []
-    with Session(program, **options) as session:
-        for trial, batch in enumerate(batches):
-            if trial == trials:
+
+    lowest: float
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    has_diverged: bool
+
+    @property
+    def start(self) -> tuple[float, ...]:
+        """The losses of the first steps."""
+        return self.losses[:HARMLESS]
+
+    @property
+    def least(self) -> int:
+        """The step with the least smoothed loss."""
+        return int(np.argmin(self.smoothed)) if self.smoothed else 0
+
+    @property
+    def back(self) -> float:
+        """The lowest rate above that of the least loss at which the loss is where it began, or the last that was tried."""
+        begun = float(np.mean(self.start))
+        steps = (step for step in range(self.least, len(self.smoothed)) if self.smoothed[step] > begun)
+        found = next(steps, len(self.losses) - 1)
+        return min(self.rate(found), BACK_AT_MOST * self.rate(self.least))
+
+    @property
+    def is_too_high(self) -> bool:
+        """Whether the loss grew before it could fall."""
+        return self.has_diverged and self.least < HARMLESS and len(self.losses) < 2 * HARMLESS
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step."""
+        return self.lowest * RATIO**step
+
+    @classmethod
+    def take(cls, session: Session, batches: Iterator[Mapping[str, Any]], lowest: float) -> RangeTest:
+        """Take the steps, from the state that the session is in; they end where the batches do."""
+        losses: list[float] = []
+        smoothed: list[float] = []
+        has_diverged = False
+        while not has_diverged and (rate := lowest * RATIO ** len(losses)) <= HIGHEST_RATE * (1 + 1e-9):
+            batch = next(batches, None)
+            if batch is None:
                 break
-            rate = _rate_at(trial, trials)
             try:
                 loss = session.step(batch, lr=rate)["loss"]
             except NonFiniteLossError:
-                diverged = rate
+                has_diverged = True
                 break
             losses.append(loss)
-            smoothed = loss if math.isinf(smoothed) else SMOOTHING * smoothed + (1 - SMOOTHING) * loss
-            if smoothed > DIVERGED * least:
-                diverged = rate
-                break
-            if smoothed < least:
-                least, best, until = smoothed, rate, trial
-    harmless = sum(_rate_at(trial, trials) <= HARMLESS_RATE for trial in range(trials))
-    first = losses[: max(min(harmless, until + 1), 1)]
-    if first and least < np.mean(first) - max(LEAST_FALL * np.mean(first), np.std(first)):
-        lr = _rounded(best / BELOW_THE_LEAST)
-        return lr, f"lr: {lr:g}, a quarter of the rate at which trial steps had the least loss"
+            smoothed.append(SMOOTHING * smoothed[-1] + (1 - SMOOTHING) * loss if smoothed else loss)
+            has_diverged = smoothed[-1] > DIVERGED * min(smoothed)
+        return cls(lowest, tuple(losses), tuple(smoothed), has_diverged)
+
+
+def find_rate(
+    program: Program, batches: Iterable[Mapping[str, Any]], tests: int = FEWEST_TESTS, **options: Any
+) -> tuple[float, str]:
+    """Return a learning rate for a program, and a line that says why.
+
+    A range test takes steps on the batches at rates that rise from 1e-5 to 1, and ends where the loss diverges. Between the rate
+    at its least loss and that at which the loss is back where it began, training turns from fast to unstable: a third of their
+    geometric mean is what the test says. One test is noisy, as each batch has its own loss, so several are taken, each from the
+    program's initial state on the batches that follow; the rate is the geometric mean of what they say.
+
+    The loss has to fall by more than losses of batches differ, else the rate is 0.001, or a hundredth of that at which the loss
+    diverged, where that is less.
+
+    Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and where between
+    the two rates: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
+
+    Args:
+        program: takes ``lr`` with each step.
+        batches: as ``Session.step`` takes them; up to 20 of them for each test, and few more.
+        tests: how many tests are taken.
+        options: as ``Session`` takes them.
+    """
+    supply = iter(batches)
+    done: list[RangeTest] = []
+    with Session(program, **options) as session:
+        initial = session.state()
+        lowest, is_lowered = LOWEST_RATE, 0
+        while len(done) < tests:
+            test = RangeTest.take(session, supply, lowest)
+            session.load_state(initial)
+            if not done and test.is_too_high and is_lowered < TIMES_LOWER:
+                lowest, is_lowered = lowest * LOWER, is_lowered + 1
+                continue
+            if not test.losses and done:
+                break  # no batch is left
+            done.append(test)
+            lowest = max(lowest, done[0].rate(done[0].least - BELOW_THE_LEAST))
+    return _judged(done)
+
+
+def _judged(tests: list[RangeTest]) -> tuple[float, str]:
+    """The rate that range tests say, and a line that says why."""
+    if _have_fallen(tests):
+        least = _mean([test.rate(test.least) for test in tests])
+        back = _mean([test.back for test in tests])
+        lr = _rounded(math.sqrt(least * back) / BELOW_THE_EDGE)
+        many = f"{len(tests)} range test{'s' * (len(tests) != 1)}"
+        return lr, (
+            f"lr: {lr:g}; in {many}, {sum(len(test.losses) for test in tests)} steps, the loss was least at {least:.2g} and back "
+            f"where it began from {back:.2g} on: a third of the geometric mean"
+        )
+    diverged = min((test.rate(len(test.losses) - 1) for test in tests if test.has_diverged), default=math.inf)
     lr = _rounded(min(UNKNOWN_RATE, diverged / BELOW_DIVERGENCE))
     if lr < UNKNOWN_RATE:
         return lr, f"lr: {lr:g}, a hundredth of the rate at which trial steps diverged; at none did their loss fall clearly"
     return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate"
 
 
-def _rate_at(trial: int, trials: int) -> float:
-    return LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** (trial / (trials - 1))
+def _have_fallen(tests: list[RangeTest]) -> bool:
+    """Whether the loss fell by more than those of batches differ, in the mean over the tests.
+
+    How much they differ is told from the differences of neighbours, which a fall hardly adds to.
+    """
+    start = [loss for test in tests for loss in test.start]
+    if not all(test.losses for test in tests) or not start:
+        return False
+    begun = float(np.mean(start))
+    fall = begun - float(np.mean([test.smoothed[test.least] for test in tests]))
+    differences = np.concatenate([np.diff(test.losses[: max(HARMLESS, test.least + 1)]) for test in tests])
+    deviation = math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
+    return fall > max(LEAST_FALL * abs(begun), DEVIATIONS * deviation)
+
+
+def _mean(rates: list[float]) -> float:
+    return math.exp(float(np.mean(np.log(rates))))
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.1g}")
+    return float(f"{rate:.2g}")
 
 
-def trials_of(steps: int) -> int:
-    """Return how many trial steps a run of so many steps is worth: a quarter of them, from 16 to 40."""
-    return min(max(steps // 4, FEWEST_TRIALS), TRIALS)
+def tests_of(steps: int) -> int:
+    """Return how many range tests a run of so many steps is worth: from 2 to 4."""
+    return min(FEWEST_TESTS + steps // STEPS_A_TEST, MOST_TESTS)
 
 
-def repeated(dataset: Dataset, batch_size: int, seed: int) -> Iterable[Mapping[str, Any]]:
-    """Batches of a data set, epoch after epoch, for the trials of ``find_rate``."""
-    loader = Loader(dataset, min(batch_size, len(dataset)), seed=seed)
-    for epoch in range(TRIALS):
+def repeated(dataset: Dataset, batch_size: int, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Yield batches of a data set, epoch after epoch in another order, for ``find_rate``; none is shorter than the others."""
+    size = min(batch_size, len(dataset))
+    loader = Loader(dataset, size, seed=seed, drop_last=True)
+    for epoch in itertools.count():
         yield from loader.epoch(epoch)
 
 
-def begun(program: Program, batches: Iterable[Mapping[str, Any]], each: int, **options: Any) -> Iterator[Mapping[str, Any]]:
-    """Batches as the steps of a program with cached features take them; the same few come again, and are computed once.
+def begun(
+    program: Program, batches: Iterable[Mapping[str, Any]], each: int, seed: int = 0, **options: Any
+) -> Iterator[Mapping[str, Any]]:
+    """Yield batches as the steps of a program with cached features take them: the same few, in another order each time.
 
     Args:
         program: whose features are computed.
         batches: of the model's inputs.
         each: how many batches an epoch has.
+        seed: of the order.
         options: as ``Session`` takes them.
     """
     with Session(program, **options) as session:
-        computed = [session.features.batch(batch) for batch in itertools.islice(batches, min(each, TRIALS))]
-    yield from itertools.cycle(computed)
+        computed = [session.features.batch(batch) for batch in itertools.islice(batches, min(each, MOST_TESTS * STEPS))]
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from (computed[number] for number in rng.permutation(len(computed)))
