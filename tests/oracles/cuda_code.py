@@ -69,10 +69,12 @@ class CudaCode:
     Attributes:
         source: as Inductor wrote it.
         arguments: the graph's inputs by the names that they have there.
+        bytes: what all kernels and calls of libraries read and write, as Inductor counts them.
     """
 
     source: str
     arguments: dict[str, str]
+    bytes: int
 
     @cached_property
     def body(self) -> str:
@@ -118,12 +120,14 @@ def cuda_code(program: burnish.Program, batch: int, graph: str = "step", **optio
 
     runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0), threads=1)
     runner._device, runner._engine.compile, runner._recorder = CUDA, "inductor", object()
-    model = runner._prepared(graph, fused=False)
+    with _told_of_a_card():
+        model = runner._prepared(graph, fused=False)
     entries = program.signature[graph].inputs
-    written: list[str] = []
+    written: list[tuple[str, int]] = []
 
     def write(self: GraphLowering) -> None:
-        written.append(self.codegen()[0].value)
+        source = self.codegen()[0].value
+        written.append((source, int(self.count_bytes()[0])))
         raise _Written
 
     with FakeTensorMode(), torch.no_grad(), mock.patch.object(translation, "tensor_of", Constant):
@@ -147,7 +151,8 @@ def cuda_code(program: burnish.Program, batch: int, graph: str = "step", **optio
                 if not written:
                     raise
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"]
-    return CudaCode(written[0], {entry.name: name for entry, name in zip(entries, names, strict=False)})
+    source, traffic = written[0]
+    return CudaCode(source, {entry.name: name for entry, name in zip(entries, names, strict=False)}, traffic)
 
 
 def _selected(x: torch.Tensor, axis: int, indices: torch.Tensor) -> torch.Tensor:
@@ -208,6 +213,7 @@ def _told_of_a_card() -> Iterator[None]:
     )
     answers = {
         "torch.cuda.is_available": True,
+        "torch.backends.cuda.is_flash_attention_available": True,
         "torch.cuda.device_count": 1,
         "torch.cuda.current_device": 0,
         "torch.cuda.get_device_properties": card,

@@ -17,7 +17,7 @@ from burnish.graph.attributes import bodies
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_place
 from burnish.graph.operators import BROADCASTING, COMPARISONS, UNARY
-from burnish.graph.shapes import broadcast_shapes
+from burnish.graph.shapes import broadcast_shapes, dimension_product
 
 SAME_AS_FIRST_INPUT = (UNARY - {"IsInf", "IsNaN"}) | {"Clip", "CumSum", "LogSoftmax", "Softmax"}
 BROADCAST_ARITHMETIC = BROADCASTING - COMPARISONS - {"Where"}
@@ -66,6 +66,12 @@ def infer_outputs(node: ir.Node, opset_imports: Mapping[str, int]) -> None:
         output.type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
         output.shape = _copied(first.shape)
         return
+    if node.op_type == "Flatten" and first is not None and first.shape is not None:
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+        if -len(first.shape) <= axis <= len(first.shape):
+            sides = first.shape.dims[:axis], first.shape.dims[axis:]
+            output.type, output.shape = first.type, ir.Shape([dimension_product(side) for side in sides])
+            return
     extents = constant_array(first) if node.op_type == "ConstantOfShape" else None
     if extents is not None and extents.ndim == 1 and (extents >= 0).all():
         value = node.attributes.get("value")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 Dimension = int | ir.SymbolicDim
@@ -44,6 +47,21 @@ def broadcast_shapes(*shapes: ir.Shape) -> ir.Shape:
                 dimension = ir.SymbolicDim(None)
         result.append(dimension)
     return ir.Shape(result)
+
+
+def dimension_product(dimensions: Iterable[Dimension]) -> Dimension:
+    """Return the product of dimensions: of a name and integers, as ``64*batch``, one name; unknown where there are two names."""
+    dims = list(dimensions)
+    factor = math.prod(dim for dim in dims if isinstance(dim, int))
+    names = [dim.value for dim in dims if not isinstance(dim, int)]
+    if not names or factor == 0:
+        return factor
+    return ir.SymbolicDim(multiple_name(factor, names[0]) if len(names) == 1 and names[0] is not None else None)
+
+
+def multiple_name(factor: int, name: str) -> str:
+    """Return the name of so many times a dimension of this name."""
+    return name if factor == 1 else f"{factor}*{name}"
 
 
 def static_dimension(shape: ir.Shape | None, axis: int) -> int | None:

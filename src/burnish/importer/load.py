@@ -38,6 +38,7 @@ from burnish.importer.optionals import resolve_optionals
 from burnish.importer.range_scalars import make_bounds_scalars
 from burnish.importer.range_shapes import settle_range_shapes
 from burnish.importer.reading import read_model
+from burnish.importer.reshaped_dimensions import name_reshaped_dimensions
 from burnish.importer.rounded_pools import drop_windows_in_padding
 from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
 from burnish.importer.sequences import resolve_sequences, write_out_maps
@@ -173,6 +174,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         name_everything(model)
         _settle_shapes(model)
     _fold_shapes(model)
+    name_reshaped_dimensions(model)
     count_padding_as_data(model)
     hold_attention_constants(model)
     hold_simplified_constants(model)

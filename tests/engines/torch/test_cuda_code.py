@@ -9,6 +9,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.models import residual_network
+from burnish.program import Role
 from oracles.cuda_code import cuda_code
 from oracles.small_networks import transformer
 
@@ -30,6 +31,23 @@ def residual():
 def attention():
     program = burnish.compile(transformer(), optimizer=optim.adamw(lr=0.01), precision="bfloat16")
     return program, cuda_code(program, BATCH)
+
+
+@pytest.fixture(scope="module")
+def attention_in_float32():
+    program = burnish.compile(transformer(), optimizer=optim.adamw(lr=0.01))
+    return program, cuda_code(program, BATCH)
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("attention", "flash"), ("attention_in_float32", "efficient")])
+def test_attention_is_a_kernel_each_way_and_keeps_no_probabilities(name, kernel, request):
+    program, code = request.getfixturevalue(name)
+    calls = {call: count for call, count in code.library_calls.items() if "attention" in call}
+    forward = f"_scaled_dot_product_{kernel}_attention"
+    assert calls == {forward: 1, f"{forward}_backward": 1}
+    assert "bmm" not in code.library_calls
+    tokens = program.signature["step"].inputs_of(Role.DATA)[0].extents[1]
+    assert not [shape for shape, _, _ in code.buffers if shape[-2:] == (tokens, tokens)]
 
 
 @pytest.mark.parametrize("name", ["residual", "attention"])

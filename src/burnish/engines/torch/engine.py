@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -19,9 +19,8 @@ from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.families.attention import dispatch as attention
 from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
-from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
+from burnish.engines.torch.families.precision.widening import widened
 from burnish.engines.torch.families.update.state_updates import (
     StateUpdate,
     Update,
@@ -33,8 +32,9 @@ from burnish.engines.torch.families.update.state_updates import (
     take_increments,
     take_updates,
 )
-from burnish.engines.torch.fusion import FUSED, fuse
+from burnish.engines.torch.fusion import FUSED
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.runtime.cuda_settings import cuda_settings
@@ -49,7 +49,6 @@ from burnish.formats.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
-from burnish.passes import run_in_order, wait_by_selection
 from burnish.settings import is_whole
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Runnable = Callable[..., tuple[torch.Tensor, ...]]
-Compilation = Literal["regions", "inductor", "none"]
-KernelChoice = Literal["measured", "fixed"]
 Result = TypeVar("Result")
 
 _NULL_CONTEXT = nullcontext()
@@ -354,23 +351,16 @@ class TorchRunner:
 
     def _prepared(self, name: str, fused: bool) -> ir.Model:
         """A copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's alone."""
-        channels_last = self._engine.channels_last
-        winograd = self._engine.winograd and channels_last
-        target = self._executable.target
-        lowered = self._executable
-        if not fused:
-            lowered = lowered.lowered_to(target.with_kernels(target.kernels & translated_operators(BURNISH_DOMAIN)))
-        # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
-        place_waits = wait_by_selection if self._engine.compile == "inductor" else run_in_order
-        chooses = self._engine.compile == "regions" and self._device.type == "cpu" and channels_last
-        model = fuse(
-            place_waits(lowered.copy_of(name)),
+        engine = self._engine
+        model = prepared(
+            self._executable,
+            name,
+            self._device,
             fused,
-            winograd,
-            channels_last,
-            narrow_dtypes(self._device),
-            attention.dtypes(),
-            self._engine.kernel_choice if chooses else None,
+            compilation=engine.compile,
+            channels_last=engine.channels_last,
+            winograd=engine.winograd,
+            kernel_choice=engine.kernel_choice,
         )
         if name == "step":
             if self._communicator is not None:

@@ -14,7 +14,7 @@ from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normal
 from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
 from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
-from burnish.engines.torch.families.attention.fusion import fuse_attention
+from burnish.engines.torch.families.attention.fusion import fuse_attention, use_cuda_attention
 from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
 from burnish.engines.torch.families.convolution.depthwise_fusion import fuse_depthwise
 from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
@@ -26,6 +26,7 @@ from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_pr
 from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
 from burnish.engines.torch.families.normalization.synchronized_fusion import fuse_synchronized
+from burnish.engines.torch.families.normalization.whole_sums import sum_whole_rows
 from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
 from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
@@ -54,6 +55,7 @@ def fuse(
     narrow: Collection[ir.DataType] = (),
     attended: Collection[ir.DataType] = (ir.DataType.FLOAT,),
     kernel_choice: str | None = None,
+    on_cuda: bool = False,
 ) -> ir.Model:
     """Rewrite a graph, in place.
 
@@ -66,6 +68,7 @@ def fuse(
         attended: dtypes that the kernels of attention take.
         kernel_choice: ``measured``: where no rule is known, the quickest way to compute a convolution is measured as a step runs;
             ``fixed``: it is the usual one; None: convolutions are PyTorch's.
+        on_cuda: whether the graph runs on a CUDA device, with PyTorch's kernels of attention there where ``attended`` has any.
 
     Returns:
         The same model. Batch normalization that no kernel takes is lowered.
@@ -95,8 +98,12 @@ def fuse(
     if kernels:
         use_linear_gradients(graph)
         fuse_attention(graph, attended)
+    if on_cuda:
+        use_cuda_attention(graph, attended, model.opset_imports[""])
     left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
     lower_semantic_operators(model, keep=left)
+    if on_cuda:
+        sum_whole_rows(graph)
     if kernels:
         fuse_linear(graph)
         fuse_batched_products(graph)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.torch.families.attention.translation import FUSED_ATTENTION, FUSED_ATTENTION_GRAD
+from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.torch.families.attention import cuda
+from burnish.engines.torch.families.attention.translation import (
+    CUDA_ATTENTION,
+    CUDA_ATTENTION_GRAD,
+    FUSED_ATTENTION,
+    FUSED_ATTENTION_GRAD,
+)
 from burnish.engines.torch.families.fused import fuses
 from burnish.graph import Builder, attribute_value, constant_array, replace_value, same_dimension
+from burnish.graph.evaluation import constant_result
 from burnish.graph.uses import only_user, producer_of, remove_unread
 from burnish.ops.dot_product_attention import ATTENTION, ATTENTION_GRAD
+
+HIDES = -3.3e38
+"""What hides a key when it is added to its score: -infinity, or the least number of float32 or bfloat16."""
+
+LONGEST_MASK = 1 << 12
+"""Tokens up to which a mask is computed to see what it hides."""
 
 
 @fuses(ATTENTION, ATTENTION_GRAD)
@@ -21,38 +36,83 @@ def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataTy
     Attention stays whose probabilities something but its gradient reads, whose heads have values of another width, or whose mask
     has other axes than the kernels read: all four, or the last two.
     """
-    for node in list(graph):
+    for node, gradients in _attention_of(graph, dtypes):
+        _fuse(node, gradients, FUSED_ATTENTION, FUSED_ATTENTION_GRAD)
+
+
+def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: int) -> None:
+    """Put ``burnish.CudaAttention`` and ``burnish.CudaAttentionGrad`` in the place of attention of these ``dtypes``, in place.
+
+    What stays is as for ``fuse_attention``, and heads of a width that the kernels have no form for. A constant mask that hides
+    from each query the keys after it, and nothing else, becomes an attribute.
+    """
+    for node, gradients in _attention_of(graph, dtypes):
+        query = node.inputs[0]
+        if query is not None and cuda.takes_heads(query):
+            _fuse(node, gradients, CUDA_ATTENTION, CUDA_ATTENTION_GRAD, causal=_is_causal(node, opset))
+
+
+def _attention_of(graph: ir.Graph, dtypes: Collection[ir.DataType]) -> list[tuple[ir.Node, list[ir.Node]]]:
+    """The nodes of attention that kernels could take, each with those that compute its gradients."""
+    taken = []
+    for node in graph:
         if not ATTENTION.is_of(node) or node.inputs[0] is None or node.inputs[0].dtype not in dtypes or not _has_kernel(node):
             continue
         gradients = [user for user, _ in node.outputs[1].uses()]
-        if node.outputs[1].is_graph_output() or not all(map(ATTENTION_GRAD.is_of, gradients)):
-            continue
-        _fuse(node, gradients)
+        if not node.outputs[1].is_graph_output() and all(map(ATTENTION_GRAD.is_of, gradients)):
+            taken.append((node, gradients))
+    return taken
+
+
+def _mask_of(node: ir.Node) -> ir.Value | None:
+    return node.inputs[3] if len(node.inputs) > 3 else None
+
+
+def _is_causal(node: ir.Node, opset: int) -> bool:
+    """Whether the mask is a constant that hides from each query the keys after it, and adds nothing to the others."""
+    mask = _mask_of(node)
+    shape = None if mask is None or mask.shape is None else [extent for extent in mask.shape if isinstance(extent, int)]
+    if mask is None or shape is None or len(shape) != len(mask.shape or ()) or set(shape[:-2]) - {1} or shape[-2] != shape[-1]:
+        return False
+    array = constant_result(mask, opset) if 1 < shape[-1] <= LONGEST_MASK else None
+    if array is None:
+        return False
+    hidden = np.triu(np.ones(shape[-2:], bool), 1)
+    matrix = array.reshape(shape[-2:])
+    return bool((matrix[hidden] <= HIDES).all() and (matrix[~hidden] == 0).all())
 
 
 def _has_kernel(node: ir.Node) -> bool:
-    (query, value), mask = (node.inputs[index] for index in (0, 2)), node.inputs[3] if len(node.inputs) > 3 else None
+    (query, value), mask = (node.inputs[index] for index in (0, 2)), _mask_of(node)
     if query is None or value is None or query.shape is None or value.shape is None:
         return False
     reads_mask = mask is None or (mask.shape is not None and len(mask.shape) in (2, len(query.shape)))
     return reads_mask and same_dimension(query.shape[-1], value.shape[-1])
 
 
-def _fuse(node: ir.Node, gradients: list[ir.Node]) -> None:
+def _fuse(
+    node: ir.Node,
+    gradients: list[ir.Node],
+    operator: EngineOperator,
+    gradient_operator: EngineOperator,
+    causal: bool | None = None,
+) -> None:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     query, key = (_Operand.of(node, place, gradients) for place in (0, 1))
     scale = float(attribute_value(node, "factor", 1.0)) / float(attribute_value(node, "divisor", 1.0))
-    settings = {"scale": scale * query.number * key.number, "zeros": attribute_value(node, "zeros", 0)}
-    heads, mask = (query.value, key.value, node.inputs[2]), node.inputs[3] if len(node.inputs) > 3 else None
+    settings: dict[str, Any] = {"scale": scale * query.number * key.number, "zeros": attribute_value(node, "zeros", 0)}
+    if causal is not None:
+        settings["causal"] = int(causal)
+    heads, mask = (query.value, key.value, node.inputs[2]), None if causal else _mask_of(node)
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in (*heads, mask)]
-    result, logarithms = FUSED_ATTENTION.emit(*operands, like=builder.tensor(node.outputs[0]), **settings)
-    logarithms.value.type = ir.TensorType(ir.DataType.FLOAT)
+    result, *kept = operator.emit(*operands, like=builder.tensor(node.outputs[0]), **settings)
+    kept[0].value.type = ir.TensorType(ir.DataType.FLOAT)
     for index, gradient in enumerate(gradients):
         builder, flow = Builder(graph, before=gradient), gradient.inputs[0]
         assert flow is not None
-        flows = FUSED_ATTENTION_GRAD.emit(builder.tensor(flow), *operands[:3], result, logarithms, operands[3], **settings)
+        flows = gradient_operator.emit(builder.tensor(flow), *operands[:3], result, *kept, operands[3], **settings)
         replaced = (query.gradients[index], key.gradients[index], gradient.outputs[2])
         for made, value, operand in zip(flows, replaced, heads, strict=True):
             assert operand is not None
@@ -97,6 +157,8 @@ def _scaled(result: ir.Value) -> tuple[ir.Value, float]:
     for place in () if node is None else (0, 1):
         assert node is not None
         value, array = node.inputs[place], constant_array(node.inputs[1 - place])
-        if value is not None and array is not None and array.size == 1 and array.ndim == 0 and array.all():
-            return value, float(array)
+        if value is None or value.shape is None or array is None or array.size != 1 or not array.all():
+            continue
+        if array.ndim <= len(value.shape):
+            return value, float(array.item())
     return result, 1.0
