@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import burnish
 from burnish.engines.torch.engine import TorchEngine
+from burnish.engines.torch.runtime.in_place import InPlaceStep
 from burnish.engines.torch.translate import translation
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
@@ -107,6 +108,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def cuda_code(program: burnish.Program, batch: int, graph: str = "step", **options: Any) -> CudaCode:
     """Have Inductor write the code of a graph for an H100, whose images and convolutions have their channels last.
 
+    The step writes the state in place, as it is recorded on a GPU.
+
     Args:
         program: what to compile.
         batch: how many samples; the code is for that number alone.
@@ -138,13 +141,17 @@ def cuda_code(program: burnish.Program, batch: int, graph: str = "step", **optio
             layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
             inputs.append(torch.empty(shape, dtype=torch_dtype(entry.dtype), device=CUDA, memory_format=layout))
         inputs += _constants_as_inputs(module)
+        called: torch.nn.Module = module
+        if graph == "step":
+            called = InPlaceStep(module, program.signature[graph])
+            inputs.append(torch.empty((), dtype=torch.bool, device=CUDA))
         with (
             _told_of_a_card(),
             mock.patch.object(GraphLowering, "compile_to_module", write),
             config.patch(fx_graph_cache=False, **options),
         ):
             table = {**select_decomp_table(), torch.ops.aten.index_select.default: _selected}
-            traced = make_fx(module, decomposition_table=table)(*inputs)
+            traced = make_fx(called, decomposition_table=table)(*inputs)
             try:
                 compile_fx.compile_fx_inner(traced, inputs)
             except Exception:
@@ -244,6 +251,7 @@ def _told_of_a_card() -> Iterator[None]:
             stack.enter_context(mock.patch.object(CudaInterface.Worker, name, staticmethod(_always(answer))))
         stack.enter_context(mock.patch.object(DeviceProperties, "create", staticmethod(_always(described))))
         stack.enter_context(mock.patch("torch.version.cuda", "12.8"))
+        stack.enter_context(mock.patch.object(torch.Tensor, "copy_", lambda x, source: torch.ops.aten.copy_.default(x, source)))
         stack.enter_context(mock.patch("torch._C._conv_determine_backend_memory_format", _format_of_cudnn))
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
         yield

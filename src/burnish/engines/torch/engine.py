@@ -39,6 +39,7 @@ from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.runtime.cuda_settings import cuda_settings
 from burnish.engines.torch.runtime.devices import device_of
+from burnish.engines.torch.runtime.in_place import InPlaceStep
 from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
 from burnish.engines.torch.translate.dtypes import array_of, mapped_tensor_of, tensor_of, torch_dtype, view_of
 from burnish.engines.torch.translate.failures import failure, place_of
@@ -393,7 +394,15 @@ class TorchRunner:
     def _recorded(self) -> RecordedStep:
         assert self._recorder is not None
         signature = self._executable.signature["step"]
-        return RecordedStep(self._runnable("step"), signature, self._state, self._device, self._laid_out, self._recorder)
+        in_place = None
+        if self._engine.compile == "inductor":
+            module = self.translated("step")
+            in_place = CompiledGraph(module, signature.inputs, "step", InPlaceStep(module, signature))
+
+        def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self._runnable("step")(*inputs)
+
+        return RecordedStep(step, signature, self._state, self._device, self._laid_out, self._recorder, in_place)
 
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         with self._memory:

@@ -2,7 +2,8 @@
 
 A recording reads and writes fixed memory: state, random key, hyperparameters and batch lie in tensors that stay where they are,
 and so do the outputs of the step. The next state is copied into the state only once the loss has been read back and found finite:
-until then the state is that from before the step.
+until then the state is that from before the step. A step that writes it in place sees to that itself (``in_place``), and nothing
+is copied.
 
 ``Recorder`` is what records: ``CudaRecorder`` on a GPU. What is kept and copied when does not depend on it.
 """
@@ -117,6 +118,8 @@ class RecordedStep:
         device: where they are.
         layout: how an input is laid out on the device.
         recorder: what records.
+        in_place: the step that writes the next state over the present one, as ``InPlaceStep`` does; it is recorded in place of
+            ``call``, which runs where nothing can be recorded.
     """
 
     def __init__(
@@ -127,8 +130,11 @@ class RecordedStep:
         device: torch.device,
         layout: Layout,
         recorder: Recorder,
+        in_place: Callable[..., tuple[torch.Tensor, ...]] | None = None,
     ):
         self._call = call
+        self._in_place = in_place
+        self._moves = torch.ones((), dtype=torch.bool, device=device)
         self._signature = signature
         self._state = state
         self._device = device
@@ -154,6 +160,9 @@ class RecordedStep:
             self._upload(inputs, shape)
             shape.recording.replay()
             *results, packed = shape.recording.outputs
+            if self._in_place is not None:
+                self._next = {}
+                return unpack(packed, self._reported, [tensor.shape for tensor in results])
         self._next = {
             entry.updates: tensor
             for entry, tensor in zip(self._signature.outputs, results, strict=True)
@@ -179,11 +188,30 @@ class RecordedStep:
 
     def _packed(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """The outputs of the step, and after them what it reports, packed."""
-        fed = [self._state[entry.name] if entry.is_state else inputs[entry.name] for entry in self._signature.inputs]
+        fed = self._fed(inputs)
         # A state entry that moves on as it is, or as another was, must not be read where the commit already writes.
         held = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
         results = tuple(tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor for tensor in self._call(*fed))
         return (*results, pack(self._of_reported(results)))
+
+    def _fed(self, inputs: Tensors) -> list[torch.Tensor]:
+        return [self._state[entry.name] if entry.is_state else inputs[entry.name] for entry in self._signature.inputs]
+
+    def _record(self, inputs: Tensors) -> Recording:
+        in_place = self._in_place
+        if in_place is None:
+            return self._recorder.record(lambda: self._packed(inputs))
+
+        def step() -> tuple[torch.Tensor, ...]:
+            reported = in_place(*self._fed(inputs), self._moves)
+            return (*reported, pack(reported))
+
+        # What is recorded runs a few times before.
+        self._moves.fill_(False)
+        try:
+            return self._recorder.record(step)
+        finally:
+            self._moves.fill_(True)
 
     def _shape(self, inputs: Mapping[str, np.ndarray]) -> _Shape | None:
         """The recording for the shapes of these inputs; None where the step cannot be recorded."""
@@ -198,7 +226,7 @@ class RecordedStep:
             self._shapes.popitem(last=False)
         fixed = self._uploaded(inputs)
         try:
-            recording = self._recorder.record(lambda: self._packed(fixed))
+            recording = self._record(fixed)
         except CaptureError as error:
             self._refused = True
             _log.warning(

@@ -25,12 +25,14 @@ class CompiledGraph:
         module: the graph.
         inputs: its inputs as the signature has them, in their order.
         graph: its name, for messages.
+        around: what is compiled in its place, and called with its inputs and more.
     """
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Entry], graph: str):
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Entry], graph: str, around: torch.nn.Module | None = None):
         self._graph = graph
         self._module = module
-        self._call: Call = torch.compile(module, fullgraph=True)
+        self._number = len(inputs)
+        self._call: Call = torch.compile(module if around is None else around, fullgraph=True)
         self._open = [
             (position, [axis for axis, extent in enumerate(entry.extents) if not isinstance(extent, int)])
             for position, entry in enumerate(inputs)
@@ -53,7 +55,7 @@ class CompiledGraph:
             # What is compiled does not say at which node it fails, or fails as if the compiler had: the graph as it was
             # translated does say it.
             with torch.no_grad():
-                self._module.forward(*inputs)
+                self._module.forward(*inputs[: self._number])
             if not isinstance(error, _compiler_errors()):
                 raise
             reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")

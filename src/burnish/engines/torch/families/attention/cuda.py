@@ -103,18 +103,20 @@ def attention_gradient(
     """
     heads = [_by_rows(each) for each in (query, key, value)]
     if _is_flash(query, mask):
-        kernel = _aten._scaled_dot_product_flash_attention_backward.default
-        kept = (result, logarithms, None, None, query.shape[2], key.shape[2], 0.0, causal, seed, offset)
-        gradients = kernel(_by_rows(flow), *heads, *kept, scale=scale)
+        lengths = None, None, query.shape[2], key.shape[2]
+        gradients = _aten._scaled_dot_product_flash_attention_backward.default(
+            _by_rows(flow), *heads, result, logarithms, *lengths, 0.0, causal, seed, offset, scale=scale
+        )
         return gradients[0], gradients[1], gradients[2]
     if mask is not None:
         sees = _sees_a_key(mask)
         # With a result and a flow of zeros such a query moves nothing; with NaN for its flow everything that it read is NaN.
         flow = torch.where(sees, flow, 0.0 if zeros else math.nan)
         result = torch.where(sees, result, 0.0)
-    kept = (_bias(mask, query, key), _by_tokens(result), logarithms, seed, offset, 0.0, [True, True, True, False], causal)
-    kernel = _aten._scaled_dot_product_efficient_attention_backward.default
-    gradients = kernel(_by_tokens(flow), *heads, *kept, scale=scale)
+    kept = _bias(mask, query, key), _by_tokens(result), logarithms, seed, offset
+    gradients = _aten._scaled_dot_product_efficient_attention_backward.default(
+        _by_tokens(flow), *heads, *kept, 0.0, [True, True, True, False], causal, scale=scale
+    )
     return gradients[0], gradients[1], gradients[2]
 
 

@@ -49,7 +49,7 @@ def cuda_attention(op: Call) -> Any:
 def cuda_attention_gradient(op: Call) -> Any:
     """(flow, query, transposed key, value, what attention returned, mask or nothing) -> the gradients of the three heads."""
     heads = op.tensor(1), op.tensor(2).transpose(2, 3), op.tensor(3)
-    kept = (op.tensor(place) for place in range(4, 8))
+    kept = op.tensor(4), op.tensor(5), op.tensor(6), op.tensor(7)
     results = cuda.attention_gradient(op.tensor(0), *heads, *kept, op.optional(8), *_settings(op))
     return results[0], results[1].transpose(2, 3), results[2]
 
