@@ -230,7 +230,7 @@ def test_a_gpu_that_is_not_there_is_named():
         open_program(TorchEngine(), program, program.initial_state(0), device="cuda")
 
 
-@pytest.mark.parametrize("compile", ["regions", "none"])
+@pytest.mark.parametrize("compile", ["regions", "none", "inductor"])
 def test_steps_on_a_gpu_follow_the_closed_form(cuda, compile):
     program = tiny_program()
     runner = open_program(TorchEngine(compile=compile), program, program.initial_state(0), device="cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_attention_is_a_kernel_each_way_and_keeps_no_probabilities(name, kernel,
 def test_a_step_waits_for_nothing(name, request):
     _, code = request.getfixturevalue(name)
     assert not [word for word in WAITS if word in code.body]
+
+
+@pytest.mark.parametrize("name", ["residual", "attention"])
+def test_the_state_is_written_where_it_lies(name, request):
+    """What is returned is what the step reports alone, and each entry is an operand of what writes it."""
+    program, code = request.getfixturevalue(name)
+    signature = program.signature["step"]
+    (returned,) = re.findall(r"^ +return \((.*)\)$", code.body, re.MULTILINE)
+    reported = [entry for entry in signature.outputs if entry.updates is None]
+    assert len([value for value in returned.split(",") if value.strip()]) == len(reported)
+    operands = set().union(*(launch.operands for launch in code.launches))
+    assert {code.arguments[entry.name] for entry in program.signature.state} <= operands
 
 
 @pytest.mark.parametrize("name", ["residual", "attention"])
