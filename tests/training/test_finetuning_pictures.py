@@ -19,7 +19,7 @@ from burnish.surgery.class_layers import class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
 from burnish.training.finetuning import transfer
 from burnish.training.finetuning.detectors import find_detector
-from burnish.training.finetuning.file_detections import file_line, file_precision
+from burnish.training.finetuning.file_detections import file_line, file_precision, in_fractions
 from burnish.training.trained_model import model_of_session
 from oracles.shapes import drawn, write_coco, write_masks
 from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, small_detr, small_ssd, small_unet, small_yolo
@@ -157,6 +157,16 @@ def test_the_precision_of_a_file_is_that_of_the_boxes_that_it_leaves(tmp_path):
     assert "reads 5 scores of each box, and there are 2 classes" in file_line(tmp_path / "other.onnx", dataset, 2, "evaluation")
     ir.save(small_yolo(), tmp_path / "raw.onnx")
     assert file_line(tmp_path / "raw.onnx", dataset, 2, "evaluation") is None
+
+
+@pytest.mark.parametrize("images", [(2, 3, 20, 40), (2, 20, 40, 3)])
+def test_boxes_in_pixels_are_read_in_either_order(images):
+    """Of pictures that are wider than high the two sides are divided by different extents, in whichever order they stand."""
+    straight = np.array([[4.0, 5.0, 10.0, 20.0]])
+    expected = np.array([[0.1, 0.25, 0.25, 1.0]])
+    np.testing.assert_allclose(in_fractions(straight, False, images), expected)
+    np.testing.assert_allclose(in_fractions(straight[:, [1, 0, 3, 2]], True, images), expected)
+    np.testing.assert_array_equal(in_fractions(expected, False, images), expected)
 
 
 @pytest.mark.slow

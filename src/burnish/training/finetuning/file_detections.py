@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +65,12 @@ def file_precision(path: str | Path, dataset: Dataset, batch_size: int, engine: 
         first = scores.shape[1] - len(dataset.classes)
         if first not in (0, 1):
             return f"its {SUPPRESSION} reads {scores.shape[1]} scores of each box, and there are {len(dataset.classes)} classes"
-        sides = _corners(boxes, is_centred, batch[entry.name or ""])
+        corners, images = _corners(boxes, is_centred), batch[entry.name or ""]
         if is_turned is None:
-            is_turned = _are_turned(sides, decodes.totals(batch)[rows_name(PRECISION, FOUND)][..., 2:])
-        pictures += _pictures(sides[..., TURNED] if is_turned else sides, scores, selected, first, batch)
+            decoded = decodes.totals(batch)[rows_name(PRECISION, FOUND)][..., 2:]
+            straight, turned = (_distance(in_fractions(corners, way, images.shape), decoded) for way in (False, True))
+            is_turned = turned < straight
+        pictures += _pictures(in_fractions(corners, is_turned, images.shape), scores, selected, first, batch)
     return coco_average_precision(pictures, IOU_THRESHOLDS, "all", 100)
 
 
@@ -105,15 +107,27 @@ class _UpToSuppression:
         return boxes, scores, selected
 
 
-def _corners(boxes: np.ndarray, is_centred: bool, pictures: np.ndarray) -> np.ndarray:
-    """Boxes as two corners, in fractions of the picture."""
+def _corners(boxes: np.ndarray, is_centred: bool) -> np.ndarray:
+    """Boxes as two corners, as the file has them otherwise."""
     sides = boxes.astype(np.float64)
-    if is_centred:
-        sides = np.concatenate([sides[..., :2] - sides[..., 2:] / 2, sides[..., :2] + sides[..., 2:] / 2], axis=-1)
+    if not is_centred:
+        return sides
+    return np.concatenate([sides[..., :2] - sides[..., 2:] / 2, sides[..., :2] + sides[..., 2:] / 2], axis=-1)
+
+
+def in_fractions(corners: np.ndarray, is_turned: bool, images: Sequence[int]) -> np.ndarray:
+    """Return boxes as left, top, right, bottom, in fractions of the picture.
+
+    Args:
+        corners: in fractions or in pixels, ``[..., 4]``.
+        is_turned: whether they are top, left, bottom, right.
+        images: the shape of the model's input, ``[N, C, H, W]`` or ``[N, H, W, C]``.
+    """
+    sides = corners[..., TURNED] if is_turned else corners
     if np.abs(sides).max(initial=0.0) <= FRACTIONS_END:
         return sides
-    height, width = pictures.shape[2:4] if pictures.shape[1] in (1, 3) else pictures.shape[1:3]
-    return sides / (height if height == width else np.array([width, height, width, height], np.float64))
+    height, width = images[2:4] if images[1] in (1, 3) else images[1:3]
+    return sides / np.array([width, height, width, height], np.float64)
 
 
 def _pictures(
@@ -135,16 +149,7 @@ def _pictures(
         )
 
 
-def _are_turned(sides: np.ndarray, decoded: np.ndarray) -> bool:
-    """Whether boxes stand in the other order than those that a loss decodes.
-
-    Args:
-        sides: of all boxes, ``[N, A, 4]``.
-        decoded: of some of them, the likeliest, left, top, right, bottom, ``[N, K, 4]``.
-    """
-
-    def distance(boxes: np.ndarray) -> float:
-        likeliest = decoded[:, :COMPARED, None]
-        return float(np.abs(likeliest - boxes[:, None]).max(axis=3).min(axis=2).sum())
-
-    return distance(sides[..., TURNED]) < distance(sides)
+def _distance(boxes: np.ndarray, decoded: np.ndarray) -> float:
+    """How far the boxes that a loss decodes, the likeliest of ``[N, K, 4]``, are from the nearest of all, ``[N, A, 4]``."""
+    likeliest = decoded[:, :COMPARED, None]
+    return float(np.abs(likeliest - boxes[:, None]).max(axis=3).min(axis=2).sum())
