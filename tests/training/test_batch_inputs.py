@@ -87,7 +87,10 @@ def test_nothing_else_than_a_dict_is_a_batch():
         ({"label": np.zeros(2)}, r"unexpected input 'label' \(did you mean 'labels'\?\): expected 'image', 'mask', 'labels'"),
         ({"param/w": np.zeros(3)}, r"unexpected input 'param/w'"),
         ({"image": np.zeros((3, 4, 4), np.float32)}, r"'image' has 3 dimensions, and the program takes 4: .*got \[3, 4, 4\]"),
-        ({"labels": np.zeros((2, 1), int)}, r"'labels' has 2 dimensions.*expected shape \[batch\], got \[2, 1\]"),
+        (
+            {"labels": np.zeros((2, 1), int)},
+            r"'labels' has 2 dimensions.*expected shape \[batch\], got \[2, 1\]: give its reshape\(-1\)",
+        ),
         ({"image": np.zeros((2, 3, 4, 5), np.float32)}, r"'image' has extent 5 along axis 3, and the program takes 4"),
         ({"image": np.zeros((2, 1, 4, 4), np.float32)}, r"'image' has extent 1 along axis 1.*got \[2, 1, 4, 4\]$"),
         ({"labels": np.zeros(3, int)}, r"'image' and 'labels' disagree about 'batch': 2 and 3"),

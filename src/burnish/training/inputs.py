@@ -252,10 +252,13 @@ def _of_its_rank(entry: Entry, array: np.ndarray) -> np.ndarray:
 
 
 def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, str]], part: bool) -> None:
-    if array.ndim != len(entry.extents):
+    rank = len(entry.extents)
+    if array.ndim != rank:
+        is_longer = array.ndim > rank and all(extent == 1 for extent in array.shape[rank:])
+        remedy = f": give its reshape({', '.join(['-1', *map(str, array.shape[1:rank])])})" if is_longer and rank else ""
         raise InputError(
-            f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {len(entry.extents)}: "
-            f"{_expected(entry, array)}"
+            f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {rank}: "
+            f"{_expected(entry, array)}{remedy}"
         )
     for axis, (extent, expected) in enumerate(zip(array.shape, entry.extents, strict=True)):
         if isinstance(expected, int) and extent != expected:
