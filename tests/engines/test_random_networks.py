@@ -1,0 +1,84 @@
+"""Steps of random networks on every engine, with kernels and without: loss, gradients and statistics beside float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import burnish
+from burnish import engines, optim
+from burnish.engines.kernels.compiling import find_compiler
+from burnish.engines.onnxruntime import OnnxRuntimeEngine, taken_convolutions
+from burnish.engines.torch import TorchEngine
+from burnish.errors import UntrainedWeightsWarning
+from oracles.random_networks import RandomNetwork, in_float64, random_networks
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
+
+CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
+GRADIENT = "opt/momentum/"
+"""What the first step leaves there is the gradient itself."""
+OWN, BESIDE = 3e-4, 6e-5
+"""Rounding relative to an array itself, and to the largest gradient: that before a normalization is nothing but rounding."""
+
+
+def stepped(
+    program: burnish.Program, engine: engines.Engine, batch: dict[str, np.ndarray], threads: int
+) -> dict[str, np.ndarray]:
+    """The loss of a step, what it makes of the state, and the loss of an evaluation after it."""
+    with burnish.Session(program, engine, threads=threads) as session:
+        loss = session.step(batch)["loss"]
+        state = {name: array for name, array in session.state().items() if array.dtype.kind == "f"}
+        return {**state, "loss": np.asarray(loss), "evaluation": np.asarray(session.evaluate(batch)["loss"])}
+
+
+def check(network: RandomNetwork, threads: int, compared: Sequence[engines.Engine]) -> None:
+    def compiled(model) -> burnish.Program:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntrainedWeightsWarning)  # of a value that was drawn and is not read
+            return burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=0.5, momentum=0.9))
+
+    images = {"x": network.batch["x"].astype(np.float64)}
+    exact = stepped(compiled(in_float64(network.model)), TorchEngine(compile="none"), network.batch | images, threads)
+    largest = max(np.linalg.norm(array) for name, array in exact.items() if name.startswith(GRADIENT))
+    program = compiled(network.model)
+    for engine in compared:
+        actual = stepped(program, engine, network.batch, threads)
+        assert actual.keys() == exact.keys()
+        for name, array in exact.items():
+            error = np.linalg.norm(actual[name].astype(np.float64) - array)
+            allowed = OWN * np.linalg.norm(array) + BESIDE * largest + 1e-6
+            assert error <= allowed, (
+                f"{engines.description_of(engine)}: {name} is off by {error:.1e}, and {allowed:.1e} is rounding"
+            )
+
+
+def check_drawn(count: int, compared: Sequence[engines.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw networks and check them; convolutions that are too narrow to gain by kernels have them in half of the networks."""
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=CALM)
+    @given(random_networks(), st.sampled_from((1, taken_convolutions.LEAST_WIDTH)), st.sampled_from((1, 2)))
+    def run(network: RandomNetwork, least_width: int, threads: int) -> None:
+        monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", least_width)
+        check(network, threads, compared)
+
+    run()
+
+
+def test_networks_train_alike_with_kernels_and_without(monkeypatch):
+    check_drawn(4, [OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False)], monkeypatch)
+
+
+@pytest.mark.slow
+def test_networks_train_alike_on_all_engines(monkeypatch):
+    check_drawn(12, [OnnxRuntimeEngine(kernels=True), TorchEngine()], monkeypatch)
+
+
+@pytest.mark.campaign
+def test_many_networks_train_alike_on_all_engines(monkeypatch):
+    check_drawn(150, [OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False), TorchEngine()], monkeypatch)
