@@ -48,14 +48,7 @@ def write_inputs(folder: Path) -> None:
     np.savez(folder / "data.npz", x=x, y=generator.integers(0, 10, 96))
 
 
-FIRST_READ = ("README.md",)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=() if page.name in FIRST_READ else pytest.mark.slow) for page in PAGES_WITH_SNIPPETS],
-    ids=map(relative, PAGES_WITH_SNIPPETS),
-)
+@pytest.mark.parametrize("page", PAGES_WITH_SNIPPETS, ids=map(relative, PAGES_WITH_SNIPPETS))
 @pytest.mark.slow
 def test_snippets_run(page, tmp_path, monkeypatch):
     """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace."""

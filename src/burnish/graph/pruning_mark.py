@@ -9,6 +9,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from burnish.graph.marks import read_mark
+
 KEY = "burnish.pruning"
 
 
@@ -41,8 +43,7 @@ class PruningMark:
     @staticmethod
     def of(node: ir.Node) -> PruningMark | None:
         """Return what the metadata of a node says; None where it says nothing."""
-        text = node.metadata_props.get(KEY)
-        return None if text is None else PruningMark(**json.loads(text))
+        return read_mark(node, KEY, PruningMark)
 
 
 def masked_weights(graph: ir.Graph) -> Iterator[tuple[ir.Node, PruningMark]]:

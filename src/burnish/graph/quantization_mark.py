@@ -8,6 +8,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from burnish.graph.marks import read_mark
+
 KEY = "burnish.quantization"
 
 Role = Literal["weight", "activation"]
@@ -54,8 +56,7 @@ class QuantizationMark:
     @staticmethod
     def of(node: ir.Node | None) -> QuantizationMark | None:
         """Return what the metadata of a node says; None where it says nothing."""
-        text = None if node is None else node.metadata_props.get(KEY)
-        return None if text is None else QuantizationMark(**json.loads(text))
+        return None if node is None else read_mark(node, KEY, QuantizationMark)
 
 
 def simulates_quantization(graph: ir.Graph) -> bool:
