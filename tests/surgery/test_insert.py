@@ -105,6 +105,18 @@ def test_weights_get_the_length_of_their_initialization() -> None:
     np.testing.assert_array_equal(array(model, "up.weight"), random(4, 3, 2, 2))
 
 
+def test_a_bias_with_an_axis_for_the_samples_is_multiplied_along_the_channels() -> None:
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", width]) for name, width in (("x", 3), ("y", 4)))
+    weights = [numpy_helper.from_array(random(*shape), name) for name, shape in (("w", (4, 3)), ("b", (1, 4)))]
+    graph = helper.make_graph([helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)], "linear", [x], [y], weights)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    data = [{"x": random(6, 3)}]
+    model = burnish.surgery.insert(proto, "*", data, rescale=True)
+    assert array(model, "b").shape == (1, 4)
+    expected = onnxruntime_outputs(proto, data[0])["y"]
+    np.testing.assert_allclose(onnxruntime_outputs(model, data[0])["y"], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_names_and_places() -> None:
     model = burnish.surgery.insert(small_network(), "*")
     kinds = [node.op_type for node in model.graph]

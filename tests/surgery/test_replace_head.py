@@ -85,6 +85,23 @@ def test_a_head_of_another_size_runs_and_everything_else_keeps_its_bits(name, cl
     assert changed.graph.outputs[0].shape.dims[1] == classes
 
 
+@pytest.mark.parametrize(
+    ("axes", "sizes"), [(None, [CLASSES, CLASSES, CLASSES, 6]), ([2, 3], [6, CLASSES]), ([3, 1], [CLASSES, CLASSES])]
+)
+def test_a_resize_behind_the_head_keeps_its_other_extents(axes, sizes):
+    """The number of classes may be that of the samples, the rows or the columns too."""
+    network = Network("segmentation", [FEATURES, 3, 3])
+    builder = network.builder
+    y = builder.op("Conv", network.input, network.drawn("head.weight", CLASSES, FEATURES, 1, 1, fan_in=FEATURES))
+    options = {} if axes is None else {"axes": axes}
+    y = builder.op("Resize", y, None, None, builder.integers(sizes), mode="nearest", **options)
+    source = network.model(y)
+    before, model = ReferenceEvaluator(ir.to_proto(source)), surgery.replace_head(source, 2)
+    x = np.ones((CLASSES, FEATURES, 3, 3), np.float32)
+    (expected,), (actual,) = before.run(None, {"x": x}), ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})
+    assert actual.shape == (CLASSES, 2, *expected.shape[2:])
+
+
 def test_the_head_is_drawn_from_the_seed():
     weights = [array(surgery.replace_head(perceptron(), 7, seed=seed), "head.weight") for seed in (0, 0, 1)]
     np.testing.assert_array_equal(weights[0], weights[1])

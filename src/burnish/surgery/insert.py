@@ -186,12 +186,14 @@ def _output_axis(node: ir.Node) -> int:
 
 def _multiply(node: ir.Node, factors: np.ndarray) -> None:
     """Multiply weight and bias of a layer by a factor for each channel."""
-    for value in node.inputs[1:3]:
+    weight, *bias = node.inputs[1:3]
+    assert weight is not None
+    array = initial_array(weight)
+    axis = _output_axis(node)
+    set_initializer(weight, array * factors.reshape([-1 if number == axis else 1 for number in range(array.ndim)]))
+    for value in bias:  # of which the channels are the last axis, where it has more than one
         if value is not None:
-            array = initial_array(value)
-            axis = _output_axis(node) if array.ndim > 1 else 0
-            shape = [-1 if number == axis else 1 for number in range(array.ndim)]
-            set_initializer(value, array * factors.reshape(shape))
+            set_initializer(value, initial_array(value) * factors)
 
 
 def _channels(node: ir.Node) -> int:

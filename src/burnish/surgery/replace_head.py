@@ -188,12 +188,7 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
         if node is not head.node and not any(value is not None and value.producer() in behind for value in node.inputs):
             continue
         behind.add(node)
-        place = {"Reshape": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
-        wanted = constant_array(node.inputs[place]) if place < len(node.inputs) else None
-        if wanted is not None and old in (wanted if place == 1 else wanted[1:2]):  # a Resize has the classes along axis 1
-            settled = np.where(wanted == old, classes, wanted).astype(wanted.dtype)
-            settled[2:] = settled[2:] if place == 1 else wanted[2:]
-            node.replace_input_with(place, Builder(graph, before=node).constant(settled).value)
+        _settle_extents(node, old, classes)
         _number_classes(node, old, classes)
         for value in node.outputs:
             value.shape = None
@@ -205,6 +200,21 @@ def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
                 f"replace_head: the output '{value.name}' would still have {old} classes behind the new head: cut the model "
                 "at the head (burnish.surgery.truncate)"
             )
+
+
+def _settle_extents(node: ir.Node, old: int, classes: int) -> None:
+    """Let the extents that a Reshape or a Resize is given as a constant say the new number of classes."""
+    place = {"Reshape": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
+    extents = constant_array(node.inputs[place]) if place < len(node.inputs) else None
+    if extents is None or node.graph is None:
+        return
+    counts = extents == old
+    if node.op_type == "Resize":  # which has the classes along axis 1, and nothing else there
+        counts &= np.asarray(attribute_value(node, "axes", range(len(extents)))) == 1
+    if counts.any():
+        assert isinstance(node.graph, ir.Graph)
+        settled = np.where(counts, classes, extents).astype(extents.dtype)
+        node.replace_input_with(place, Builder(node.graph, before=node).constant(settled).value)
 
 
 def _number_classes(node: ir.Node, old: int, classes: int) -> None:
