@@ -2,8 +2,8 @@
 
 A form counts its work in a few units for a batch; the time is the sum of the units times what each takes. Those times were
 fitted to 336 measurements by ``benchmarks/convolution_gradients.py --fit`` (ONNX Runtime 1.32, float32, AVX-512, one thread).
-By them the chosen form took 1.03 times as long as the fastest one, in the geometric mean. Those of the product per tap were fitted
-apart, to 32 depthwise gradients on AVX2. What ONNX Runtime does on one thread however many it has weighs more.
+By them the chosen form took 1.03 times as long as the fastest one, in the geometric mean. Those of the product per tap were
+fitted apart, to 32 depthwise gradients on AVX2. What ONNX Runtime does on one thread however many it has weighs more.
 """
 
 from __future__ import annotations
