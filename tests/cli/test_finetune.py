@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,10 @@ def test_what_is_refused(model, tmp_path):
     nothing = run("finetune", model, "--data", tmp_path / "images", "--output", tmp_path / "b", "--resume")
     assert nothing.exit_code == 1
     assert "holds no run of burnish finetune that can go on" in " ".join(nothing.output.split())
+    shutil.copytree(min((tmp_path / "images").iterdir()), tmp_path / "one" / "cats")
+    alone = run("finetune", model, "--data", tmp_path / "one", "--output", tmp_path / "d")
+    assert alone.exit_code == 1
+    assert "all samples have the class 'cats', and nothing can be told apart" in " ".join(alone.output.split())
     network = Network("headless", [1, 8, 8])
     ir.save(network.model(network.builder.op("Relu", network.input)), tmp_path / "headless.onnx")
     headless = run("finetune", tmp_path / "headless.onnx", "--data", tmp_path / "images", "--output", tmp_path / "c")

@@ -60,6 +60,15 @@ def test_frozen_weights_stay_and_python_does_the_same(folder) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "epochs", "rate"),
+    [("int8", 2, 0.1), ("int4", 5, 0.3), ({"weights": "int4 blocks of 32"}, 5, 0.3), ("int4:epochs=1,rate=0.5", 1, 0.5)],
+)
+def test_four_bits_train_as_long_as_the_run(asked, epochs, rate) -> None:
+    integers = Quantization.read(asked)
+    assert (integers.length(5), integers.rate) == (epochs, rate)
+
+
+@pytest.mark.parametrize(
     ("asked", "message"),
     [
         ("int9", r"quantize='int9': there is no such form \(did you mean 'int8'\?\): give int8 or int4"),

@@ -41,6 +41,14 @@ def test_the_number_of_features_decides_between_indices_and_places(tmp_path):
     assert open_dataset(path, classification("features")).table.one_hot
 
 
+def test_a_column_of_numbers_with_a_stray_text_is_pointed_out(tmp_path):
+    rows = "".join(f"{number},{'abc'[number % 3]},{number % 3}\n" for number in range(5))
+    path = table(tmp_path, f"age,plan,y\n{rows}oops,a,0\n")
+    said = open_dataset(path, classification(2)).note
+    assert "'age' would be numbers but for 'oops', and its 5 numbers are categories now: repair these rows" in said
+    assert "'plan' would" not in said
+
+
 def test_evaluation_and_prediction_read_the_categories_of_training(tmp_path):
     trained = open_dataset(table(tmp_path), classification(5))
     later = table(tmp_path, "plan,city,age,y\na,Köln,20,0\nb,Ulm,21,1\n", "later.csv")

@@ -79,9 +79,11 @@ class TableDescription:
         }
 
     def text(self) -> str:
-        """Return which columns hold categories, and what becomes of them, in words."""
-        coded = [f"'{name}' ({len(categories)})" for name, categories in self.columns if categories is not None]
-        return f"categories {'have a place each' if self.one_hot else 'become indices'}: {', '.join(coded)}"
+        """Return which columns hold categories, and what becomes of them, in words; and which look like numbers but for some."""
+        texts = [(name, categories) for name, categories in self.columns if categories is not None]
+        coded = ", ".join(f"'{name}' ({len(categories)})" for name, categories in texts)
+        strays = [stray for name, categories in texts if (stray := _strays(name, categories)) is not None]
+        return "; ".join([f"categories {'have a place each' if self.one_hot else 'become indices'}: {coded}", *strays])
 
     def matrix(self, features: Mapping[str, np.ndarray], source: str) -> tuple[np.ndarray, list[str]]:
         """Return the features of a model's only input, [rows, features], and what is to be said of categories not seen before.
@@ -127,6 +129,24 @@ class TableDescription:
 
 def _categories(column: np.ndarray) -> tuple[str, ...] | None:
     return tuple(np.unique(column.astype(str)).tolist()) if column.dtype.kind in "US" else None
+
+
+def _strays(name: str, categories: Sequence[str]) -> str | None:
+    """What is said of a column that would hold numbers but for some texts; None where most of its categories are texts."""
+    others = [category for category in categories if not _is_number(category)]
+    if not others or 2 * len(others) >= len(categories):
+        return None
+    shown = ", ".join(f"'{category}'" for category in others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
+    numbers = len(categories) - len(others)
+    return f"'{name}' would be numbers but for {shown}, and its {numbers} numbers are categories now: repair these rows otherwise"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _features_of(entry: Entry) -> int | None:

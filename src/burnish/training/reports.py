@@ -9,6 +9,7 @@ from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import replacing
+from burnish.graph import garbage_kept
 
 Row = dict[str, int | float | None]
 
@@ -92,6 +93,7 @@ def _number(name: str, text: str) -> int | float | None:
     return int(text) if name in COUNTS else float(text)
 
 
+@garbage_kept()  # Matplotlib is a third faster to import so
 def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | None:
     """Draw loss and metrics over the steps, training and evaluation, as a PNG file.
 

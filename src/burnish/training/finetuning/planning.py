@@ -11,6 +11,7 @@ import numpy as np
 from burnish.compiler.compile import compile
 from burnish.data import Dataset
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.graph import garbage_kept
 from burnish.optim import schedules
 from burnish.optim.base import Rate
 from burnish.program import Program, Role
@@ -76,6 +77,7 @@ class Plan:
         return stage.epochs * -(-samples // self.batch_size)
 
 
+@garbage_kept()
 def plan(
     transfer: Transfer,
     dataset: Dataset,

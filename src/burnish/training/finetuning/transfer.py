@@ -16,7 +16,8 @@ from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, TextDataset, open_dataset
 from burnish.data.text.settings import as_text
-from burnish.errors import ConfigurationError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.graph import garbage_kept
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
 from burnish.program import Program
@@ -105,6 +106,7 @@ class Transfer:
         return [tuple(layer) for layer in layers]
 
 
+@garbage_kept()
 def transfer(
     source: Source,
     data: str | Path,
@@ -149,7 +151,7 @@ def transfer(
         settle_outputs(model)
     task = task_of(model, data, output, loss, metrics, augment)
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
-    names = DataDescription.of(dataset).classes
+    names = _class_names(task, dataset, data)
     count = len(names) if names else task.counted(dataset, spec)
     before, notes = task.classes, _said(task)
     is_new = count != before or (names is not None and spec.described.classes != names)
@@ -178,6 +180,21 @@ def transfer(
     elif is_new:
         notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
     return Transfer(model, head, is_new, frozen, batch, tuple(notes), task, idle), dataset
+
+
+def _class_names(task: Task, dataset: Dataset, data: str | Path) -> tuple[str, ...] | None:
+    """The names of the classes in data, where they have some.
+
+    Raises:
+        DataError: samples are told apart, and all have one class.
+    """
+    names = DataDescription.of(dataset).classes
+    if task.kind == "classes" and names is not None and len(names) == 1:
+        raise DataError(
+            f"{data}: all samples have the class '{names[0]}', and nothing can be told apart: give samples of other classes too, "
+            "each class in a folder of its own or with its name as label"
+        )
+    return names
 
 
 def _said(task: Task) -> list[str]:

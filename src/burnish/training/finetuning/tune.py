@@ -117,8 +117,8 @@ def finetune(
             ``{"apart": "tuned.onnx", "peft": "folder"}``.
         quantize: ``int8`` or ``int4``, settings behind a colon, or settings of ``burnish.surgery.quantize`` with ``epochs`` and
             ``rate`` (a factor of ``lr``): after the tuning, the model is quantized, calibrated on the data, and trained for a
-            third of the epochs as it will compute with integers; what is written holds these. ``accuracies`` of the result, and
-            its last note, say what that costs.
+            third of the epochs (with 4 bits for as many) as it will compute with integers; what is written holds these.
+            ``accuracies`` of the result, and its last note, say what that costs.
         folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
             folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
             are.
