@@ -137,8 +137,11 @@ def _strays(name: str, categories: Sequence[str]) -> str | None:
     if not others or 2 * len(others) >= len(categories):
         return None
     shown = ", ".join(f"'{category}'" for category in others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
-    numbers = len(categories) - len(others)
-    return f"'{name}' would be numbers but for {shown}, and its {numbers} numbers are categories now: repair these rows otherwise"
+    count = len(categories) - len(others)
+    return (
+        f"'{name}' would be numbers but for {shown}, and its {count} numbers are categories now: repair these rows where that is "
+        "not meant"
+    )
 
 
 def _is_number(text: str) -> bool:
