@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.cli.console import cell, counted
+from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import DataError
 
@@ -51,16 +52,18 @@ class SavedModel(OptionGroup):
         ),
     ] = None
     engine: Annotated[str, typer.Option("--engine")] = "auto"
+    kernels: KernelsOption = None
 
     def open(self, model: Path, **objective: Any) -> TrainedModel:
         """Open a model to predict and to evaluate with; ``objective`` is what ``open_model`` takes besides.
 
         Raises:
-            BurnishError: what ``open_model`` raises.
+            BurnishError: what ``open_model`` and ``chosen_engine`` raise.
         """
         from burnish.training.trained_model import open_model
 
-        return open_model(model, program=self.program, best=self.best, average=self.average, engine=self.engine, **objective)
+        engine = chosen_engine(self.engine, self.kernels)
+        return open_model(model, program=self.program, best=self.best, average=self.average, engine=engine, **objective)
 
 
 def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:

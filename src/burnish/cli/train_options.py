@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import ConfigurationError
 
@@ -75,14 +76,7 @@ class Course(OptionGroup):
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default the engine's choice.")] = None
     engine: Annotated[str, typer.Option("--engine")] = "auto"
-    kernels: Annotated[
-        bool | None,
-        typer.Option(
-            "--kernels/--no-kernels",
-            help="Kernels of burnish's own on the engine onnxruntime: build them where they are missing, or go without; by "
-            "default it uses them where they are built.",
-        ),
-    ] = None
+    kernels: KernelsOption = None
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.")] = None
     checkpoint_every: Annotated[
         int | None, typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.")
@@ -124,16 +118,7 @@ class Course(OptionGroup):
             ConfigurationError: kernels are chosen for another engine than ``onnxruntime``.
             EngineError: they are to be built, and cannot be.
         """
-        if self.kernels is None:
-            return self.engine
-        if self.engine not in ("auto", "onnxruntime"):
-            raise ConfigurationError(
-                f"--kernels and --no-kernels are for --engine onnxruntime, not for '{self.engine}': leave them out, or set "
-                "BURNISH_KERNELS=off in the environment"
-            )
-        from burnish.engines.onnxruntime import OnnxRuntimeEngine
-
-        return OnnxRuntimeEngine(kernels=self.kernels)
+        return chosen_engine(self.engine, self.kernels)
 
 
 @dataclass(frozen=True)

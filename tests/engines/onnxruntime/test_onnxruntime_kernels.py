@@ -16,7 +16,7 @@ from burnish import optim
 from burnish.engines.kernels import building
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
-from burnish.errors import EngineError
+from burnish.errors import EngineError, NonFiniteLossError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -91,6 +91,20 @@ def test_a_network_with_batch_normalization_trains_as_without():
     for name, array in expected.items():
         if array.dtype == np.float32:
             assert np.linalg.norm(state[name] - array) <= 2e-5 * np.linalg.norm(array) + 1e-6, name
+
+
+def test_a_variance_that_overflows_is_a_loss_that_is_not_finite():
+    """Images of 1e30, whose squares float32 does not hold: zeros in place of what is normalized would be wrong without a word."""
+    program = burnish.compile(burnish.models.residual_network(), loss="cross_entropy", optimizer=optim.sgd(lr=0.05))
+    session = burnish.Session(program, engine=OnnxRuntimeEngine(kernels=True), threads=2)
+    before = session.state()
+    entry = program.signature["step"].inputs_of(burnish.program.Role.DATA)[0]
+    shape = [extent for extent in entry.extents if isinstance(extent, int)]
+    x = np.random.default_rng(3).normal(size=(4, *shape)).astype(np.float32) * np.float32(1e30)
+    with pytest.raises(NonFiniteLossError):
+        session.step({entry.name: x, "labels": np.arange(4)})
+    for name, array in session.state().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
 
 
 BROADCAST = """

@@ -6,6 +6,9 @@
 
 #pragma once
 
+#include <cmath>
+#include <limits>
+
 #include "batch_norm_rows.h"
 
 namespace burnish {
@@ -106,6 +109,12 @@ void pilot_and_moments(const T* x, const Layout& walk, float* pilot, std::vector
   moments(x, walk, pilot, delta, variance);
 }
 
+// The inverse of the standard deviation; NaN of a variance that float32 does not hold: the running variance would be infinite, and the
+// elements could not be told from each other.
+[[gnu::always_inline]] inline double inverse_deviation(double variance, double epsilon) {
+  return variance <= std::numeric_limits<float>::max() ? 1.0 / std::sqrt(variance + epsilon) : NAN;
+}
+
 // What a layer knows of its channels: [C] each, and the pilot and the shift, [2, C], which its gradient reads.
 struct Statistics {
   float *mean, *inverse_std, *variance, *saved;
@@ -123,7 +132,7 @@ void train(const Layout& walk, const T* x, const T* added, const float* scale, c
   std::vector<float> gain(channels);
 #pragma omp simd
   for (int64_t c = 0; c < channels; ++c) {
-    double inverse = 1.0 / std::sqrt(spread[c] + epsilon);
+    double inverse = inverse_deviation(spread[c], epsilon);
     shift[c] = static_cast<float>(delta[c]);
     to.mean[c] = static_cast<float>(pilot[c] + delta[c]);
     to.variance[c] = static_cast<float>(spread[c]);

@@ -40,7 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> batch_norm_me
   float *means = mean.mutable_data_ptr<float>(), *narrow_inverses = inverse_std.mutable_data_ptr<float>(),
         *variances = variance.mutable_data_ptr<float>(), *gains = gain.mutable_data_ptr<float>();
   for (int64_t c = 0; c < channels; ++c) {
-    double spread = squares[c] / divisor, inverse = 1.0 / std::sqrt(spread + epsilon);
+    double spread = squares[c] / divisor, inverse = inverse_deviation(spread, epsilon);
     inverses[c] = inverse;
     means[c] = static_cast<float>(merged[c]);
     narrow_inverses[c] = static_cast<float>(inverse);
