@@ -15,7 +15,7 @@ import burnish
 from burnish.compiler.executable import Executable
 from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
-from burnish.engines.torch import engine as torch_engine
+from burnish.engines.torch import preparation
 from oracles.thread_communicator import ThreadCommunicator
 
 Batch = Mapping[str, np.ndarray]
@@ -62,7 +62,7 @@ def train_part(
 def graphs_made_once() -> Iterator[None]:
     """Let the first of several threads derive, lower and fuse a program's graphs for all: each worker's are the same."""
     lock, made, fused = threading.RLock(), [], []
-    derive, lowered, fuse = options_of_workers.derive, Executable._lowered, torch_engine.fuse
+    derive, lowered, fuse = options_of_workers.derive, Executable._lowered, preparation.fuse
 
     def once(make: Callable[[], Any], executable: Executable, *key: object) -> Any:
         grad = executable.semantic.get("grad")
@@ -84,21 +84,21 @@ def graphs_made_once() -> Iterator[None]:
         copy.graph.meta["copied from"] = (model, executable.rewrites.get(name))
         return copy
 
-    def fuse_once(model: ir.Model, *settings: object) -> ir.Model:
-        key = (model.graph.meta.get("copied from"), settings)
+    def fuse_once(model: ir.Model, *settings: object, **options: Any) -> ir.Model:
+        key = (model.graph.meta.get("copied from"), settings, options)
         if key[0] is None:
-            return fuse(model, *settings)
+            return fuse(model, *settings, **options)
         with lock:
             result = next((result for others_key, result in fused if others_key == key), None)
             if result is None:
-                result = fuse(model, *settings)
+                result = fuse(model, *settings, **options)
                 fused.append((key, result))
             return result.clone()
 
     with (
         mock.patch.object(options_of_workers, "derive", derive_once),
         mock.patch.object(Executable, "_lowered", lowered_once),
-        mock.patch.object(torch_engine, "fuse", fuse_once),
+        mock.patch.object(preparation, "fuse", fuse_once),
     ):
         yield
 
