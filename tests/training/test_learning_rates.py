@@ -100,13 +100,13 @@ def test_rates_far_below_the_usual_ones_are_found(monkeypatch):
         (lambda rate, draw: 1.6 + 0.2 * draw, 0.001, "the usual one of SGD with momentum"),
         (lambda rate, draw: 1.6, 0.001, "the usual one of SGD with momentum"),
         (lambda rate, draw: 0.0, 0.001, "the usual one of SGD with momentum"),
-        (lambda rate, draw: 1.6 + 0.05 * draw + 1e2 * rate, 3e-4, "a hundredth of the rate at which trial steps diverged"),
-        (lambda rate, draw: 1.6 + 0.05 * draw + 1e5 * rate, 3e-7, "a hundredth of the rate at which trial steps diverged"),
-        (lambda rate, draw: math.inf, 1e-13, "a hundredth of the rate at which trial steps diverged"),
+        (lambda rate, draw: 1.6 + 0.05 * draw + 1e2 * rate, 3e-3, "a tenth of the rate at which trial steps diverged"),
+        (lambda rate, draw: 1.6 + 0.05 * draw + 1e5 * rate, 3e-6, "a tenth of the rate at which trial steps diverged"),
+        (lambda rate, draw: math.inf, 1e-12, "a tenth of the rate at which trial steps diverged"),
     ],
     ids=["noise", "constant", "zero", "divergence", "divergence at once", "not finite from the start"],
 )
-def test_without_a_clear_fall_the_usual_rate_is_taken_or_a_lower_one(monkeypatch, losses, rate, why):
+def test_without_a_clear_fall_divergence_tells_the_rate_or_the_usual_one_is_taken(monkeypatch, losses, rate, why):
     monkeypatch.setattr(rates, "Session", told(losses))
     lr, said = find_rate(None, itertools.repeat({}), tests=4)
     assert lr == pytest.approx(rate, rel=0.7)

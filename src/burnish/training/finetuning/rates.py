@@ -34,7 +34,7 @@ BELOW_THE_EDGE = 3
 """Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
 """Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
-BELOW_DIVERGENCE = 100
+BELOW_DIVERGENCE = 10
 LEAST_FALL, DEVIATIONS = 0.02, 2.0
 """A fall is clear beyond so much of the loss, and beyond so many standard deviations of losses of batches."""
 
@@ -113,8 +113,8 @@ def find_rate(
     geometric mean is what the test says. One test is noisy, as each batch has its own loss, so several are taken, each from the
     program's initial state on the batches that follow; the rate is the geometric mean of what they say.
 
-    The loss has to fall by more than losses of batches differ, else the rate is 0.001, or a hundredth of that at which the loss
-    diverged, where that is less.
+    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, the rate is a tenth of that at
+    which it diverges, or 0.001 where it does not.
 
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and where between
     the two rates: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
@@ -154,24 +154,24 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
             f"lr: {lr:g}; in {many}, {sum(len(test.losses) for test in tests)} steps, the loss was least at {least:.2g} and back "
             f"where it began from {back:.2g} on: a third of the geometric mean"
         )
-    diverged = min((test.rate(len(test.losses) - 1) for test in tests if test.has_diverged), default=math.inf)
-    lr = _rounded(min(UNKNOWN_RATE, diverged / BELOW_DIVERGENCE))
-    if lr < UNKNOWN_RATE:
-        return lr, f"lr: {lr:g}, a hundredth of the rate at which trial steps diverged; at none did their loss fall clearly"
+    if tests and all(test.has_diverged for test in tests):
+        lr = _rounded(_mean([test.rate(len(test.losses) - 1) for test in tests]) / BELOW_DIVERGENCE)
+        return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps diverged; at none did their loss fall clearly"
+    lr = UNKNOWN_RATE
     return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate"
 
 
 def _have_fallen(tests: list[RangeTest]) -> bool:
     """Whether the loss fell by more than those of batches differ, in the mean over the tests.
 
-    How much they differ is told from the differences of neighbours, which a fall hardly adds to.
+    How much they differ is told from the differences of neighbours at the first rates, which a fall hardly adds to.
     """
     start = [loss for test in tests for loss in test.start]
     if not all(test.losses for test in tests) or not start:
         return False
     begun = float(np.mean(start))
     fall = begun - float(np.mean([test.smoothed[test.least] for test in tests]))
-    differences = np.concatenate([np.diff(test.losses[: max(HARMLESS, test.least + 1)]) for test in tests])
+    differences = np.concatenate([np.diff(test.start) for test in tests])
     deviation = math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
     return fall > max(LEAST_FALL * abs(begun), DEVIATIONS * deviation)
 
