@@ -113,8 +113,8 @@ def find_rate(
     geometric mean is what the test says. One test is noisy, as each batch has its own loss, so several are taken, each from the
     program's initial state on the batches that follow; the rate is the geometric mean of what they say.
 
-    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, the rate is a tenth of that at
-    which it diverges, or 0.001 where it does not.
+    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, the rate is a tenth of that
+    at which it diverges, or 0.001 where it does not.
 
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and where between
     the two rates: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
