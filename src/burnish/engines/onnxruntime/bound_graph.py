@@ -18,6 +18,8 @@ from burnish.formats.mapped_tables import adopted
 from burnish.program.signature import Entry, GraphSignature, Role
 
 ALIGNMENT = 64
+LARGEST_COPIED_INPUT = 2**18
+"""Bytes of an input up to which a copy into a buffer that stays bound takes less time than a binding of its own."""
 GRADIENTS = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
 """What ``grad`` gives for ``apply`` alone."""
 Values = dict[str, onnxruntime.OrtValue]
@@ -54,7 +56,10 @@ class Buffer:
 
 
 class BoundGraph:
-    """A graph with one binding per set of state buffers; a run rebinds only the batch and outputs that are not scalars."""
+    """A graph with one binding per set of state buffers; a run rebinds only large inputs and outputs that are not scalars.
+
+    Smaller inputs are copied into buffers that stay bound while their shapes stay the same.
+    """
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class BoundGraph:
         self._read_gradients = signature.inputs_of(*GRADIENTS)
         self._bound_session: onnxruntime.InferenceSession | None = None
         self._bindings: tuple[Any, ...] = ()
+        self._input_buffers: dict[str, Buffer] = {}
         self.bind()
 
     def bind(self) -> None:
@@ -93,6 +99,7 @@ class BoundGraph:
     def _bind(self, session: onnxruntime.InferenceSession) -> None:
         self._bindings = tuple(self._binding(session, self._sets[index], self._sets[1 - index]) for index in (0, 1))
         self._bound_session = session
+        self._input_buffers = {}
 
     def _binding(self, session: onnxruntime.InferenceSession, current: dict[str, Buffer], following: dict[str, Buffer]) -> Any:
         binding = session.io_binding()
@@ -137,17 +144,20 @@ class BoundGraph:
             if self._takes_text:
                 return self._opened.run(lambda session: self._run_plainly(session, current, inputs)), {}
             values = {entry.name: gradients[entry.name] for entry in self._read_gradients}
-            values |= {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
-            return self._opened.run(lambda session: self._run(session, current, values))
+            return self._opened.run(lambda session: self._run(session, current, inputs, values))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             self._bind(self._opened.session)
             raise run_failure(self._graph, error, self._opened.model) from error
 
-    def _run(self, session: onnxruntime.InferenceSession, current: int, read: Values) -> tuple[Arrays, Values]:
+    def _run(
+        self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray], gradients: Values
+    ) -> tuple[Arrays, Values]:
         if session is not self._bound_session:
             self._bind(session)
         binding = self._bindings[current]
-        for name, value in read.items():
+        for entry in self._batch_inputs:
+            self._bind_input(binding, entry, inputs[entry.name])
+        for name, value in gradients.items():
             binding.bind_ortvalue_input(name, value)
         for entry in self._other_results:
             binding.bind_output(entry.name, "cpu")
@@ -162,6 +172,19 @@ class BoundGraph:
         outputs |= {entry.name: _copy(values.pop(entry.name), entry) for entry in self._other_results}
         self._release_gradients(binding)
         return outputs, values
+
+    def _bind_input(self, binding: Any, entry: Entry, array: np.ndarray) -> None:
+        """Let a binding read an input: a small one in a buffer that all bindings have, another where it lies."""
+        if array.nbytes > LARGEST_COPIED_INPUT:
+            self._input_buffers.pop(entry.name, None)
+            binding.bind_ortvalue_input(entry.name, _ort_value(array, entry))
+            return
+        buffer = self._input_buffers.get(entry.name)
+        if buffer is None or buffer.array.shape != array.shape:
+            buffer = self._input_buffers[entry.name] = Buffer.empty(array.shape, entry)
+            for each in self._bindings:
+                each.bind_ortvalue_input(entry.name, buffer.value)
+        np.copyto(buffer.array, array, casting="no")
 
     def _run_plainly(self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run without a binding: ONNX Runtime makes no OrtValues of text, and copies what it returns."""
