@@ -15,6 +15,7 @@ from burnish.lowering import Target, check_allowed, lower_semantic_operators, se
 from burnish.norms import ExtentRule
 from burnish.passes import (
     complete_axes,
+    concatenate_padded_parts,
     join_updates,
     merge_casts,
     merge_scalars,
@@ -196,6 +197,7 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     if not target.float64:
         compute_without_float64(model)
     merge_casts(model)
+    concatenate_padded_parts(model)
     if not target.kernels:  # else the scalars stay as its kernels look for them
         merge_scalars(model)
         raise_scalar_ranks(model)
