@@ -183,6 +183,29 @@ def pool(drawing: _Drawing, x: Tensor) -> Tensor | None:
     return drawing.op("AveragePool", x, **window, count_include_pad=drawing.number(0, 1))
 
 
+def recurrent(drawing: _Drawing, x: Tensor) -> Tensor | None:
+    """A recurrent layer along a signal, in one direction or both; its states are the channels of the result."""
+    channels, *sizes = _extents(x)
+    if len(sizes) != 1:
+        return None
+    kind, direction = drawing.one_of("LSTM", "GRU", "RNN"), drawing.one_of("forward", "reverse", "bidirectional")
+    gates, hidden, directions = (
+        {"LSTM": 4, "GRU": 3, "RNN": 1}[kind],
+        drawing.one_of(2, 5, 16),
+        1 + (direction == "bidirectional"),
+    )
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+    if kind == "GRU":
+        attributes["linear_before_reset"] = drawing.number(0, 1)
+    w = drawing.weight(directions, gates * hidden, channels, fan_in=channels)
+    r = drawing.weight(directions, gates * hidden, hidden, fan_in=hidden)
+    b = drawing.weight(directions, 2 * gates * hidden, fan_in=4) if drawing.number(0, 1) else None
+    sequence = drawing.op("Transpose", x, perm=[2, 0, 1])
+    outputs = drawing.builder.op(kind, sequence, w, r, b, outputs=3 if kind == "LSTM" else 2, **attributes)
+    states = drawing.op("Transpose", outputs[0], perm=[2, 1, 3, 0])  # [steps, directions, N, hidden]
+    return drawing.op("Reshape", states, drawing.builder.integers([0, directions * hidden, sizes[0]]))
+
+
 def squeeze_and_excite(drawing: _Drawing, x: Tensor) -> Tensor:
     """Channels times what a layer makes of their mean or their largest element."""
     channels, *sizes = _extents(x)
@@ -255,6 +278,7 @@ LAYERS: list[Callable[[_Drawing, Tensor], Tensor | None]] = [
     other_normalization,
     *[activation] * 3,
     pool,
+    *[recurrent] * 2,
     squeeze_and_excite,
     scaled,
     *[joined] * 2,
