@@ -15,6 +15,8 @@ import torch
 import burnish
 from burnish import optim
 from burnish.distributed import ArrayCommunicator
+from burnish.engines.kernels.compiling import find_compiler
+from burnish.engines.onnxruntime import kernels
 from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.passes.compute_in_float64 import compute_in_float64
@@ -126,6 +128,30 @@ def test_a_graph_is_cut_where_values_wait_for_an_exchange(monkeypatch):
     stepped(program("batch normalization"), batches_of()[:1], [[12]])
     stepped(program("clipping"), batches_of()[:1], [[12]])
     assert [sum(part.run is not None for part in graph._parts) for graph in cut] == [4, 3]
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
+def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
+    kernels.library(build=True)  # the default is what is built
+    network = Network("recurrent", [5, 4])
+    builder = network.builder
+    frames = builder.op("Transpose", network.input, perm=[1, 0, 2])
+    weights = [network.drawn(name, 1, 4 * 6, extent, fan_in=6) for name, extent in (("w", 4), ("r", 6))]
+    states = builder.op("LSTM", frames, *weights, hidden_size=6)
+    last = builder.op("Squeeze", builder.op("Gather", states, builder.integers([-1]), axis=0), builder.integers([0, 1]))
+    compiled = burnish.compile(network.model(network.dense("head", last, 6, CLASSES)), optimizer="sgd:lr=0.2,momentum=0.9")
+    called: list[str] = []
+
+    def call(model, threads=None):
+        kernels.call_kernels(model, threads)
+        called.extend(node.op_type for node in model.graph if node.domain == "burnish")
+
+    monkeypatch.setattr("burnish.engines.onnxruntime.engine.call_kernels", call)
+    rng = np.random.default_rng(0)
+    batches = [{"x": rng.normal(size=(12, 5, 4)).astype(np.float32), "labels": rng.integers(0, CLASSES, 12)} for _ in range(2)]
+    results = stepped(compiled, batches, [[5, 7], [1, 11]])
+    assert {"FusedLstmSteps", "FusedLstmStepsGrad", "FusedElementwiseGroups"} <= {*called}
+    assert_close(results, alone(compiled, batches), 2e-6)
 
 
 def in_array_threads(size, work):

@@ -7,7 +7,7 @@ that has all it reads. Every worker cuts the same graph alike, and so makes the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,15 +146,22 @@ class SplitGraph:
         model: lowered to a target whose collectives are among ``BETWEEN_PARTS``; not to be changed while this is in use.
         load: loads a part.
         communicator: to the other workers.
+        loaded: names of operators of burnish's own that ``load`` knows beside standard ones.
 
     Raises:
         EngineError: an exchange stands in the body of a control flow operator, or cannot be made between parts.
     """
 
-    def __init__(self, model: ir.Model, load: Callable[[ir.Model], LoadedModel], communicator: Communicator):
+    def __init__(
+        self,
+        model: ir.Model,
+        load: Callable[[ir.Model], LoadedModel],
+        communicator: Communicator,
+        loaded: Collection[str] = (),
+    ):
         self._communicator = communicator
         graph = model.graph
-        _check_bodies(graph)
+        _check_bodies(graph, loaded)
         stages = _stages(graph)
         self._outputs = [value.name or "" for value in graph.outputs]
         last = max(stages.values(), default=0)
@@ -212,9 +219,9 @@ def _part(model: ir.Model, stages: Mapping[ir.Node, int], number: int, load: Cal
     return _Part(tuple(value.name or "" for value in inputs), load(part))
 
 
-def _check_bodies(graph: ir.Graph) -> None:
+def _check_bodies(graph: ir.Graph, loaded: Collection[str]) -> None:
     for node in graph.all_nodes():
-        if node.domain != BURNISH_DOMAIN:
+        if node.domain != BURNISH_DOMAIN or (node.op_type in loaded and node.op_type not in MADE):
             continue
         if node.op_type not in MADE:
             raise EngineError(

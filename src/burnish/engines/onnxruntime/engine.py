@@ -19,7 +19,7 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
-from burnish.engines.onnxruntime.kernels import OPERATORS, call_kernels, library
+from burnish.engines.onnxruntime.kernels import COUNTING, OPERATORS, call_kernels, library
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
@@ -180,15 +180,16 @@ class OnnxRuntimeEngine(RunsModels):
         if communicator is None:
             return OnnxRuntimeRunner(self, executable, state, threads)
 
-        # Where it is cut, what a kernel takes together would stand in several parts.
-        own = {operator.name for operator in OPERATORS}
-        executable = executable.lowered_to(executable.target.with_kernels(executable.target.kernels - own))
+        # How many samples count is known before the logits are: in one node the exchange of their number would wait for these.
+        waiting = {operator.name for operator in COUNTING}
+        executable = executable.lowered_to(executable.target.with_kernels(executable.target.kernels - waiting))
 
         def load_part(model: ir.Model) -> LoadedModel:
             return self.load(model, threads)
 
         def load_split(model: ir.Model, graph: str) -> LoadedModel:
-            return SplitGraph(model, load_part, communicator) if graph == "step" else load_part(model)
+            # What kernels take together, and an exchange parts, is lowered in each part.
+            return SplitGraph(model, load_part, communicator, executable.target.kernels) if graph == "step" else load_part(model)
 
         return ArrayRunner(executable, state, lambda graph: load_split(executable.copy_of(graph), graph), load_split)
 
