@@ -87,6 +87,15 @@ def test_the_tests_end_where_the_loss_diverges(monkeypatch):
     assert max(session.taken) < 0.1
 
 
+def test_what_comes_after_divergence_tells_nothing(monkeypatch):
+    """A detector that has broken finds nothing to assign, and its loss is 0."""
+    whole = valley(3e-3, 3e-2)
+    monkeypatch.setattr(rates, "Session", told(lambda rate, draw: 0.0 if rate > 0.1 else whole(rate, draw)))
+    lr, said = find_rate(None, itertools.repeat({}))
+    monkeypatch.setattr(rates, "Session", told(whole))
+    assert (lr, said) == find_rate(None, itertools.repeat({}))
+
+
 def test_rates_far_below_the_usual_ones_are_found(monkeypatch):
     monkeypatch.setattr(rates, "Session", told(valley(1e-8, 1e-7)))
     lr, said = find_rate(None, itertools.repeat({}))

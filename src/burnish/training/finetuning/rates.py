@@ -21,7 +21,9 @@ STEPS = 20
 RATIO = (HIGHEST_RATE / LOWEST_RATE) ** (1 / (STEPS - 1))
 FEWEST_TESTS, MOST_TESTS, STEPS_A_TEST = 2, 4, 100
 """Of a run's steps, one more range test for so many."""
-SMOOTHING, DIVERGED = 0.3, 3.0
+SMOOTHING = 0.3
+DIVERGED = 0.5
+"""By so much of itself the loss grows beyond where it began; what comes after tells nothing, such as the 0 of a dead network."""
 HARMLESS = 4
 """The first steps of a test hardly change a model; their losses tell where it begins, and how much those of batches differ."""
 BELOW_THE_LEAST = 6
@@ -47,7 +49,8 @@ class RangeTest:
         lowest: the first rate.
         losses: one for each step.
         smoothed: the same, less noisy.
-        has_diverged: whether the steps ended as the loss had grown to three times its least, or was no longer finite.
+        has_diverged: whether the steps ended as the loss had grown to one and a half times what it began with, or was no longer
+            finite.
     """
 
     lowest: float
@@ -99,7 +102,8 @@ class RangeTest:
                 break
             losses.append(loss)
             smoothed.append(SMOOTHING * smoothed[-1] + (1 - SMOOTHING) * loss if smoothed else loss)
-            has_diverged = smoothed[-1] > DIVERGED * min(smoothed)
+            begun = float(np.mean(losses[:HARMLESS]))
+            has_diverged = smoothed[-1] > begun + DIVERGED * abs(begun)
         return cls(lowest, tuple(losses), tuple(smoothed), has_diverged)
 
 
