@@ -112,7 +112,7 @@ bench-finetune: $(EXPORTS_STAMP) $(KERAS_STAMP)  ## Tune files of torchvision, t
 # On the Python that is there, without a set-up: it needs a PyTorch built for CUDA, and the machine may have no network.
 GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
 
-gpu:  ## Test and measure on a CUDA GPU within ten minutes; the results are in runs/gpu.json. Again: GPU_OPTIONS=--resume
+gpu:  ## Test and measure on a CUDA GPU within eight minutes; the results are in runs/gpu.json. What is left: GPU_OPTIONS='--resume --budget 200'
 	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 wheel: $(TEST_STAMP)  ## Build a wheel with kernels for every level of this machine's kind of processor, into dist

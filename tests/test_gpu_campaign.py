@@ -101,6 +101,19 @@ def test_what_there_was_no_time_for_is_named_and_measured_by_the_next_run(run_fa
     assert verdicts(document, "slow") == {"one": OK, "two": OK}
 
 
+def test_a_second_command_gives_its_time_to_what_is_open(run_fakes):
+    run_fakes("well", budget=60.0)
+    stages = run_fakes("well", "partly", budget=60.0, resume=True)["stages"]
+    assert stages["partly"]["budget_seconds"] > 45.0
+    assert stages["well"]["budget_seconds"] < 60.0
+
+
+def test_two_commands_fit_the_time_that_a_gpu_is_lent_for():
+    """Fifteen minutes, of which starting the machine takes some two, and ten a command."""
+    assert gpu.BUDGET + campaign.GRACE < 600
+    assert gpu.BUDGET + 200 + 2 * campaign.GRACE < 15 * 60 - 120
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_named_and_nothing_runs(tmp_path, capsys, monkeypatch):
     for name in ("PYTHONPATH", "BURNISH_KERNELS"):
@@ -194,7 +207,9 @@ def test_cases_are_told_once():
     assert report.case("known", lambda: 1 / 0)["n"] == 5
     assert report.case("skipped", refuse) is None
     assert report.case("new", lambda: {"n": 6}) == {"n": 6}
-    assert [(row["row"]["name"], row["row"]["verdict"]) for row in told] == [("skipped", SKIPPED), ("new", OK)]
+    assert report.case("long", lambda: 1 / 0, needs_seconds=61) is None
+    verdicts_told = [(row["row"]["name"], row["row"]["verdict"]) for row in told]
+    assert verdicts_told == [("skipped", SKIPPED), ("new", OK), ("long", NO_TIME)]
     assert told[0]["row"]["reason"] == "needs a GPU"
     assert report.measured("new")["n"] == 6
     assert report.known("new") is None

@@ -21,8 +21,8 @@ from gpu_stages.models import BERT_2, RESNET18, Model, program_of, sized
 from gpu_stages.setting import Report, Setting, Skipped
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU_TESTS = ("tests/engines/torch/test_capture.py", "tests/engines/torch/test_devices.py")
-TEST_SECONDS = 120
+GPU_TESTS = ("tests/engines/torch/test_capture.py", "-k", "on_a_gpu")
+TEST_SECONDS = 60
 STEPS, BATCH, TINY_BATCH = 5, 16, 4
 # Of the loss, relative, and of the way of each state entry: convolutions and products add up in other orders.
 LOSS_TOLERANCE, WAY_TOLERANCE = 1e-4, 2e-2
@@ -190,8 +190,9 @@ def tests(setting: Setting) -> dict[str, Any]:
         ValueError: tests fail.
     """
     setting.require_gpu()
-    if importlib.util.find_spec("pytest") is None:
-        raise Skipped("pytest is not installed; the cases above run the same steps in this process")
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Skipped(f"{' and '.join(missing)}: not installed; the cases above run the same steps in this process")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not campaign", "-p", "no:cacheprovider", *GPU_TESTS]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS, cwd=ROOT)
     lines = finished.stdout.strip().splitlines()

@@ -172,8 +172,9 @@ def exported(model: Model) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     return proto, tuple(name for name in torch_models.parameters_of(module, proto) if "running_" not in name)
 
 
+@functools.lru_cache(maxsize=2)
 def program_of(model: Model, precision: str = "float32") -> Program:
-    """The model's training program."""
+    """The model's training program, which contenders share."""
     proto, trainable = exported(model)
     settings = dict(model.optimizer)
     optimizer = getattr(burnish.optim, settings.pop("name"))(**settings)

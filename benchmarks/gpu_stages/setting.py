@@ -78,15 +78,22 @@ class Report:
             self._told[name] = row
         self._send({"row": row})
 
-    def case(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    def case(
+        self, name: str, measure: Callable[[], Mapping[str, Any]], needs_seconds: float = 0.0
+    ) -> Mapping[str, Any] | None:
         """Measure one case and tell its figures, or why there are none.
+
+        Args:
+            name: of its row.
+            measure: returns its figures.
+            needs_seconds: what it takes, about; where less is left it does not begin, as the stage would be ended within it.
 
         Returns:
             The figures; None where there are none.
         """
         if name in self._known:
             return self._known[name]
-        if self.seconds_left <= 0:
+        if self.seconds_left <= needs_seconds:
             self.row(name, NO_TIME, {})
             return None
         began = time.perf_counter()

@@ -74,6 +74,8 @@ CASES = (
     Case(RESNET50, "float32", 256),
 )
 FIRST = (EAGER, COMPILED, BURNISH, BURNISH_INDUCTOR)
+# Seconds until a contender is timed, on a GPU: a compiler takes most of them.
+COMPILED_SECONDS, LAUNCHED_SECONDS = 45.0, 15.0
 # Minutes of compilation each: after all others.
 LAST = (AUTOTUNED, BURNISH_LAUNCHED)
 
@@ -111,14 +113,14 @@ class Comparison:
 
     def _stands_for_another(self, contender: Contender) -> bool:
         """Whether in tiny sizes another case runs the same lines; the row then names it."""
-        case, compiled = self._case, contender.compilation is not None or contender is BURNISH_INDUCTOR
+        case = self._case
         same = next(each for each in CASES if (each.model, each.precision) == (case.model, case.precision))
         reason = None
         if same is not case or (case.precision == "TF32" and not self._setting.on_gpu):
             reason = f"in tiny sizes {CASES[0].title} stands for it"
         elif contender is BURNISH_INDUCTOR:
             reason = "in tiny sizes the perceptron of the stage launches is compiled by Inductor"
-        elif compiled and case.model is not BERT_BASE and not contender.gpu:
+        elif contender.compiles and case.model is not BERT_BASE and not contender.gpu:
             reason = f"in tiny sizes {CASES[1].title} is compiled"
         if reason is not None:
             self._report.row(self._case.row_of(contender.title), SKIPPED, {"reason": reason})
@@ -126,7 +128,8 @@ class Comparison:
 
     def _let_in(self, contender: Contender) -> None:
         name = self._case.row_of(contender.title)
-        measured = self._report.case(name, partial(self._opened, contender))
+        needs = COMPILED_SECONDS if contender.compiles else LAUNCHED_SECONDS
+        measured = self._report.case(name, partial(self._opened, contender), needs if self._setting.on_gpu else 0.0)
         if measured is None and self._alive and self._alive[-1].title == contender.title:
             self._alive.pop().trainer.close()
         let_go(self._setting.device)

@@ -121,6 +121,11 @@ class Contender:
     compilation: Mapping[str, Any] | None = None
     gpu: bool = False
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a compiler takes the model first."""
+        return self.compilation is not None or (self.options or {}).get("compile") == "inductor"
+
     def open(self, model: Model, batch: int, precision: str, setting: Setting) -> Trainer:
         """Make the trainer.
 
@@ -158,13 +163,20 @@ class Measured:
 
 
 def enter(contender: Contender, model: Model, batch: int, precision: str, setting: Setting) -> Measured:
-    """Open a contender and take the first steps."""
+    """Open a contender and take the first steps; on a GPU, note the most memory that it took beside what was there."""
+    if setting.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        beside = torch.cuda.memory_allocated()
     began = time.perf_counter()
     trainer = contender.open(model, batch, precision, setting)
     losses = [float(trainer.step())]
     first = time.perf_counter() - began
     losses += [float(trainer.step()) for _ in range(CHECKED_STEPS - 1)]
     measured = Measured(contender.title, trainer, {"first_step_seconds": first, "losses": losses})
+    if setting.on_gpu:
+        # Others are alive beside it: what it took at the most is what was added to them.
+        torch.cuda.synchronize()
+        measured.figures["peak_bytes"] = torch.cuda.max_memory_allocated() - beside
     began = time.perf_counter()
     for _ in range(REST_STEPS):  # CUDA graphs and choices of algorithms are made by then
         loss = trainer.step()
