@@ -219,7 +219,7 @@ def test_cases_are_told_once():
 def finished(tmp_path_factory):
     """A whole campaign in tiny sizes: its file and what it printed."""
     output = tmp_path_factory.mktemp("campaign") / "gpu.json"
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--output", str(output)]
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--budget", "570", "--output", str(output)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert process.returncode == 0, process.stderr[-3000:]
     return output, process.stdout

@@ -78,9 +78,7 @@ class Report:
             self._told[name] = row
         self._send({"row": row})
 
-    def case(
-        self, name: str, measure: Callable[[], Mapping[str, Any]], needs_seconds: float = 0.0
-    ) -> Mapping[str, Any] | None:
+    def case(self, name: str, measure: Callable[[], Mapping[str, Any]], needs_seconds: float = 0.0) -> Mapping[str, Any] | None:
         """Measure one case and tell its figures, or why there are none.
 
         Args:
