@@ -19,18 +19,10 @@ import onnx_ir as ir
 from burnish.graph import BURNISH_DOMAIN
 from burnish.graph.uses import read_by
 
-LARGE = 1 << 26
-"""Bytes that ``apply`` updates from which on they are written in place."""
-
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Standard operators whose output may lie in the memory of their first operand."""
 ELEMENTWISE = frozenset({"Add", "Div", "Identity", "Mul", "Sub", "Where"})
 """Standard operators that may write over an operand of their output's shape, as ONNX Runtime computes them."""
-
-
-def is_large(updated_bytes: int) -> bool:
-    """Whether a state, of which ``apply`` updates so many bytes as a whole, is written in place."""
-    return updated_bytes >= LARGE
 
 
 def written_in_place(graph: ir.Graph, updates: Mapping[str, str], elementwise: Collection[str] = ()) -> frozenset[str]:

@@ -27,7 +27,7 @@ from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
 from burnish.optim.row_updates import has_rows_of, updating_rows
 from burnish.optim.slots import parameter_of
-from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
@@ -36,8 +36,6 @@ HOST = TARGETS["onnxruntime"]
 """What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"
 """What its nodes say that they compute a part of."""
-GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
-"""Of what ``grad`` gives for ``apply`` alone."""
 SKIPPED = "skipped"
 """The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 

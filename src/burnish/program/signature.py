@@ -48,6 +48,8 @@ class Role(StrEnum):
     OUTPUT = "output"  # an output of the model: logits
 
 
+GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
+"""Of what ``grad`` gives for ``apply`` alone."""
 STATE_ROLES = frozenset({Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.KEY, Role.STEP})
 
 
@@ -128,11 +130,6 @@ class GraphSignature:
     def updates(self) -> Mapping[str, str]:
         """State name -> name of the output that holds its next value."""
         return MappingProxyType({entry.updates: entry.name for entry in self.outputs if entry.updates is not None})
-
-    @property
-    def updated_bytes(self) -> int:
-        """The bytes of the state that the graph gives next values of as a whole, not by rows."""
-        return sum(entry.bytes for entry in self.outputs if entry.updates is not None and not entry.by_rows)
 
     def _of(self, side: str, entries: tuple[Entry, ...], roles: tuple[Role, ...]) -> tuple[Entry, ...]:
         """Found once: every step asks for the same, of hundreds of entries."""

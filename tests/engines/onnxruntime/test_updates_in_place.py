@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import burnish
 from burnish import optim
-from burnish.analysis import in_place
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, measured_step
 from burnish.engines.onnxruntime.bound_graph import BoundGraph
 from burnish.engines.profiling import record_steps
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.program import updates_in_place
+from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.program.state import EntriesOnRequest
+from burnish.program.updates_in_place import is_updated_in_place
 from oracles.same_state import assert_same_state
 from oracles.small_networks import CLASSES, Network
 
@@ -37,7 +41,7 @@ OPTIMIZERS: dict[str, Any] = {
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every state count as large."""
-    monkeypatch.setattr(in_place, "LARGE", 0)
+    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
 
 
 @functools.cache
@@ -71,7 +75,7 @@ with_and_without_kernels = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_in_place_have_the_bits_of_two_buffers(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     reports, state = trained(name, kernels)
-    monkeypatch.setattr(in_place, "LARGE", 0)
+    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
     reports_in_place, state_in_place = trained(name, kernels)
     assert reports_in_place == reports
     assert_same_state(state_in_place, state)
@@ -135,7 +139,7 @@ def test_an_update_that_fails_is_said_until_a_state_is_loaded(monkeypatch: pytes
     with pytest.raises(EngineError, match=lost):
         session.step(second)
     monkeypatch.undo()
-    monkeypatch.setattr(in_place, "LARGE", 0)
+    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
     calls = (session.state, lambda: session.step(third), lambda: session.evaluate(third), lambda: session.predict(third))
     for call in calls:
         with pytest.raises(EngineError, match=lost):
@@ -193,6 +197,20 @@ def test_a_profile_has_both_graphs_of_a_step_one_after_the_other() -> None:
         assert max(products) < min(updates)
         assert [run.start for run in runs] == sorted(run.start for run in runs)
     assert {entry for run in recording.runs for entry in run.entries} >= {"param/in.weight", "param/out.weight"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "extent", "expected"), [(1, 2897, True), (1, 2896, False), (0, 8192, False), (2, 2049, True), (2, 2047, False)]
+)
+def test_a_state_is_updated_in_place_where_that_saves_enough(slots: int, extent: int, expected: bool) -> None:
+    def entry(name: str, role: Role, **fields: Any) -> Entry:
+        return Entry(name, role, ir.DataType.FLOAT, (extent, extent), **fields)
+
+    updated = ["param/w", *(f"opt/slot{number}/w" for number in range(slots))]
+    outputs = tuple(entry(f"next:{name}", Role.OPTIMIZER, updates=name) for name in updated)
+    assert is_updated_in_place(GraphSignature((entry("grad:w", Role.GRADIENT),), outputs)) == expected
+    by_rows = tuple(replace(output, by_rows=True) for output in outputs)
+    assert not is_updated_in_place(GraphSignature((entry("rows:w", Role.ROWS),), by_rows))
 
 
 @pytest.mark.slow

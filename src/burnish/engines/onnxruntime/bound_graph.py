@@ -15,13 +15,11 @@ from burnish.engines.base import NOTHING, Arrays
 from burnish.engines.onnxruntime.failures import run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.formats.mapped_tables import adopted
-from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 
 ALIGNMENT = 64
 LARGEST_COPIED_INPUT = 2**18
 """Bytes of an input up to which a copy into a buffer that stays bound takes less time than a binding of its own."""
-GRADIENTS = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
-"""What ``grad`` gives for ``apply`` alone."""
 Values = dict[str, onnxruntime.OrtValue]
 NO_VALUE = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(0, np.float32))
 """What an input is bound to between two runs, so that nothing holds the memory of what it read."""
@@ -81,12 +79,12 @@ class BoundGraph:
         scalars = (entry for entry in results if entry.role in reported and entry.shape == ())
         self._scalars = {entry.name: Buffer.empty((), entry) for entry in scalars}
         # Of row writes too there are indices and rows among the results, beside updates: these are returned as arrays.
-        handed_on = () if any(entry.role is Role.STEP for entry in signature.outputs) else GRADIENTS
+        handed_on = () if any(entry.role is Role.STEP for entry in signature.outputs) else GRADIENT_ROLES
         self._gradients = tuple(entry for entry in results if entry.role in handed_on)
         self._other_results = tuple(
             entry for entry in results if entry.name not in self._scalars and entry not in self._gradients
         )
-        self._read_gradients = signature.inputs_of(*GRADIENTS)
+        self._read_gradients = signature.inputs_of(*GRADIENT_ROLES)
         self._bound_session: onnxruntime.InferenceSession | None = None
         self._bindings: tuple[Any, ...] = ()
         self._input_buffers: dict[str, Buffer] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.in_place import is_large, written_in_place
+from burnish.analysis.in_place import written_in_place
 from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
@@ -31,6 +31,7 @@ from burnish.formats.mapped_tables import adopted
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks
+from burnish.program.updates_in_place import is_updated_in_place
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -56,7 +57,7 @@ class OnnxRuntimeRunner:
         by_rows = written_by_rows(self._signatures["step"])
         # What is written by rows has one buffer alone: it is as large as all else together.
         self._updates = {name: output for name, output in self._signatures["step"].updates.items() if name not in by_rows}
-        self._in_place = self._applied() if _is_updated_in_place(executable) else frozenset()
+        self._in_place = self._applied() if _writes_in_place(executable) else frozenset()
         self._training = ("grad", "apply") if self._in_place else ("step",)
         self._entries = {entry.name: entry for entry in executable.signature.state}
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
@@ -241,13 +242,13 @@ class OnnxRuntimeRunner:
         return model
 
 
-def _is_updated_in_place(executable: Executable) -> bool:
+def _writes_in_place(executable: Executable) -> bool:
     """Whether the state is large, and ``grad`` and ``apply`` make the step."""
     signatures = executable.signature.graphs
     if not {"grad", "apply"} <= signatures.keys() or executable.rewrites.get("step"):
         return False
     takes_text = any(entry.dtype == ir.DataType.STRING for entry in signatures["step"].inputs_of(Role.DATA, Role.LABEL))
-    return not takes_text and is_large(signatures["apply"].updated_bytes)
+    return not takes_text and is_updated_in_place(signatures["apply"])
 
 
 def _name_of(graph: str) -> str:
