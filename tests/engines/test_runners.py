@@ -206,7 +206,7 @@ def test_the_same_run_twice_is_bitwise_the_same(threads):
     [
         {"optimization": "none"},
         {"optimization": "basic", "arena": "none"},
-        {"memory_pattern": True, "arena": "same_as_requested"},
+        {"memory_pattern": True, "arena": "next_power_of_two"},
         {"execution_order": "priority", "spinning": False, "config": {"session.disable_prepacking": "1"}},
     ],
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -60,19 +59,7 @@ _ORDERS = {
     "default": onnxruntime.ExecutionOrder.DEFAULT,
     "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
 }
-Arena = Literal["same_as_requested", "next_power_of_two", "none"]
-_ARENAS: dict[Arena, dict[str, int]] = {
-    "same_as_requested": {"arena_extend_strategy": 1},
-    "next_power_of_two": {
-        "arena_extend_strategy": 0,
-        "initial_chunk_size_bytes": 1 << 22,
-        "initial_growth_chunk_size_bytes": 1 << 26,
-        "max_power_of_two_extend_bytes": 1 << 30,
-    },
-}
-"""What ONNX Runtime is told of an arena. It writes 1/32 of the size of a region when it makes one: the first is small."""
-DEFAULT_ARENA: Arena = "next_power_of_two" if sys.platform == "linux" else "same_as_requested"
-"""Linux gives memory only to what is written to of a region."""
+_ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
 
 class OnnxRuntimeEngine(RunsModels):
@@ -83,11 +70,9 @@ class OnnxRuntimeEngine(RunsModels):
     Args:
         optimization: how far ONNX Runtime may rewrite the graphs when it loads them; less where it rewrites one wrong
             (``optimizations``).
-        arena: how its memory arena grows. ``next_power_of_two`` takes regions that double from 64 MiB to 1 GiB: buffers of all
-            sizes share them, and little is lost between. ``same_as_requested`` takes what is asked for, and needs a tenth more
-            on a residual network; it is the default except on Linux, which gives memory only to what is written to. ``none``
-            returns every buffer to the operating system at once, which is slower. The arena is shared by all sessions of the
-            process: the first engine that opens a session decides between the first two.
+        arena: how its memory arena grows: by what is asked for (``same_as_requested``), or by regions that double
+            (``next_power_of_two``); ``none`` returns every buffer to the operating system at once, which is slower. The arena
+            is shared by all sessions of the process: the first engine that opens a session decides between the first two.
         memory_pattern: plan the buffers of a step as one block when shapes repeat; nearly twice the memory on a residual
             network, at the same speed.
         execution_order: order of independent nodes: ``default`` or ``priority``, whose peak memory was a fifth lower on a
@@ -124,7 +109,7 @@ class OnnxRuntimeEngine(RunsModels):
         self,
         optimization: Level = "all",
         *,
-        arena: Arena = DEFAULT_ARENA,
+        arena: Literal["same_as_requested", "next_power_of_two", "none"] = "same_as_requested",
         memory_pattern: bool = False,
         execution_order: Literal["default", "priority"] = "priority",
         spinning: bool = True,
@@ -136,7 +121,7 @@ class OnnxRuntimeEngine(RunsModels):
     ):
         for option, value, choices in (
             ("optimization", optimization, [*_LEVELS]),
-            ("arena", arena, get_args(Arena)),
+            ("arena", arena, [*_ARENA_STRATEGIES, "none"]),
             ("execution_order", execution_order, [*_ORDERS]),
         ):
             if value not in choices:
@@ -328,7 +313,7 @@ class OnnxRuntimeEngine(RunsModels):
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.arena != "none":
-            _register_shared_arena(self.arena)
+            _register_shared_arena(_ARENA_STRATEGIES[self.arena])
             options.add_session_config_entry("session.use_env_allocators", "1")
         if self.profile_prefix is not None:
             options.enable_profiling, options.profile_file_prefix = True, self.profile_prefix
@@ -382,8 +367,8 @@ def _checked_library(library: str | Path) -> str:
 _arena_is_registered = False
 
 
-def _register_shared_arena(arena: Arena) -> None:
-    """Register the arena that all sessions of the process share, once: the first one asked for is the one.
+def _register_shared_arena(strategy: int) -> None:
+    """Register the arena that all sessions of the process share, once: the first strategy asked for is the one.
 
     A session's own arena doubles its regions, and each session has its own: evaluation would add its peak to training's.
     """
@@ -394,5 +379,5 @@ def _register_shared_arena(arena: Arena) -> None:
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     with contextlib.suppress(Exception):  # it fails when the host program has registered its own: then that one serves
-        onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg(_ARENAS[arena]))
+        onnxruntime.create_and_register_allocator(information, onnxruntime.OrtArenaCfg({"arena_extend_strategy": strategy}))
     _arena_is_registered = True
