@@ -17,7 +17,7 @@ from burnish.optim.base import Rate
 from burnish.program import Program, Role
 from burnish.settings import is_whole
 from burnish.training.finetuning.batches import chosen_batch
-from burnish.training.finetuning.rates import UNKNOWN_RATE, begun, find_rate, repeated, tests_of
+from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, begun, find_rate, repeated, tests_of
 from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
 
 GRADUAL = "gradual"
@@ -131,7 +131,8 @@ def plan(
             batches = repeated(dataset, batch_size, seed)
             if last.cached:
                 batches = begun(program, batches, max(1, len(dataset) // batch_size), seed, **run)
-            lr, why = find_rate(program, batches, tests_of(epochs * -(-len(dataset) // batch_size)), **run)
+            tests = tests_of(epochs * -(-len(dataset) // batch_size))
+            lr, why = find_rate(program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **run)
             notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")

@@ -86,12 +86,12 @@ class RangeTest:
         return self.lowest * RATIO**step
 
     @classmethod
-    def take(cls, session: Session, batches: Iterator[Mapping[str, Any]], lowest: float) -> RangeTest:
+    def take(cls, session: Session, batches: Iterator[Mapping[str, Any]], lowest: float, highest: float) -> RangeTest:
         """Take the steps, from the state that the session is in; they end where the batches do."""
         losses: list[float] = []
         smoothed: list[float] = []
         has_diverged = False
-        while not has_diverged and (rate := lowest * RATIO ** len(losses)) <= HIGHEST_RATE * (1 + 1e-9):
+        while not has_diverged and (rate := lowest * RATIO ** len(losses)) <= highest * (1 + 1e-9):
             batch = next(batches, None)
             if batch is None:
                 break
@@ -108,7 +108,11 @@ class RangeTest:
 
 
 def find_rate(
-    program: Program, batches: Iterable[Mapping[str, Any]], tests: int = FEWEST_TESTS, **options: Any
+    program: Program,
+    batches: Iterable[Mapping[str, Any]],
+    tests: int = FEWEST_TESTS,
+    highest: float = HIGHEST_RATE,
+    **options: Any,
 ) -> tuple[float, str]:
     """Return a learning rate for a program, and a line that says why.
 
@@ -127,6 +131,7 @@ def find_rate(
         program: takes ``lr`` with each step.
         batches: as ``Session.step`` takes them; up to 20 of them for each test, and few more.
         tests: how many tests are taken.
+        highest: rate that is tried; on a few samples, which the steps soon know by heart, no loss may tell that it is too high.
         options: as ``Session`` takes them.
     """
     supply = iter(batches)
@@ -135,7 +140,7 @@ def find_rate(
         initial = session.state()
         lowest, is_lowered = LOWEST_RATE, 0
         while len(done) < tests:
-            test = RangeTest.take(session, supply, lowest)
+            test = RangeTest.take(session, supply, lowest, highest)
             session.load_state(initial)
             if not done and test.is_too_high and is_lowered < TIMES_LOWER:
                 lowest, is_lowered = lowest * LOWER, is_lowered + 1

@@ -73,6 +73,11 @@ class Transfer:
             scaled = {name: {"lr_scale": HEAD_SCALE} for name in self.head.initializers}
         return {**scaled, **dict.fromkeys((*held, *self.idle), "frozen")}
 
+    def largest_scale(self, frozen: Collection[str] | None = None) -> float:
+        """Return how many times the rate the fastest weights learn at; ``frozen`` as ``groups`` takes it."""
+        settings = self.groups(frozen).values()
+        return max((each["lr_scale"] for each in settings if isinstance(each, Mapping)), default=1.0)
+
     def optimizer(self, rate: Rate, frozen: Collection[str] | None = None, layer_decay: float | None = None) -> optim.Optimizer:
         """Return SGD with momentum at this rate, the head's ten times as high where it is new and not alone.
 
