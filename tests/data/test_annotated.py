@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,19 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None
     Image.fromarray(void).save(folder / "masks" / "0004.png")
     with pytest.raises(DataError, match=r"0004.png: it holds the class 7, and the model has 3; number the classes from 0"):
         dataset.batch(np.array([1]))
+
+
+def test_void_pixels_are_refused_where_the_loss_ignores_none(tmp_path: Path) -> None:
+    folder = write_masks(tmp_path / "masks", SHAPES[:1])
+    void = SHAPES[0].mask.copy()
+    void[0] = 255
+    Image.fromarray(void).save(folder / "masks" / "0000.png")
+    for maximum in (2, None):
+        spec = mask_spec(ignored=None)
+        assert spec.label is not None
+        spec = replace(spec, label=replace(spec.label, maximum=maximum))
+        with pytest.raises(DataError, match=r"0000.png: pixels of 255 have no class, and the loss ignores none: use one with"):
+            open_dataset(folder, spec).batch(np.array([0]))
 
 
 def test_data_of_another_kind_than_the_loss_are_refused(tmp_path: Path) -> None:

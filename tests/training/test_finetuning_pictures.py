@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import burnish
@@ -123,6 +125,18 @@ def test_masks_are_learned_at_their_size(masks, reduction, loss):
     assert (prepared.head.classes, prepared.is_new, len(dataset)) == (3, True, 8)
     with pytest.raises(ConfigurationError, match="mixup and cutmix mix samples that have one class each"):
         transfer(small_unet(), masks, augment="mixup")
+
+
+def test_void_pixels_are_no_class(masks, tmp_path):
+    folder = tmp_path / "shapes"
+    shutil.copytree(masks, folder)
+    file = folder / "masks" / "0000.png"
+    void = np.array(Image.open(file))
+    void[0] = 255
+    Image.fromarray(void).save(file)
+    chosen = burnish.losses.resized(burnish.losses.cross_entropy(ignore_index=255))
+    prepared, _ = transfer(small_unet(classes=6, reduction=2), folder, loss=chosen)
+    assert prepared.head.classes == 3
 
 
 def test_masks_want_a_class_for_each_pixel(masks):

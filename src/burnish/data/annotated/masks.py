@@ -96,6 +96,11 @@ def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
     """Return class indices, with what has no class as the loss ignores it."""
     if label.ignored is not None:
         values = np.where(values == VOID, label.ignored, values)
+    elif (label.maximum is None or label.maximum < VOID) and (values == VOID).any():
+        raise DataError(
+            f"{file}: pixels of 255 have no class, and the loss ignores none: use one with ignore_index, such as cross_entropy "
+            "or dice, or give these pixels a class of their own"
+        )
     wrong = (values < 0) | (values > label.maximum) if label.maximum is not None else values < 0
     if label.ignored is not None:
         wrong &= values != label.ignored

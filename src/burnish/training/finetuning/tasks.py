@@ -98,7 +98,7 @@ class Task:
                 labels = dataset.annotations(indices.tolist(), np.zeros(len(indices), bool))[spec.label.name]
             else:
                 labels = dataset.batch(indices)[spec.label.name]
-            largest = max(largest, int(labels.max()))
+            largest = max(largest, int(labels[labels != spec.label.ignored].max(initial=-1)))
         return largest + 1
 
 
