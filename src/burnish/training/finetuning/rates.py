@@ -156,19 +156,22 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
     """The rate that range tests say, and a line that says why."""
     if not tests:
         return UNKNOWN_RATE, f"lr: {UNKNOWN_RATE:g}, the usual one of SGD with momentum, as there was no batch to try"
-    diverged = _mean([test.rate(len(test.losses) - 1) for test in tests]) if all(test.has_diverged for test in tests) else 0.0
+    is_diverged = all(test.has_diverged for test in tests)
+    last = _mean([test.rate(len(test.losses) - 1) for test in tests])
     if _have_fallen(tests):
         least = _mean([test.rate(test.least) for test in tests])
         back = _mean([test.back for test in tests])
         lr = math.sqrt(least * back) / BELOW_THE_EDGE
         many = f"{len(tests)} range test{'s' * (len(tests) != 1)}"
-        if lr >= diverged / (BELOW_DIVERGENCE * BELOW_THE_EDGE):  # else the least loss was that of easy batches
+        if lr >= last / (
+            BELOW_DIVERGENCE * (BELOW_THE_EDGE if is_diverged else 10 * BELOW_THE_EDGE)
+        ):  # else the least loss was that of easy batches
             return _rounded(lr), (
                 f"lr: {_rounded(lr):g}; in {many}, {sum(len(test.losses) for test in tests)} steps, the loss was least at "
                 f"{least:.2g} and back where it began from {back:.2g} on: a third of the geometric mean"
             )
-    if diverged:
-        lr = _rounded(diverged / BELOW_DIVERGENCE)
+    if is_diverged:
+        lr = _rounded(last / BELOW_DIVERGENCE)
         return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps diverged; at none did their loss fall clearly"
     lr = UNKNOWN_RATE
     return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate"
