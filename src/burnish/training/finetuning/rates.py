@@ -37,6 +37,8 @@ BELOW_THE_EDGE = 3
 UNKNOWN_RATE = 0.001
 """Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
 BELOW_DIVERGENCE = 10
+FAR_BELOW_DIVERGENCE, FAR_BELOW_THE_LAST = 30, 300
+"""Times lower than the diverging rate, or than the last of tests that never diverge, the least loss is that of easy batches."""
 LEAST_FALL, DEVIATIONS = 0.02, 2.0
 """A fall is clear beyond so much of the loss, and beyond so many standard deviations of losses of batches."""
 
@@ -121,8 +123,8 @@ def find_rate(
     geometric mean is what the test says. One test is noisy, as each batch has its own loss, so several are taken, each from the
     program's initial state on the batches that follow; the rate is the geometric mean of what they say.
 
-    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, the rate is a tenth of that
-    at which it diverges, or 0.001 where it does not.
+    Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, or only at rates far below
+    those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where it does not.
 
     Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and where between
     the two rates: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
@@ -163,18 +165,16 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
         back = _mean([test.back for test in tests])
         lr = math.sqrt(least * back) / BELOW_THE_EDGE
         many = f"{len(tests)} range test{'s' * (len(tests) != 1)}"
-        if lr >= last / (
-            BELOW_DIVERGENCE * (BELOW_THE_EDGE if is_diverged else 10 * BELOW_THE_EDGE)
-        ):  # else the least loss was that of easy batches
+        if lr >= last / (FAR_BELOW_DIVERGENCE if is_diverged else FAR_BELOW_THE_LAST):
             return _rounded(lr), (
                 f"lr: {_rounded(lr):g}; in {many}, {sum(len(test.losses) for test in tests)} steps, the loss was least at "
                 f"{least:.2g} and back where it began from {back:.2g} on: a third of the geometric mean"
             )
     if is_diverged:
         lr = _rounded(last / BELOW_DIVERGENCE)
-        return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps diverged; at none did their loss fall clearly"
+        return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps diverged, as their loss fell clearly at none near it"
     lr = UNKNOWN_RATE
-    return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate"
+    return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate near it"
 
 
 def _have_fallen(tests: list[RangeTest]) -> bool:
