@@ -69,6 +69,14 @@ def test_a_part_that_is_read_elsewhere_stays():
     assert concatenations(f"{PADDED} s = Add(p, q) y = Add(s, r) z = Neg(q)", "float[2, 6] y, float[2, 6] z") == 0
 
 
+def test_parts_that_are_broadcast_stay():
+    constants = "one = Constant<value = int64[4] {0, 0, 0, 3}>() other = Constant<value = int64[4] {0, 3, 0, 0}>()"
+    text = f"""<ir_version: 10, opset_import: ["" : 18]> g (float[2, 3] a, float[1, 3] b) => (float[2, 6] y)
+        {{ {constants} p = Pad(a, one) q = Pad(b, other) y = Add(p, q) }}"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    assert [node.op_type for node in concatenate_padded_parts(model).graph][-1] == "Add"
+
+
 def test_gates_in_another_order_are_put_back_by_one_concatenation():
     """As PyTorch's exporter orders the gates of a recurrent layer."""
     model = onnx.parser.parse_model(

@@ -13,18 +13,31 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_value
-from burnish.graph.uses import is_read_once, producer_of, remove_unread
+from burnish.graph.uses import is_read_once, remove_unread
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A tensor, the axis that it is padded along, where it stands there, and the extent of the whole."""
+    """A tensor, and where it stands along the axis that it is padded along."""
 
     value: ir.Value
-    axis: int
     start: int
     end: int
-    whole: int
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Padded parts that are added up.
+
+    Attributes:
+        place: what all of them have in common: the axis, the extent of the whole along it, and the other extents.
+        parts: no two are the same.
+        extent: of all parts together.
+    """
+
+    place: tuple[int, int, tuple[int | str | None, ...]]
+    parts: tuple[_Part, ...]
+    extent: int
 
 
 def concatenate_padded_parts(model: ir.Model) -> ir.Model:
@@ -35,37 +48,44 @@ def concatenate_padded_parts(model: ir.Model) -> ir.Model:
     Returns:
         The same model, for the same inputs and outputs.
     """
+    sums = _sums(model.graph)
     for node in reversed(list(model.graph)):
-        parts = _parts_of(node.outputs[0]) if node.op_type == "Add" and node.domain == "" else None
-        if parts is None or not _tile(parts):
+        added = sums.get(node.outputs[0]) if node.op_type == "Add" and node.graph is not None else None
+        if added is None or not _tiles(added):
             continue
         whole = node.outputs[0]
         builder = Builder(model.graph, before=node)
-        ordered = [builder.tensor(part.value) for part in sorted(parts, key=lambda part: part.start)]
-        joined = builder.op("Concat", *ordered, axis=parts[0].axis, like=builder.tensor(whole)).value
+        ordered = [builder.tensor(part.value) for part in sorted(added.parts, key=lambda part: part.start)]
+        joined = builder.op("Concat", *ordered, axis=added.place[0], like=builder.tensor(whole)).value
         replace_value(whole, joined)
         remove_unread(model.graph, node)
     return model
 
 
-def _parts_of(value: ir.Value) -> list[_Part] | None:
-    """The padded parts that a value is the sum of; None where anything else is in it."""
-    node = producer_of(value, "Add", "Pad")
-    if node is None:
+def _sums(graph: ir.Graph) -> dict[ir.Value, _Sum]:
+    """The values that are padded parts, or sums of nothing else that are no longer together than the whole."""
+    sums: dict[ir.Value, _Sum] = {}
+    for node in graph:
+        if node.domain != "" or node.op_type not in ("Add", "Pad"):
+            continue
+        if node.op_type == "Pad":
+            added = _padded_part(node)
+        else:
+            terms = [sums[value] for value in node.inputs if value in sums and is_read_once(value)]
+            added = _together(*terms) if len(terms) == 2 else None
+        if added is not None:
+            sums[node.outputs[0]] = added
+    return sums
+
+
+def _together(first: _Sum, second: _Sum) -> _Sum | None:
+    extent = first.extent + second.extent
+    if first.place != second.place or extent > first.place[1]:
         return None
-    if node.op_type == "Pad":
-        part = _padded_part(node)
-        return None if part is None else [part]
-    parts: list[_Part] = []
-    for operand in node.inputs:
-        terms = _parts_of(operand) if operand is not None and is_read_once(operand) else None
-        if terms is None:
-            return None
-        parts += terms
-    return parts
+    return _Sum(first.place, first.parts + second.parts, extent)
 
 
-def _padded_part(pad: ir.Node) -> _Part | None:
+def _padded_part(pad: ir.Node) -> _Sum | None:
     """What a ``Pad`` pads with zeros along one axis, of a static extent; None for any other."""
     value, pads, filling, axes = (*pad.inputs, None, None)[:4]
     widths = constant_array(pads)
@@ -78,11 +98,12 @@ def _padded_part(pad: ir.Node) -> _Part | None:
     if len(padded) != 1:
         return None
     axis = int(padded[0])
-    extent = value.shape.dims[axis]
-    if not isinstance(extent, int):
+    others = [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
+    extent = others.pop(axis)
+    if not isinstance(extent, int) or None in others:
         return None
     start = int(begin[axis])
-    return _Part(value, axis, start, start + extent, start + extent + int(end[axis]))
+    return _Sum((axis, start + extent + int(end[axis]), tuple(others)), (_Part(value, start, start + extent),), extent)
 
 
 def _is_zero(filling: ir.Value | None) -> bool:
@@ -90,9 +111,11 @@ def _is_zero(filling: ir.Value | None) -> bool:
     return filling is None or (array is not None and not array.any())
 
 
-def _tile(parts: list[_Part]) -> bool:
+def _tiles(added: _Sum) -> bool:
     """Whether parts stand side by side along one axis, without gaps, and fill the whole."""
-    ordered = sorted(parts, key=lambda part: part.start)
-    one_whole = len({(part.axis, part.whole) for part in parts}) == 1
+    whole = added.place[1]
+    if added.extent != whole:
+        return False
+    ordered = sorted(added.parts, key=lambda part: part.start)
     meets = all(first.end == second.start for first, second in pairwise(ordered))
-    return one_whole and meets and ordered[0].start == 0 and ordered[-1].end == ordered[-1].whole
+    return meets and ordered[0].start == 0 and ordered[-1].end == whole

@@ -194,7 +194,7 @@ def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pyte
     model = NETWORKS[name]()
     losses = []
     for precision, narrow in (("float32", set()), (dtype, set()), (dtype, {NARROW[dtype]})):
-        monkeypatch.setattr("burnish.engines.torch.engine.narrow_dtypes", lambda device, narrow=narrow: narrow)
+        monkeypatch.setattr("burnish.engines.torch.preparation.narrow_dtypes", lambda device, narrow=narrow: narrow)
         session = burnish.Session(burnish.compile(model, precision=precision), "torch", threads=2)
         losses.append([session.step(batch_of(model, seed))["loss"] for seed in range(4)])
     exact, plain, wide = np.array(losses, np.float64)
