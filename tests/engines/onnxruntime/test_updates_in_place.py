@@ -200,7 +200,7 @@ def test_a_profile_has_both_graphs_of_a_step_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "extent", "expected"), [(1, 2897, True), (1, 2896, False), (0, 8192, False), (2, 2049, True), (2, 2047, False)]
+    ("slots", "extent", "expected"), [(1, 8192, True), (1, 8191, False), (0, 20000, False), (2, 5793, True), (2, 5792, False)]
 )
 def test_a_state_is_updated_in_place_where_that_saves_enough(slots: int, extent: int, expected: bool) -> None:
     def entry(name: str, role: Role, **fields: Any) -> Entry:
@@ -216,7 +216,7 @@ def test_a_state_is_updated_in_place_where_that_saves_enough(slots: int, extent:
 @pytest.mark.slow
 @pytest.mark.skipif(not measured_step.CLEAR.exists(), reason="only Linux tells the peak of a process")
 def test_a_step_of_a_large_state_takes_what_is_planned() -> None:
-    layers, width = 7, 1024
+    layers, width = 7, 2304
     network = Network("deep", [width])
     x = network.input
     for number in range(layers):
