@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.missing import Missing, check_missing, column_of_text, without_missing
+from burnish.data.missing import Missing, check_missing, column_of_text, is_number, without_missing
 from burnish.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
         raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
     if not header:
         raise DataError(f"{path}: empty; the first line has to name the columns")
-    if header and all(_is_number(name) for name in header):
+    if header and all(is_number(name) for name in header):
         raise DataError(f"{path}: the first line holds numbers; add a line with the names of the columns in front")
     if len(set(header)) != len(header):
         repeated = next(name for name in header if header.count(name) > 1)
@@ -85,11 +85,3 @@ def _check_values(row: list[str], header: list[str], path: Path, line: int) -> N
     for name, value in zip(header, row, strict=True):
         if not value.strip():
             raise DataError(f"{path}, line {line}: column '{name}' has no value; fill it in or remove the line")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

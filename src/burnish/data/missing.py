@@ -79,3 +79,12 @@ def without_missing(
     named = ", ".join(f"'{name}' {int(mask.sum()):,}" for name, mask in gaps.items() if mask.any())
     note = f"{int(together.sum()):,} of {len(rows):,} rows have missing values ({named}) and are left out"
     return {name: column[~together] for name, column in columns.items()}, [note]
+
+
+def is_number(text: str) -> bool:
+    """Whether the text of a cell is a number; NaN and infinity are."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from burnish.data.missing import is_number
 from burnish.errors import DataError
 from burnish.program import Entry
 
@@ -133,7 +134,7 @@ def _categories(column: np.ndarray) -> tuple[str, ...] | None:
 
 def _strays(name: str, categories: Sequence[str]) -> str | None:
     """What is said of a column that would hold numbers but for some texts; None where most of its categories are texts."""
-    others = [category for category in categories if not _is_number(category)]
+    others = [category for category in categories if not is_number(category)]
     if not others or 2 * len(others) >= len(categories):
         return None
     shown = ", ".join(f"'{category}'" for category in others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
@@ -142,14 +143,6 @@ def _strays(name: str, categories: Sequence[str]) -> str | None:
         f"'{name}' would be numbers but for {shown}, and its {count} numbers are categories now: repair these rows where that is "
         "not meant"
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _features_of(entry: Entry) -> int | None:

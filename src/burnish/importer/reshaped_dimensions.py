@@ -74,8 +74,11 @@ class _Names:
         if name is None or target_name is None or name == target_name or not target_name.startswith(INVENTED):
             return
         factor, base = self._multiples.get(name, (Fraction(1), name))
+        base = self._standing_for(base)
         factor *= Fraction(elements, others)
         multiple = multiple_name(factor.numerator, base) if factor.denominator == 1 else f"{factor}*{base}"
+        if multiple == target_name:
+            return
         self.equal[target_name] = multiple
         if factor != 1:
             self._multiples[multiple] = factor, base
@@ -89,7 +92,9 @@ class _Names:
                 self.equal[other.value] = dim.value
 
     def _name(self, dim: ir.SymbolicDim) -> str | None:
-        name = dim.value
+        return None if dim.value is None else self._standing_for(dim.value)
+
+    def _standing_for(self, name: str) -> str:
         while name in self.equal:
             name = self.equal[name]
         return name
