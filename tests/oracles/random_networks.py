@@ -249,7 +249,7 @@ def cut(drawing: _Drawing, x: Tensor) -> Tensor | None:
         first = drawing.number(1, extent - 1)
         parts = drawing.builder.op("Split", x, count([first, extent - first]), axis=axis, outputs=2)
         drawing.values.append(parts[0])
-        return parts[1]  # type: ignore[no-any-return]
+        return parts[1]
     return drawing.op("Slice", x, count([drawing.number(0, 1)]), count([extent]), count([axis]), count([drawing.number(1, 2)]))
 
 
