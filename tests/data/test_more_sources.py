@@ -116,6 +116,11 @@ def test_arrays_in_files_are_mapped(tmp_path):
         (np.array([[0, 0], [0, np.nan]], np.float32), np.zeros(2, int), r"x\.npy: sample 1 holds a NaN or infinite value"),
         (np.array([[{}, {}]]), np.zeros(1, int), r"x\.npy: damaged, no \.npy file, or one of Python objects"),
         (np.zeros((3, 5), np.float32), np.zeros(3, int), r"'x' wants samples of shape \[2\]"),
+        (
+            np.zeros((3, 2), np.float32),
+            np.eye(3),
+            r"one class index for each sample.* shape \[3\]: where they are one-hot, write",
+        ),
     ],
 )
 def test_arrays_in_files_that_do_not_fit(tmp_path, x, y, message):

@@ -42,7 +42,9 @@ def test_indices_and_masks_are_zero_or_one_and_bounded_labels_stay_in_bounds():
     words = Entry("ids", Role.DATA, ir.DataType.INT64, ("batch", None))
     share = replace(value_entry(2), minimum=0, maximum=1)
     positive = replace(value_entry(2), name="count", minimum=1)
-    batch = next(iter(random_batches(program_with(words, share, positive), 50)))
+    sign = replace(value_entry(2), name="sign", minimum=-1, maximum=1, two_values=True)
+    batch = next(iter(random_batches(program_with(words, share, positive, sign), 50)))
+    assert set(batch["sign"].ravel()) == {-1, 1}
     assert batch["ids"].shape == (50, 8)
     assert set(batch["ids"].ravel()) == {0, 1}
     assert 0 <= batch["targets"].min() < 0.1 < 0.9 < batch["targets"].max() <= 1

@@ -120,6 +120,24 @@ def test_a_batch_that_does_not_fit_is_refused(changes, message):
         check_batch(SIGNATURE, batch(**changes))
 
 
+@pytest.mark.parametrize("shape", [(4, 10), (4, 3, 10), (4, 10, 3)])
+def test_labels_of_a_number_for_each_class_say_what_to_do(shape):
+    extents = ("batch", *[3] * (len(shape) - 2))
+    signature = GraphSignature((Entry("labels", Role.LABEL, ir.DataType.INT64, extents, minimum=0, maximum=9),), ())
+    axis = 1 if shape[1] == 10 else -1
+    said = rf"one class \(one-hot\), give its argmax\(axis={axis}\); .*'cross_entropy:probabilities=true'.*'bce_with_logits'$"
+    with pytest.raises(InputError, match=said):
+        check_batch(signature, {"labels": np.zeros(shape, np.float32)})
+
+
+def test_class_indices_for_values_say_what_to_do():
+    signature = GraphSignature((Entry("targets", Role.LABEL, ir.DataType.FLOAT, ("batch", 3)),), ())
+    with pytest.raises(InputError, match="where these are class indices, choose a loss over classes"):
+        check_batch(signature, {"targets": np.arange(4)})
+    with pytest.raises(InputError, match=r"has dtype int64, expected float32: convert it"):  # no word of pixels
+        check_batch(signature, {"targets": np.zeros((4, 3), int)})
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.uint64, ">i8", ">i4"])
 def test_integers_are_widened(dtype):
     labels = check_batch(SIGNATURE, batch(labels=np.array([3, 9], dtype)))["labels"]

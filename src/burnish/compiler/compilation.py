@@ -427,7 +427,8 @@ def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Seq
 
 
 def _label_entry(spec: losses.LabelSpec) -> Entry:
-    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, minimum=spec.minimum, maximum=spec.maximum, ignored=spec.ignored)
+    bounds: dict[str, Any] = {"minimum": spec.minimum, "maximum": spec.maximum, "ignored": spec.ignored}
+    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, **bounds, two_values=spec.two_values)
 
 
 def _of_extents(draft: Draft, label: Tensor, spec: losses.LabelSpec, predictions: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.memory_limit import memory_saving, program_with
 from burnish.compiler.modules import Norm, held_rows_of, take_module
+from burnish.compiler.objectives import check_classes, objective_doubts
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
     HoldRows,
@@ -399,34 +400,11 @@ def _norm_option(norm: Norm) -> str | dict[str, str]:
 
 
 def _warn_of_objective(predictions: Iterable[Prediction], loss: losses.Loss, doubts: Iterable[str] = ()) -> None:
-    """Warn of a loss of probabilities, and of what else is perhaps not what was meant; refuse what cannot be meant."""
+    """Warn of what is perhaps not what was meant; refuse what cannot be meant."""
     predictions = list(predictions)
-    _check_several_classes(predictions, loss)
-    problems = [prediction.warning(loss.name) for prediction in predictions if prediction.bounded_by is not None]
-    for prediction, reading in zip(predictions, loss.readings, strict=False):
-        if reading.activation and reading.activation.axis == losses.CLASS_AXIS and prediction.has_classes_last():
-            problems.append(
-                f"the loss {loss.name} reads classes along axis 1 of '{prediction.name}' of shape {prediction.value.shape}, "
-                "which is open: where the classes lie along the last axis, say so with loss='cross_entropy:class_axis=-1'"
-            )
-    for problem in (*problems, *doubts):
+    check_classes(predictions, loss)
+    for problem in (*objective_doubts(predictions, loss), *doubts):
         warnings.warn(ObjectiveWarning(problem), stacklevel=4)
-
-
-def _check_several_classes(predictions: Iterable[Prediction], loss: losses.Loss) -> None:
-    """Check that a loss over classes has more than one: the probability of one is 1, whatever the model computes.
-
-    Raises:
-        ConfigurationError: it has one, and nothing would train.
-    """
-    for prediction, reading in zip(predictions, loss.readings, strict=False):
-        axis, shape = None if reading.activation is None else reading.activation.axis, prediction.value.shape
-        if axis is not None and shape is not None and axis < len(shape) and shape.dims[axis] == 1:
-            raise ConfigurationError(
-                f"{loss.name}: the output '{prediction.name}' of shape {shape} has one class along axis {axis}, and nothing "
-                "would train: choose a loss of yes or no, such as 'bce_with_logits', or of values, such as 'mse', or let the "
-                "loss read another output (outputs=...)"
-            )
 
 
 def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> losses.Loss:

@@ -124,8 +124,10 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
 
 def name_taken(entry: Entry) -> ConfigurationError:
     """The error of a model with an input of a name that a program gives an input of its own."""
+    own = "; or, where the model computes its loss of it itself, name that output (output='...') in place of the loss"
     return ConfigurationError(
         f"the model has an input '{entry.name}', a name the program needs for its {entry.role.value}: rename that input"
+        + (own if entry.role is Role.LABEL else "")
     )
 
 

@@ -120,7 +120,13 @@ def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Gr
         if not outputs:
             raise ConfigurationError(f"the loss {loss} has nothing to read: the graph of the model declares no outputs")
         which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
-        raise ConfigurationError(f"the model has the outputs {listed}: say {which} with the option outputs")
+        own = [value.name for value in graph.outputs if value.dtype in FLOATING and value.shape is not None and not value.shape]
+        hint = (
+            f"; where '{own[0]}' is the loss that the model computes itself, give output='{own[0]}' in place of loss"
+            if own
+            else ""
+        )
+        raise ConfigurationError(f"the model has the outputs {listed}: say {which} with the option outputs{hint}")
     names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
     if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):
         raise ConfigurationError(
@@ -184,6 +190,11 @@ def _find_activation(value: ir.Value, activation: Activation) -> tuple[ir.Node |
         movers.append((node, value))
         value = node.inputs[0]
     return None, movers
+
+
+def sorting_node(value: ir.Value, axis: int) -> ir.Node | None:
+    """Return the TopK that sorts a value along an axis, where nothing after it does more than move elements; else None."""
+    return _find_activation(value, Activation(("TopK",), axis))[0]
 
 
 def _logit_of_pair(node: ir.Node, axis: int) -> ir.Value | None:

@@ -21,6 +21,7 @@ KEEPS_BOUNDS = frozenset(
 OF_ALL_OPERANDS = frozenset({"Concat", "Max", "Min", "Mul", "Mean"})
 """Operators whose output lies in [0, 1] where all operands do."""
 LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GroupNormalization"})
+MOVES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Dropout"})
 ADDS_TO = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Elu", "Gelu", "PRelu", *KEEPS_BOUNDS, "Concat"})
 """Operators after which the results of linear layers are still no probabilities."""
 
@@ -93,6 +94,45 @@ def is_open(value: ir.Value | None) -> bool:
         if node.op_type in ADDS_TO:
             pending.extend(node.inputs[:2])
     return False
+
+
+def open_node(value: ir.Value | None) -> ir.Node | None:
+    """Return the linear layer that gives a value, any number: only constants and weights were added or multiplied since."""
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        if node.op_type in LINEAR:
+            return node
+        value = _only_operand(node)
+    return None
+
+
+def node_of_last_axis(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that computes the places along the last axis of a value of three or more axes, all others kept apart.
+
+    It is a softmax along that axis, or a product with a matrix of weights.
+    """
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        rank = None if value.shape is None else len(value.shape)
+        if rank is None or rank < 3:
+            return None
+        if node.op_type in ("Softmax", "LogSoftmax"):
+            axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+            return node if axis in (-1, rank - 1) else None
+        if node.op_type == "MatMul":
+            matrix = node.inputs[1]
+            is_weight = matrix is not None and (matrix.is_initializer() or constant_array(matrix) is not None)
+            return node if is_weight and matrix is not None and matrix.shape is not None and len(matrix.shape) == 2 else None
+        value = None if node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") else _only_operand(node)
+    return None
+
+
+def _only_operand(node: ir.Node) -> ir.Value | None:
+    """Return the operand of a node that moves elements, or adds or multiplies a constant or a weight; else None."""
+    if node.op_type in MOVES:
+        return node.inputs[0]
+    if node.op_type not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    computed = [each for each in node.inputs if each is not None and not each.is_initializer() and constant_array(each) is None]
+    return computed[0] if len(computed) == 1 else None
 
 
 def are_probabilities(array: np.ndarray, class_axis: int) -> bool:

@@ -245,6 +245,13 @@ def fit_label(
         labels = _indices_of_numbers(labels, entry, source, spec.described.numbers)
         names = spec.described.classes
     _check_numbers(labels, source, f"label '{entry.name}'")
+    if takes_classes and len(entry.extents) in (1, 3) and labels.ndim == len(entry.extents) + 1 and labels.shape[1] > 1:
+        wanted = "one class index" if len(entry.extents) == 1 else f"class indices of shape {shape_text(entry.extents[1:])}"
+        raise DataError(
+            f"{source}: '{entry.name}' wants {wanted} for each sample, and those of the data have shape "
+            f"{shape_text(labels.shape[1:])}: where they are one-hot, write their argmax; where they are probabilities, choose "
+            "the loss cross_entropy:probabilities=true, and where several classes may be right at once, bce_with_logits"
+        )
     fitted = _reshape(labels, entry, source)
     if takes_classes:
         fitted = _convert(fitted, entry, source)

@@ -69,6 +69,8 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
             entry.numpy_dtype
         )
     if low is not None and high is not None:
+        if entry.two_values:
+            return np.asarray(generator.choice([low, high], shape)).astype(entry.numpy_dtype)
         return np.asarray(generator.uniform(low, high, shape)).astype(entry.numpy_dtype)
     values = generator.normal(size=shape)
     if low is not None or high is not None:  # one side is open: on this side of the bound

@@ -34,6 +34,7 @@ class LabelSpec:
         shape: extents; a string is a symbolic dimension (the batch), None an unknown one.
         minimum, maximum: the smallest and largest value that are valid; None where there is no bound or it is not known.
         ignored: for class indices, the one value outside that range that is valid too.
+        two_values: whether the minimum and the maximum alone are valid, and nothing between them.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LabelSpec:
     minimum: int | None = None
     maximum: int | None = None
     ignored: int | None = None
+    two_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,20 @@ class Reading:
         output: its name; None leaves the choice to ``compile``, whose ``outputs`` says which.
         activation: what is stepped over where the model ends in it.
         position: which of the outputs that ``compile`` was given it is; of no meaning where it has a name.
+        takes: what it takes the output for, where it applies no activation; None: numbers of any kind.
+        class_axis: the axis of classes, where it reads such and applies no activation along it.
     """
 
     output: str | None = None
     activation: Activation | None = None
     position: int = 0
+    takes: Scale | None = None
+    class_axis: int | None = None
+
+    @property
+    def classes_along(self) -> int | None:
+        """The axis of the classes, -1 for the last; None where elements are read one by one."""
+        return self.class_axis if self.activation is None else self.activation.axis
 
 
 class Term(NamedTuple):

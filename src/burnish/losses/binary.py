@@ -42,6 +42,10 @@ class BinaryCrossEntropy(ElementwiseLoss):
     label_range: ClassVar[tuple[int | None, int | None]] = (0, 1)
 
     @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(takes="probabilities"),)
+
+    @property
     def scale(self) -> Scale | None:
         return "probabilities"
 

@@ -25,10 +25,13 @@ class ElementwiseLoss(LossBase):
     """A loss with one number per element; input ``targets``, of the prediction's dtype and shape.
 
     Attributes:
+        label_range: the smallest and the largest target that are valid, None where there is no bound.
+        are_two_values: whether no target between them is valid.
         reduction: ``mean`` over every element of the batch, or ``sum`` (the sum of weights is then the constant 1).
     """
 
     label_range: ClassVar[tuple[int | None, int | None]] = (None, None)
+    are_two_values: ClassVar[bool] = False
 
     reduction: str = "mean"
 
@@ -47,7 +50,8 @@ class ElementwiseLoss(LossBase):
         """
         (prediction,) = predictions
         minimum, maximum = self.label_range
-        return (LabelSpec("targets", prediction.dtype, floating_shape(self.name, prediction), minimum, maximum),)
+        shape = floating_shape(self.name, prediction)
+        return (LabelSpec("targets", prediction.dtype, shape, minimum, maximum, two_values=self.are_two_values),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
         """Emit one term, the sum over all elements and their number; both inputs have one shape.

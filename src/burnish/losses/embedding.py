@@ -105,7 +105,8 @@ class CosineEmbedding(EmbeddingLoss):
         """
         self.check_embeddings(predictions, FEATURE_AXIS + 1)
         shape = floating_shape(self.name, predictions[0])
-        return (LabelSpec("targets", predictions[0].dtype, shape[:FEATURE_AXIS] + shape[FEATURE_AXIS + 1 :], -1, 1),)
+        extents = shape[:FEATURE_AXIS] + shape[FEATURE_AXIS + 1 :]
+        return (LabelSpec("targets", predictions[0].dtype, extents, -1, 1, two_values=True),)
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
         """Emit one term, from two embeddings ``[N, features, ...]`` and targets ``[N, ...]`` of -1 and 1."""

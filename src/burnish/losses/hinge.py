@@ -11,6 +11,7 @@ from burnish.graph import Tensor
 from burnish.losses.base import (
     LabelSpec,
     LossBase,
+    Reading,
     Reduction,
     Scale,
     Term,
@@ -34,6 +35,7 @@ class Hinge(ElementwiseLoss):
 
     name: ClassVar[str] = "hinge"
     label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
+    are_two_values: ClassVar[bool] = True
 
     margin: float = 1.0
     squared: bool = False
@@ -41,6 +43,10 @@ class Hinge(ElementwiseLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self.name, "margin", self.margin)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(takes="scores"),)
 
     @property
     def scale(self) -> Scale | None:
@@ -64,6 +70,7 @@ class HingeEmbedding(ElementwiseLoss):
 
     name: ClassVar[str] = "hinge_embedding"
     label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
+    are_two_values: ClassVar[bool] = True
 
     margin: float = 1.0
 
@@ -112,6 +119,11 @@ class MultiMargin(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        # Two probabilities may differ by less than 1.
+        return (Reading(takes="scores" if self.margin >= 1 else None, class_axis=CLASS_AXIS),)
 
     @property
     def scale(self) -> Scale | None:

@@ -11,6 +11,7 @@ from burnish.graph import Tensor
 from burnish.losses.base import (
     LabelSpec,
     LossBase,
+    Reading,
     Reduction,
     Scale,
     Term,
@@ -21,7 +22,7 @@ from burnish.losses.base import (
 )
 from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
-from burnish.ops.labels import Labelled
+from burnish.ops.labels import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,10 @@ class NegativeLogLikelihood(LossBase):
     @property
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(takes="log_probabilities", class_axis=CLASS_AXIS),)
 
     @property
     def scale(self) -> Scale | None:
@@ -87,6 +92,10 @@ class KullbackLeibler(ElementwiseLoss):
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction, ("batchmean", "mean", "sum"))
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return (Reading(takes="log_probabilities"),)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         (prediction,) = predictions

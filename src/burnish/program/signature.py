@@ -50,6 +50,8 @@ class Role(StrEnum):
 
 GRADIENT_ROLES = (Role.GRADIENT, Role.INDICES, Role.ROWS, Role.WEIGHT)
 """Of what ``grad`` gives for ``apply`` alone."""
+FLAGS = ("by_rows", "two_values")
+"""Fields of an entry that are written where they are true."""
 STATE_ROLES = frozenset({Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.KEY, Role.STEP})
 
 
@@ -69,6 +71,7 @@ class Entry:
         minimum, maximum: for class indices, and for an input that selects rows of an embedding, the smallest and largest that are
             valid.
         ignored: for class indices, the one value outside that range that is valid too (``ignore_index``).
+        two_values: for a label that is a sign, the minimum and the maximum alone are valid, and nothing between them.
         by_rows: for an output that is the next value of a state entry: it differs from the present one in a few rows of axis 0,
             and is a ScatterND of these rows, which may be written over the present ones in their place.
     """
@@ -82,6 +85,7 @@ class Entry:
     minimum: int | None = None
     maximum: int | None = None
     ignored: int | None = None
+    two_values: bool = False
     by_rows: bool = False
 
     @property
@@ -225,7 +229,7 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
         "dtype": entry.dtype.name,
         "shape": None if entry.shape is None else list(entry.shape),
         **{name: value for name, value in optional.items() if value is not None},
-        **({"by_rows": True} if entry.by_rows else {}),
+        **{name: True for name in FLAGS if getattr(entry, name)},
     }
 
 
@@ -241,7 +245,8 @@ def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
         read["default"] = math.nan
     else:
         _checked("default", read.get("default"), is_number, optional=True)
-    _checked("by_rows", read.get("by_rows", False), lambda by_rows: isinstance(by_rows, bool))
+    for name in FLAGS:
+        _checked(name, read.get(name, False), lambda flag: isinstance(flag, bool))
     for name in ("minimum", "maximum", "ignored"):
         _checked(name, read.get(name), _is_index, optional=True)
     return Entry(**read)

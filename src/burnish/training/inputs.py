@@ -258,7 +258,7 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
         remedy = f": give its reshape({', '.join(['-1', *map(str, array.shape[1:rank])])})" if is_longer and rank else ""
         raise InputError(
             f"The input '{entry.name}' has {array.ndim} dimensions, and the program takes {rank}: "
-            f"{_expected(entry, array)}{remedy}"
+            f"{_expected(entry, array)}{remedy or _other_labels(entry, array)}"
         )
     for axis, (extent, expected) in enumerate(zip(array.shape, entry.extents, strict=True)):
         if isinstance(expected, int) and extent != expected:
@@ -278,6 +278,23 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
                     f"The inputs '{other}' and '{entry.name}' disagree about '{expected}': {earlier} and {extent} "
                     f"('{entry.name}': {_expected(entry, array)}). Give both for the same samples"
                 )
+
+
+def _other_labels(entry: Entry, array: np.ndarray) -> str:
+    """Return what to do where labels are numbers for each class and the loss takes indices, or the reverse."""
+    extents = entry.extents
+    if entry.role is not Role.LABEL:
+        return ""
+    if entry.numpy_dtype.kind in "iu" and array.ndim == len(extents) + 1 and entry.maximum is not None:
+        classes = [axis for axis in (1, -1) if axis < array.ndim and array.shape[axis] == entry.maximum + 1]
+        if classes:
+            return (
+                f": where each row is one class (one-hot), give its argmax(axis={classes[0]}); where rows are probabilities, "
+                "choose 'cross_entropy:probabilities=true', and where several classes may be right at once, 'bce_with_logits'"
+            )
+    if entry.numpy_dtype.name in FLOATS and array.dtype.kind in "iu" and array.ndim == len(extents) - 1:
+        return ": where these are class indices, choose a loss over classes, such as 'cross_entropy', or give them one-hot"
+    return ""
 
 
 def _how_to_open(entry: Entry, axis: int) -> str:
@@ -301,7 +318,7 @@ def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
     reason = ""
     if dtype.kind in "iu" and array.dtype.name in FLOATS:
         reason = "; class indices are integers" if entry.role is Role.LABEL else "; it takes integers"
-    elif dtype.name in FLOATS and array.dtype.kind in "iub":
+    elif dtype.name in FLOATS and array.dtype.kind in "iub" and entry.role is Role.DATA:
         reason = "; scale integers (pixels: divide by 255) to what the model was made for"
     raise InputError(
         f"The input '{entry.name}' has dtype {array.dtype}, expected {dtype}{reason}: convert it with .astype('{dtype}')"
@@ -340,17 +357,23 @@ def _check_range(entry: Entry, array: np.ndarray) -> None:
     smallest, largest = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     low = smallest if entry.minimum is None else entry.minimum
     high = largest if entry.maximum is None else entry.maximum
-    if smallest >= low and largest <= high:
+    if entry.two_values:
+        outside = (array != low) & (array != high)
+    elif smallest >= low and largest <= high:
         return
-    outside = (array < low) | (array > high)
+    else:
+        outside = (array < low) | (array > high)
     if entry.ignored is not None:
         outside &= array != entry.ignored
     if not outside.any():
         return
-    valid = f"{entry.minimum if entry.minimum is not None else ''}..{entry.maximum if entry.maximum is not None else ''}"
+    between = " and " if entry.two_values else ".."
+    valid = f"{'' if entry.minimum is None else entry.minimum}{between}{'' if entry.maximum is None else entry.maximum}"
     remedy = "Number the classes from 0, and check that the model has an output for each"
     if entry.role is Role.DATA:
         remedy = "Number them as the model was made to read them (its vocabulary), or take a model with more rows"
+    elif entry.two_values:
+        remedy = f"Write {entry.minimum} for no, which is often 0, and {entry.maximum} for yes"
     elif entry.numpy_dtype.kind not in "iu":
         remedy = "Give the loss what it compares with, or choose a loss for values of any size"
     also = f" or {entry.ignored}, which is ignored" if entry.ignored is not None else ""

@@ -94,7 +94,8 @@ def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> n
     """
     rules = [rule for rule in signature.extents if rule.dimension == entry.extents[0]]
     rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
-    value = max(0, entry.minimum or 0) if entry.maximum is None else min(max(0, entry.minimum or 0), entry.maximum)
+    least = entry.minimum or 0
+    value = least if entry.two_values else max(0, least) if entry.maximum is None else min(max(0, least), entry.maximum)
     return np.full((rows, *shape[1:]), value, entry.numpy_dtype)
 
 

@@ -25,6 +25,8 @@ from burnish.training.finetuning.detectors import find_detector
 
 Kind = Literal["classes", "masks", "objects"]
 CROSS_ENTROPY = "cross_entropy"
+SHOWN = 5
+"""How many of several classes a line names."""
 METRICS: dict[Kind, tuple[str, ...]] = {
     "classes": ("accuracy",),
     "masks": ("mean_iou", "pixel_accuracy"),
@@ -83,23 +85,41 @@ class Task:
         scores = next(value for node in model.graph for value in node.outputs if value.name == self.head.output)
         return class_layers(scores, self.head.scores)
 
-    def counted(self, dataset: Dataset, spec: DataSpec) -> int:
-        """Return how many classes there are in data that do not name them: one more than the largest index.
+    def occurring(self, dataset: Dataset, spec: DataSpec) -> list[int]:
+        """Return which classes there are in data that do not name them, in ascending order.
 
         Raises:
-            DataError: the data hold none.
+            DataError: the data give no labels.
         """
         if spec.label is None:
             raise DataError("the data give no labels: fine-tuning learns classes")
-        largest = -1
+        classes: set[int] = set()
         for begin in range(0, len(dataset), 1024):
             indices = np.arange(begin, min(begin + 1024, len(dataset)))
             if isinstance(dataset, MaskImages):  # whose pictures need not be read for it
                 labels = dataset.annotations(indices.tolist(), np.zeros(len(indices), bool))[spec.label.name]
             else:
                 labels = dataset.batch(indices)[spec.label.name]
-            largest = max(largest, int(labels[labels != spec.label.ignored].max(initial=-1)))
-        return largest + 1
+            classes.update(np.unique(labels[labels != spec.label.ignored]).tolist())
+        return sorted(classes)
+
+
+def absent_classes(occurring: Sequence[int]) -> str | None:
+    """Return a line on classes below the largest that no sample has; None where there are none.
+
+    Args:
+        occurring: those that samples have, in ascending order.
+    """
+    absent = sorted({*range(occurring[-1] if occurring else 0)}.difference(occurring))
+    if not absent:
+        return None
+    if absent[0] == 0 and len(absent) == occurring[0]:
+        return (
+            f"classes: the labels begin at {occurring[0]}, and no sample has a class below: where they are numbered from "
+            f"{occurring[0]}, subtract it, or the head has outputs that nothing trains"
+        )
+    listed = ", ".join(map(str, absent[:SHOWN])) + (f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else "")
+    return f"classes: no sample has {listed} of 0 to {occurring[-1]}; the head has an output for each all the same"
 
 
 def task_of(

@@ -26,7 +26,7 @@ from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
-from burnish.training.finetuning.tasks import Task, task_of
+from burnish.training.finetuning.tasks import Task, absent_classes, task_of
 from burnish.training.text_length import length_of, within_the_model
 
 HEAD = "head"
@@ -157,7 +157,8 @@ def transfer(
     task = task_of(model, data, output, loss, metrics, augment)
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
     names = _class_names(task, dataset, data)
-    count = len(names) if names else task.counted(dataset, spec)
+    occurring = range(len(names)) if names else task.occurring(dataset, spec)
+    count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
     before, notes = task.classes, _said(task)
     is_new = count != before or (names is not None and spec.described.classes != names)
     if is_new:
@@ -165,6 +166,7 @@ def transfer(
         notes.append(f"head: {task.called} drawn anew for {count} classes; the file had {before}")
     else:
         notes.append(f"head: {task.called.rsplit(' ', 1)[0]} stays, as the file's {count} classes are those of the data")
+    notes += [] if absent is None else [absent]
     head = task.head
     if cut is not None:
         notes.append(cut)

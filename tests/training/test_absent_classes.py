@@ -1,0 +1,40 @@
+"""Labels with classes that no sample has: those that are numbered from 1 would draw a head of one class too many."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from burnish.training.finetuning import transfer
+from burnish.training.finetuning.tasks import absent_classes
+from oracles.small_networks import CLASSES, Network
+
+
+@pytest.mark.parametrize(
+    ("occurring", "said"),
+    [
+        ([0, 1, 2], None),
+        ([], None),
+        ([1, 2, 3], r"^classes: the labels begin at 1, .* numbered from 1, subtract it, or the head has outputs that nothing"),
+        ([0, 3], r"^classes: no sample has 1, 2 of 0 to 3; the head has an output for each"),
+        ([1, 3], r"^classes: no sample has 0, 2 of 0 to 3;"),
+        ([0, 9], r"^classes: no sample has 1, 2, 3, 4, 5 and 3 more of 0 to 9;"),
+    ],
+)
+def test_what_is_said_of_absent_classes(occurring, said):
+    line = absent_classes(occurring)
+    assert line is None if said is None else re.search(said, line or "")
+
+
+def test_labels_from_1_are_said_where_the_head_is_drawn_anew(tmp_path):
+    network = Network("plain", [6])
+    model = network.model(network.dense("head", network.input, 6, CLASSES))
+    labels = np.arange(12) % CLASSES
+    np.savez(tmp_path / "from_0.npz", x=np.zeros((12, 6), np.float32), y=labels)
+    np.savez(tmp_path / "from_1.npz", x=np.zeros((12, 6), np.float32), y=labels + 1)
+    assert not any(note.startswith("classes:") for note in transfer(model, tmp_path / "from_0.npz")[0].notes)
+    prepared, _ = transfer(model, tmp_path / "from_1.npz")
+    assert (prepared.is_new, prepared.head.classes) == (True, CLASSES + 1)
+    assert any(note.startswith("classes: the labels begin at 1") for note in prepared.notes)
