@@ -125,7 +125,7 @@ def written_out(layer: str, feeds: dict[str, np.ndarray]) -> dict[str, torch.Ten
     return {"loss": loss.detach(), **{f"grad:{name}": leaf.grad for name, leaf in leaves.items()}}
 
 
-@pytest.mark.parametrize(("frames", "sequences"), [(5, 3), (1, 1), (2, 17)])
+@pytest.mark.parametrize(("frames", "sequences"), [(5, 3), (1, 1), (2, 2), (2, 17)])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gradients_beside_float64(layer, frames, sequences):
     counts = called(gradients(layer)[1])
@@ -144,9 +144,25 @@ def test_gradients_beside_float64(layer, frames, sequences):
 def test_the_same_bits_on_any_number_of_threads(layer):
     feeds = feeds_of(layer, 3, 9)
     first = run(layer, feeds, 1)
-    for threads in (2, 3, 2):
+    for threads in (2, 3, 16, 2):  # more than there are cores wait for each other too
         for name, array in run(layer, feeds, threads).items():
             np.testing.assert_array_equal(array, first[name], err_msg=name)
+
+
+@pytest.mark.parametrize("layer", [name for name in LAYERS if "divided" in name])
+def test_the_same_bits_where_threads_never_come(layer):
+    """What kernels divide among four threads, one does by itself."""
+    program, graph = gradients(layer)
+    feeds = feeds_of(layer, 3, 2)
+    copy = graph.clone()
+    kernels.call_kernels(copy, 4)
+    inputs = {**program.initial_state(0), **feeds}
+    session = engine().inference_session(copy, threads=1)
+    names = [output.name for output in session.get_outputs()]
+    results = session.run(names, {value.name: inputs[value.name] for value in copy.graph.inputs})
+    expected = run(layer, feeds, 1)
+    for name, array in zip(names, results, strict=True):
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("layer", ["LSTM", "GRU"])

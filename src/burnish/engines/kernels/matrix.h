@@ -29,6 +29,15 @@ using Unaligned = float __attribute__((vector_size(kLanes * sizeof(float)), alig
 inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
 inline int64_t round_up(int64_t number, int64_t to) { return divide_up(number, to) * to; }
 
+// The same vector, which stays in a register: GCC would load one again for each of few rows that it multiplies, and loading would take longer
+// than multiplying.
+[[gnu::always_inline]] inline Vector held(Vector value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#endif
+  return value;
+}
+
 // c[rows][vectors] = a[rows][depth] b[depth][vectors], or added to c; b in panels of kPanel columns. What is added is summed by itself
 // first: sums of many short sums keep more digits than long ones.
 template <int rows, int vectors, bool add>
@@ -42,7 +51,7 @@ template <int rows, int vectors, bool add>
   for (int64_t d = 0; d < depth; ++d) {
     Vector columns[vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) columns[v] = load(b + d * kPanel + v * kLanes);
+    for (int v = 0; v < vectors; ++v) columns[v] = held(load(b + d * kPanel + v * kLanes));
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       float factor = a[r * a_row + d * a_step];
@@ -88,6 +97,42 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int6
     a += count * a_row;
     c += count * c_row;
     rows -= count;
+  }
+}
+
+// `rows` <= kFew rows by two whole panels, one after the other, to 2 kPanel columns of c, in the bits of `multiply`: twice the sums, as a
+// sum waits for the product that was added to it last.
+constexpr int64_t kFew = 3;
+
+template <int rows>
+inline void multiply_few(int64_t depth, const float* a, int64_t a_row, const float* b, float* c, int64_t c_row) {
+  Vector sums[rows][2 * kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kVectors; ++v) sums[r][v] = Vector{};
+  for (int64_t d = 0; d < depth; ++d) {
+    float factors[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) factors[r] = a[r * a_row + d];
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kVectors; ++v) {
+      Vector columns = held(load(b + (v / kVectors * depth + d) * kPanel + v % kVectors * kLanes));
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) sums[r][v] += factors[r] * columns;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kVectors; ++v) store(c + r * c_row + v * kLanes, sums[r][v]);
+}
+
+inline void multiply_by_two_panels(int64_t rows, int64_t depth, const float* a, int64_t a_row, const float* b, float* c, int64_t c_row) {
+  switch (rows) {
+    case 3: return multiply_few<3>(depth, a, a_row, b, c, c_row);
+    case 2: return multiply_few<2>(depth, a, a_row, b, c, c_row);
+    default: return multiply_few<1>(depth, a, a_row, b, c, c_row);
   }
 }
 

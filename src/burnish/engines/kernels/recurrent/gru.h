@@ -37,15 +37,15 @@ inline void run(const Extents& extents, const float* z, const float* r, const fl
   // As [gate][N][pitch], and r h' [N, H] behind.
   Tensor memory = make_tensor({kGates * sequences * pitch + extents.states()});
   float *products = memory.mutable_data_ptr<float>(), *gated = products + kGates * sequences * pitch;
-  auto multiply = [&](int64_t gate, const float* rows, int64_t row, int64_t row_end, int64_t unit, int64_t unit_end) {
-    weights[gate].multiply(row_end - row, rows + row * hidden, hidden, products + (gate * sequences + row) * pitch, unit, unit_end);
+  auto multiply = [&](int64_t index, int64_t gate, const float* rows, int64_t row, int64_t row_end, int64_t unit, int64_t unit_end) {
+    weights[gate].multiply(row_end - row, rows + row * hidden, hidden, products + (gate * sequences + row) * pitch, unit, unit_end, index % 2);
   };
   auto frame = [&](int64_t index, int64_t row, int64_t row_end, int phase, int64_t unit, int64_t unit_end) {
     int64_t first = extents.frame_at(index, reverse) * sequences;
     const float* h_before = index ? to.h + extents.frame_at(index - 1, reverse) * extents.states() : to.last_h;
     if (phase == 0)
-      for (int64_t gate = 0; gate < 2; ++gate) multiply(gate, h_before, row, row_end, unit, unit_end);
-    if (linear || phase == 1) multiply(2, linear ? h_before : gated, row, row_end, unit, unit_end);
+      for (int64_t number = 0; number < 2; ++number) multiply(index, index % 2 ? 1 - number : number, h_before, row, row_end, unit, unit_end);
+    if (linear || phase == 1) multiply(index, 2, linear ? h_before : gated, row, row_end, unit, unit_end);
     for (int64_t n = row; n < row_end; ++n) {
       int64_t place = first + n;
       const float *__restrict from = z + place * kGates * hidden, *__restrict before = h_before + n * hidden;
@@ -71,7 +71,11 @@ inline void run(const Extents& extents, const float* z, const float* r, const fl
       for (int64_t k = unit; k < unit_end; ++k) h[k] = candidate[k] + update[k] * (before[k] - candidate[k]);
     }
   };
-  Division(extents, kGates * hidden * hidden).go(0, 1, linear ? 1 : 2, frame);
+  Division division(extents, kGates * hidden * hidden);
+  if (linear)
+    division.go(0, 1, {true}, frame);
+  else
+    division.go(0, 1, {true, true}, frame);
   std::copy_n(to.h + extents.frame_at(extents.frames - 1, reverse) * extents.states(), extents.states(), to.last_h);
 }
 
@@ -96,8 +100,8 @@ inline void run_back(const Extents& extents, const Saved& from, bool reverse, fl
     float* of_frame = dz + (first + row) * wide;
     if (phase == 1)
       of_candidate.multiply(rows, linear ? d_inside + (first + row) * hidden : of_frame + 2 * hidden, linear ? hidden : wide,
-                            through_candidate + row * pitch, unit, unit_end);
-    if (phase == 2) of_gates.multiply(rows, of_frame, wide, through_gates + row * pitch, unit, unit_end);
+                            through_candidate + row * pitch, unit, unit_end, index % 2);
+    if (phase == 2) of_gates.multiply(rows, of_frame, wide, through_gates + row * pitch, unit, unit_end, index % 2);
     for (int64_t n = row; n < row_end; ++n) {
       int64_t place = first + n;
       const float *__restrict update = from.update_reset + place * 2 * hidden, *__restrict reset = update + hidden;
@@ -129,7 +133,7 @@ inline void run_back(const Extents& extents, const Saved& from, bool reverse, fl
       }
     }
   };
-  Division(extents, kGates * hidden * hidden).go(extents.frames - 1, -1, 3, frame);
+  Division(extents, kGates * hidden * hidden).go(extents.frames - 1, -1, {false, true, !linear}, frame);
 }
 
 }  // namespace burnish::gru

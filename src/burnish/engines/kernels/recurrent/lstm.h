@@ -52,12 +52,14 @@ inline void run(const Extents& extents, const float* z, const float* r, bool rev
   // As [gate][N][pitch]: each gate is a product by itself.
   Tensor memory = make_tensor({kGates * sequences * pitch});
   float* products = memory.mutable_data_ptr<float>();
-  Division(extents, kGates * hidden * hidden).go(0, 1, 1, [&](int64_t index, int64_t row, int64_t row_end, int, int64_t unit, int64_t unit_end) {
+  Division(extents, kGates * hidden * hidden).go(0, 1, {true}, [&](int64_t index, int64_t row, int64_t row_end, int, int64_t unit, int64_t unit_end) {
     int64_t first = extents.frame_at(index, reverse) * sequences;
     int64_t before = index ? extents.frame_at(index - 1, reverse) * sequences : 0;
     const float *h_before = index ? to.h + before * hidden : to.last_h, *c_before = index ? to.c + before * hidden : to.last_c;
-    for (int64_t gate = 0; gate < kGates; ++gate)
-      weights[gate].multiply(row_end - row, h_before + row * hidden, hidden, products + (gate * sequences + row) * pitch, unit, unit_end);
+    for (int64_t number = 0; number < kGates; ++number) {
+      int64_t gate = index % 2 ? kGates - 1 - number : number;
+      weights[gate].multiply(row_end - row, h_before + row * hidden, hidden, products + (gate * sequences + row) * pitch, unit, unit_end, index % 2);
+    }
     for (int64_t n = row; n < row_end; ++n) {
       int64_t place = first + n;
       step(hidden, unit, unit_end, z + place * kGates * hidden, products + n * pitch, sequences * pitch, c_before + n * hidden,
@@ -101,7 +103,7 @@ inline void run_back(const Extents& extents, const Saved& from, bool reverse, fl
   auto frame = [&](int64_t index, int64_t row, int64_t row_end, int phase, int64_t unit, int64_t unit_end) {
     int64_t first = extents.frame_at(index, reverse) * sequences;
     if (phase == 1) {
-      weights.multiply(row_end - row, dz + (first + row) * wide, wide, product + row * pitch, unit, unit_end);
+      weights.multiply(row_end - row, dz + (first + row) * wide, wide, product + row * pitch, unit, unit_end, index % 2);
       for (int64_t n = row; n < row_end; ++n) std::copy(product + n * pitch + unit, product + n * pitch + unit_end, d_h + n * hidden + unit);
       return;
     }
@@ -117,7 +119,7 @@ inline void run_back(const Extents& extents, const Saved& from, bool reverse, fl
                 before + n * hidden, dz + place * wide);
     }
   };
-  Division(extents, kGates * hidden * hidden).go(extents.frames - 1, -1, 2, frame);
+  Division(extents, kGates * hidden * hidden).go(extents.frames - 1, -1, {false, true}, frame);
 }
 
 }  // namespace burnish::lstm

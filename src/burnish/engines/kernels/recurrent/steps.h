@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <vector>
 
 #include "matrix.h"
 #include "tensor.h"
+#include "turns.h"
 
 namespace burnish::recurrent {
 
@@ -42,11 +44,20 @@ class Panels {
   // Elements between rows of a product: whole vectors are written.
   int64_t pitch() const { return matrix::round_up(columns_, matrix::kLanes); }
 
-  // Columns [begin, end), the first one of a panel, of product[rows][pitch] = rows_of[rows][depth] b, rows `step` numbers apart.
-  void multiply(int64_t rows, const float* rows_of, int64_t step, float* product, int64_t begin, int64_t end) const {
-    for (int64_t first = begin; first < end; first += matrix::kPanel)
-      matrix::multiply<false>(rows, std::min(matrix::kPanel, end - first), depth_, rows_of, step, 1, packed_.data() + first * depth_,
-                              product + first, pitch());
+  // Columns [begin, end), the first one of a panel, of product[rows][pitch] = rows_of[rows][depth] b, rows `step` numbers apart. A frame that
+  // goes through the panels backwards after one that went forwards begins with those that are still in the cache.
+  void multiply(int64_t rows, const float* rows_of, int64_t step, float* product, int64_t begin, int64_t end, bool backwards) const {
+    int64_t pairs = rows <= matrix::kFew ? (end - begin) / (2 * matrix::kPanel) : 0, single = begin + pairs * 2 * matrix::kPanel;
+    int64_t count = pairs + matrix::divide_up(end - single, matrix::kPanel);
+    for (int64_t index = 0; index < count; ++index) {
+      int64_t place = backwards ? count - 1 - index : index;
+      int64_t first = place < pairs ? begin + place * 2 * matrix::kPanel : single + (place - pairs) * matrix::kPanel;
+      const float* panel = packed_.data() + first * depth_;
+      if (place < pairs)
+        matrix::multiply_by_two_panels(rows, depth_, rows_of, step, panel, product + first, pitch());
+      else
+        matrix::multiply<false>(rows, std::min(matrix::kPanel, end - first), depth_, rows_of, step, 1, panel, product + first, pitch());
+    }
   }
 
  private:
@@ -56,7 +67,7 @@ class Panels {
 
 // Sequences do not know of each other: where there are enough of them, and all of the weight stays in a core's cache, each thread takes some
 // through all frames. Else each thread takes some of the hidden units, so that it reads only their part of the weight, and waits for the
-// others at each frame. The bits are the same.
+// others at each frame (turns.h). The bits are the same.
 class Division {
  public:
   Division(const Extents& extents, int64_t weights)
@@ -66,23 +77,33 @@ class Division {
   }
 
   // Calls `frame(index, row, row_end, phase, unit, unit_end)` for the places `from`, `from + step`, ... of `frames` frames, in each for the
-  // phases 0, 1, ...: a phase begins for a row once all units of the one before are done.
+  // phases 0, 1, ... For each of these `waits` says whether it reads what the phase before, of the same frame or the one before, has made of
+  // other units: then it begins once that is done. `frame` throws nothing: others would wait for it.
   template <typename Frame>
-  void go(int64_t from, int64_t step, int phases, const Frame& frame) const {
-    int64_t hidden = extents_.hidden;
+  void go(int64_t from, int64_t step, std::initializer_list<bool> waits, const Frame& frame) const {
+    int64_t hidden = extents_.hidden, phases = static_cast<int64_t>(waits.size()), count = extents_.frames * phases;
+    auto run = [&](int64_t begin, int64_t end, int64_t row, int64_t row_end, int64_t unit, int64_t unit_end) {
+      for (int64_t index = begin; index < end; ++index)
+        frame(from + index / phases * step, row, row_end, static_cast<int>(index % phases), unit, unit_end);
+    };
     if (by_units_) {
-      for (int64_t count = 0; count < extents_.frames; ++count)
-        for (int phase = 0; phase < phases; ++phase)
-          parallel_for(0, panels_, matrix::divide_up(panels_, threads_), [&](int64_t begin, int64_t end) {
-            frame(from + count * step, 0, extents_.sequences, phase, begin * matrix::kPanel, std::min(end * matrix::kPanel, hidden));
+      std::vector<int64_t> starts;
+      for (int64_t index = 0; index < count; ++index)
+        if (index == 0 || waits.begin()[index % phases]) starts.push_back(index);
+      starts.push_back(count);
+      int64_t shares = std::min(threads_, panels_);
+      Turns turns(shares, static_cast<int64_t>(starts.size()) - 1);
+      parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t own = begin; own < end; ++own)
+          turns.take_part(own, [&](int64_t turn, int64_t share) {
+            int64_t unit = panels_ * share / shares * matrix::kPanel, unit_end = panels_ * (share + 1) / shares * matrix::kPanel;
+            run(starts[turn], starts[turn + 1], 0, extents_.sequences, unit, std::min(unit_end, hidden));
           });
+      });
       return;
     }
     int64_t least = std::max(kLeastSequences, matrix::divide_up(extents_.sequences, threads_));
-    parallel_for(0, extents_.sequences, least, [&](int64_t begin, int64_t end) {
-      for (int64_t count = 0; count < extents_.frames; ++count)
-        for (int phase = 0; phase < phases; ++phase) frame(from + count * step, begin, end, phase, 0, hidden);
-    });
+    parallel_for(0, extents_.sequences, least, [&](int64_t begin, int64_t end) { run(0, count, begin, end, 0, hidden); });
   }
 
  private:
