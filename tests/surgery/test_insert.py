@@ -85,8 +85,8 @@ def test_outputs_stay(after: str | list[str], calibrated: bool) -> None:
     assert np.abs(behind - before).max() <= 1e-6 * np.abs(before).max()
 
 
-def test_weights_get_the_length_of_their_initialization() -> None:
-    """Outputs stay, and each channel's weights are sqrt(2 fan_in / fan_out) long; a channel without weights keeps none."""
+def test_weights_of_all_channels_get_one_length() -> None:
+    """Outputs stay, and each channel's weights are 1/sqrt(3) long; a channel without weights keeps none."""
     proto = small_network()
     proto.graph.initializer[0].CopyFrom(
         numpy_helper.from_array(
@@ -99,10 +99,12 @@ def test_weights_get_the_length_of_their_initialization() -> None:
     after = onnxruntime_outputs(model, {"x": x})["y"]
     assert np.abs(after - before).max() <= 1e-5 * np.abs(before).max()
     lengths = np.linalg.norm(array(model, "conv.weight").reshape(4, -1), axis=1)
-    np.testing.assert_allclose(lengths, np.sqrt(2 * 3 / 4) * np.array([1, 1, 0, 1]), rtol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(array(model, "fc1.weight"), axis=1), np.sqrt(2 * 6 / 7), rtol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(array(model, "fc2.weight"), axis=0), np.sqrt(2 * 7 / 5), rtol=1e-5)
-    np.testing.assert_array_equal(array(model, "up.weight"), random(4, 3, 2, 2))
+    np.testing.assert_allclose(lengths, np.sqrt(1 / 3) * np.array([1, 1, 0, 1]), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(array(model, "fc1.weight"), axis=1), np.sqrt(1 / 3), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(array(model, "fc2.weight"), axis=0), np.sqrt(1 / 3), rtol=1e-5)
+    # Four inputs and six outputs in two groups: the first three outputs read the first two inputs.
+    up = array(model, "up.weight").reshape(2, 2, 3, 4)
+    np.testing.assert_allclose(np.linalg.norm(up, axis=(1, 3)), np.sqrt(1 / 3), rtol=1e-5)
 
 
 def test_a_bias_with_an_axis_for_the_samples_is_multiplied_along_the_channels() -> None:

@@ -21,6 +21,8 @@ OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 """Layers that have their channels on axis 1 of the output."""
 TINY = 1e-6
 """Weights of a channel that are shorter than this part of the layer's median count as none."""
+LENGTH = 1 / np.sqrt(3)
+"""Of the weights of each channel after ``rescale``: that which PyTorch's layers begin with, whatever their size."""
 
 
 def insert(
@@ -46,11 +48,12 @@ def insert(
             normalization follows already is left out where it was not named by itself.
         data: batches, dicts of arrays by input name; other names, such as labels, are not read.
         epsilon: of the new layers.
-        rescale: bring the weights of each channel to the length that initialization gives them, sqrt(2 fan_in / fan_out) (He et
-            al. 2015), and the new layer's statistics with them. Batch normalization makes a layer independent of that length, and
-            its square divides the learning rate (van Laarhoven 2017): weights with a scale folded into them would train at
-            another pace than those before. Transposed convolutions, and layers that share weight or bias with others, keep
-            theirs.
+        rescale: bring the weights of each channel to a length of 1/sqrt(3), and the new layer's statistics with them. Batch
+            normalization makes a layer independent of that length, and its square divides the learning rate (van Laarhoven
+            2017), so that with a scale folded into them layers would train at very different paces. Which length the weights
+            had before is not in the file. PyTorch draws those of every layer at 1/sqrt(3); short is better than long, as such
+            weights grow where the rate is too high, and never shrink (Arora, Li and Lyu 2018). Layers that share weight or bias
+            with others keep theirs.
         momentum: of the new layers: the part of the running statistics that a training step retains.
         engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
@@ -166,22 +169,23 @@ def _insert(
 
 
 def _factors(node: ir.Node) -> np.ndarray:
-    """What brings the weights of each channel to the length of their initialization [C]; [1] where they are not to be changed."""
+    """What brings the weights of each channel to ``LENGTH`` [C]; [1] where they are not to be changed."""
     operands = [value for value in node.inputs[1:3] if value is not None]
-    are_own = all(value.is_initializer() and len(value.uses()) == 1 for value in operands)
-    if node.op_type == "ConvTranspose" or not are_own:
+    if not all(value.is_initializer() and len(value.uses()) == 1 for value in operands):
         return np.ones(1)
-    weight = np.moveaxis(initial_array(operands[0]).astype(np.float64), _output_axis(node), 0)
-    lengths = np.sqrt((weight**2).reshape(len(weight), -1).sum(axis=1))
+    weight = initial_array(operands[0]).astype(np.float64)
+    lengths = np.sqrt((_grouped(node, weight) ** 2).sum(axis=(1, 3))).reshape(-1)
     usual = np.median(lengths)
-    # Both fans of a convolution have the positions of the kernel; fan_out counts the channels of all groups, as PyTorch's does.
-    wanted = np.sqrt(2 * weight.shape[1] / len(weight))
-    return np.where(lengths > TINY * usual, wanted / np.maximum(lengths, TINY * usual or 1), 1.0)
+    return np.where(lengths > TINY * usual, LENGTH / np.maximum(lengths, TINY * usual or 1), 1.0)
 
 
-def _output_axis(node: ir.Node) -> int:
-    is_transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
-    return 0 if node.op_type == "Conv" or is_transposed else 1
+def _grouped(node: ir.Node, weight: np.ndarray) -> np.ndarray:
+    """A layer's weight as [groups, inputs, outputs of a group, positions], one group but in a transposed convolution."""
+    if node.op_type == "ConvTranspose":
+        groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
+        return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    has_outputs_first = node.op_type == "Conv" or ("transB" in node.attributes and node.attributes["transB"].as_int())
+    return weight.reshape(1, 1, len(weight), -1) if has_outputs_first else weight.reshape(1, *weight.shape, 1)
 
 
 def _multiply(node: ir.Node, factors: np.ndarray) -> None:
@@ -189,8 +193,8 @@ def _multiply(node: ir.Node, factors: np.ndarray) -> None:
     weight, *bias = node.inputs[1:3]
     assert weight is not None
     array = initial_array(weight)
-    axis = _output_axis(node)
-    set_initializer(weight, array * factors.reshape([-1 if number == axis else 1 for number in range(array.ndim)]))
+    grouped = _grouped(node, array)
+    set_initializer(weight, (grouped * factors.reshape(len(grouped), 1, -1, 1)).reshape(array.shape))
     for value in bias:  # of which the channels are the last axis, where it has more than one
         if value is not None:
             set_initializer(value, initial_array(value) * factors)

@@ -30,8 +30,8 @@ def with_normalization(
     """Put batch normalization after layers that train and into which it was folded; noted is what was done, and why.
 
     A network without normalization trains at lower rates only, and often to less than with it. The new layers start from
-    the statistics of the data and change no output (``burnish.surgery.insert``), with weights as long as those of a module; the
-    exported file has them folded again.
+    the statistics of the data and change no output (``burnish.surgery.insert``), with weights as long as those that a module
+    begins with; the exported file has them folded again.
 
     Args:
         model: a canonical model; left as it is.
