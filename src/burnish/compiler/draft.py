@@ -19,6 +19,7 @@ from burnish.passes import (
     join_updates,
     merge_casts,
     merge_scalars,
+    multiply_depthwise_rows,
     raise_scalar_ranks,
     remove_unused,
     widen_reductions,
@@ -203,6 +204,8 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     if not target.kernels:  # else the scalars stay as its kernels look for them
         merge_scalars(model)
         raise_scalar_ranks(model)
+    if target.takes_products:
+        multiply_depthwise_rows(model)
     remove_unused(model)
     settle_opset(model, target)
     check_allowed(model, target)

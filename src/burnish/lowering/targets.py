@@ -107,6 +107,12 @@ class Target:
         """
         return not self.kernels and self.operators is STANDARD_OPERATORS
 
+    @property
+    def takes_products(self) -> bool:
+        """Whether products of matrices stand for operators that ONNX Runtime has slow kernels of on processors, as a runtime
+        with kernels of its own, and one on a graphics processor, does not want."""
+        return not self.kernels and self.operators is STANDARD_OPERATORS
+
     def covers(self, other: Target) -> bool:
         """Whether it is known, without a look at a graph, to run whatever another target runs."""
         if self is other:

@@ -21,6 +21,7 @@ from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.merge_scalars import merge_scalars
 from burnish.passes.mixed_precision import mix_precision
+from burnish.passes.multiply_depthwise_rows import multiply_depthwise_rows
 from burnish.passes.raise_scalar_ranks import raise_scalar_ranks
 from burnish.passes.recognize_attention import recognize_attention
 from burnish.passes.recognize_gelu import recognize_gelu
@@ -57,6 +58,7 @@ __all__ = [
     "merge_casts",
     "merge_scalars",
     "mix_precision",
+    "multiply_depthwise_rows",
     "raise_scalar_ranks",
     "recognize_attention",
     "recognize_gelu",
