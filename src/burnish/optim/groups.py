@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
-from burnish.optim.parameters import Infos, check_matches, decays, matching
+from burnish.optim.parameters import Infos, LastMatch, check_matches, decays, matching
 from burnish.optim.slots import Slot, slots_of
 from burnish.optim.wrapper import layers_of
 from burnish.settings import PlainSettings
@@ -20,6 +21,8 @@ FROZEN = "frozen"
 LR_SCALE = "lr_scale"
 Overrides = str | Mapping[str, Any] | RatedOptimizer
 """``frozen``; settings of the optimizer that differ, and ``lr_scale``; or another optimizer."""
+NO_GROUP: tuple[str, Overrides] = ("", {})
+"""Of parameters that no pattern matches."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class Groups(PlainSettings):
 
     def optimizer_of(self, name: str) -> RatedOptimizer | None:
         """Return what updates a parameter; None for one that is frozen."""
-        return self._group_optimizer(*self._overrides_of(name))
+        index = self._last_match(name)
+        return self._group_optimizers[-1 if index is None else index]
 
     def hyperparameters(self) -> dict[str, float | None]:
         """The rates that are used; before the optimizer is bound, those of all groups."""
@@ -232,19 +236,26 @@ class Groups(PlainSettings):
         used = rated.keys() if members is None else {member.rated_by for member in members}
         return {label: optimizer for label, optimizer in rated.items() if label in used}
 
+    @cached_property
+    def _last_match(self) -> LastMatch:
+        return LastMatch(pattern for pattern, _ in self.patterns)
+
+    @cached_property
+    def _group_optimizers(self) -> tuple[RatedOptimizer | None, ...]:
+        """What updates the group of each pattern, and at last the parameters of none."""
+        return (*(self._group_optimizer(*group) for group in self.patterns), self._group_optimizer(*NO_GROUP))
+
     def _overrides_of(self, name: str) -> tuple[str, Overrides]:
         """The last pattern that matches a name, and what differs there; an empty pattern and nothing where none does."""
-        found: tuple[str, Overrides] = ("", {})
-        for pattern, overrides in self.patterns:
-            if matching(pattern, (name,)):
-                found = (pattern, overrides)
-        return found
+        index = self._last_match(name)
+        return NO_GROUP if index is None else self.patterns[index]
 
     def _members(self, names: tuple[str, ...]) -> list[_Member]:
         chosen: dict[str, _Member] = {}
+        members: dict[str, list[str]] = {}
         for name in names:
             pattern, overrides = self._overrides_of(name)
-            optimizer = self._group_optimizer(pattern, overrides)
+            optimizer = self.optimizer_of(name)
             if optimizer is None:
                 continue
             scale = float(overrides.get(LR_SCALE, 1.0)) if isinstance(overrides, Mapping) else 1.0
@@ -256,13 +267,12 @@ class Groups(PlainSettings):
                 scale *= self.layer_decay**below
                 parts.append(f"{below} below")
             label = ",".join(parts)
-            earlier = chosen.get(label)
-            rated_by = pattern if _has_own_rate(overrides) else ""
-            # The rate is an input of the member; what its optimizer would take without one does not matter.
-            chosen[label] = _Member(
-                label, replace(optimizer, lr=1.0), rated_by, scale, (*(earlier.names if earlier else ()), name)
-            )
-        return list(chosen.values())
+            if label not in chosen:
+                # The rate is an input of the member; what its optimizer would take without one does not matter.
+                rated_by = pattern if _has_own_rate(overrides) else ""
+                chosen[label] = _Member(label, replace(optimizer, lr=1.0), rated_by, scale, ())
+            members.setdefault(label, []).append(name)
+        return [replace(member, names=tuple(members[label])) for label, member in chosen.items()]
 
     def _leaves_undecayed(self, name: str, overrides: Overrides) -> bool:
         if self.decay == "all" or (isinstance(overrides, Mapping) and "weight_decay" in overrides):

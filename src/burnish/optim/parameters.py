@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar, runtime_checkable
 
 import onnx_ir as ir
@@ -47,6 +48,8 @@ class ParameterInfo:
 Infos = Mapping[str, ParameterInfo]
 """Initializer name -> what is known of it, for every parameter that has a gradient."""
 
+WILDCARDS = frozenset("*?[")
+"""What makes a pattern match more than the name that it is."""
 T = TypeVar("T")
 
 
@@ -92,9 +95,31 @@ def matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in names if matches_pattern(name, pattern))
 
 
+class LastMatch:
+    """Tells which of many patterns is the last that matches a name, without trying those that are names themselves.
+
+    Args:
+        patterns: names, or shell-style patterns.
+    """
+
+    def __init__(self, patterns: Iterable[str]):
+        self._names: dict[str, int] = {}
+        self._patterns: list[tuple[int, str]] = []
+        for index, pattern in enumerate(patterns):
+            self._names[pattern] = index
+            if not WILDCARDS.isdisjoint(pattern):
+                self._patterns.append((index, pattern))
+
+    def __call__(self, name: str) -> int | None:
+        """Return the index of the last pattern that matches a name; None where none does."""
+        last = self._names.get(name)
+        matches = (index for index, pattern in reversed(self._patterns) if fnmatchcase(name, pattern))
+        return max((index for index in (last, next(matches, None)) if index is not None), default=None)
+
+
 def check_matches(owner: str, pattern: str, names: Collection[str]) -> None:
     """Raise ConfigurationError, with what comes near, for a pattern that matches none of the parameters."""
-    if matching(pattern, names):
+    if pattern in names or matching(pattern, names):
         return
     raise ConfigurationError(
         f"{owner}: the pattern '{pattern}' matches no parameter that trains; did you mean {nearest(pattern, names)}? "
