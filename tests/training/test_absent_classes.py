@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from burnish.errors import DataError
 from burnish.training.finetuning import transfer
 from burnish.training.finetuning.tasks import absent_classes
 from oracles.small_networks import CLASSES, Network
@@ -38,3 +39,17 @@ def test_labels_from_1_are_said_where_the_head_is_drawn_anew(tmp_path):
     prepared, _ = transfer(model, tmp_path / "from_1.npz")
     assert (prepared.is_new, prepared.head.classes) == (True, CLASSES + 1)
     assert any(note.startswith("classes: the labels begin at 1") for note in prepared.notes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([3, 3], "all samples have the label 3, and nothing can be told apart"),
+        ([-1, 1], "a sample has the label -1, and classes are numbered from 0: number them so, or give names as labels"),
+    ],
+)
+def test_labels_that_tell_nothing_apart_are_refused(tmp_path, labels, message):
+    network = Network("plain", [6])
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 6), np.float32), y=np.asarray(labels))
+    with pytest.raises(DataError, match=message):
+        transfer(network.model(network.dense("head", network.input, 6, CLASSES)), tmp_path / "data.npz")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.data.missing import Missing, check_missing, column_of_text, is_number, without_missing
+from burnish.data.number_forms import with_points
 from burnish.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
@@ -16,21 +17,24 @@ DELIMITERS = (",", ";", "\t")
 def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the columns of a file by name, int64 or float64 where every value is a number, else text; and notes on its rows.
 
-    The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values.
+    The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values. Numbers may
+    have decimal commas, or commas between thousands (``with_points``).
 
     Args:
         path: the file.
         missing: ``error``, or ``drop``: leave out and count the lines in which a value is missing.
 
     Raises:
-        DataError: as ``read_columns``; or a value is missing, by line and column.
+        DataError: as ``read_columns``; a value is missing, by line and column; or a comma in a number may be read in two ways.
     """
     check_missing(missing)
     header, rows, lines = _read(path)
     cells = {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
-    read = {name: column_of_text(values) for name, values in cells.items()}
+    numbers, forms = with_points(cells, str(path))
+    read = {name: column_of_text(values) for name, values in numbers.items()}
     columns, gaps = ({name: pair[part] for name, pair in read.items()} for part in (0, 1))
-    return without_missing(columns, gaps, missing, str(path), [f"line {line}" for line in lines], cells)
+    columns, notes = without_missing(columns, gaps, missing, str(path), [f"line {line}" for line in lines], cells)
+    return columns, forms + notes
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
@@ -65,7 +69,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                 rows.append(row)
                 lines.append(reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
+        raise DataError(f"{path}: no CSV file in UTF-8 ({error}); save it as CSV in UTF-8") from error
     if not header:
         raise DataError(f"{path}: empty; the first line has to name the columns")
     if header and all(is_number(name) for name in header):

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from burnish.data.class_names import alike_but_for_case
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.decoding import Picture, UnreadableImage
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
-from burnish.data.image.reader import SUFFIXES, image_files, reader_for, some_of
+from burnish.data.image.reader import SUFFIXES, UNREAD, image_files, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
+
+EVALUATED = ("val", "valid", "validation", "eval", "evaluation", "dev", "test", "testing")
+PARTS = frozenset({"train", "training", *EVALUATED})
+"""Folders of a data set that has been split, each with the classes in it."""
 
 
 class ImageFolder(LabelledImages):
@@ -50,6 +55,7 @@ class ImageFolder(LabelledImages):
         label_of_images(spec, str(path))
         reader = reader_for(spec, str(path), size, pixels)
         folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+        _check_parts(folders, path)
         notes = _check_names(folders, path)
         names = tuple(classes) if classes is not None else spec.class_order(folders)
         for name in folders:
@@ -60,6 +66,7 @@ class ImageFolder(LabelledImages):
                 )
         check_class_count(names, spec, str(path))
         files = [(file, names.index(name)) for name in folders for file in image_files(path / name)]
+        notes += _notes_on_files(path, [file for file, _ in files])
         whole = [(file, label) for file, label in files if file.stat().st_size]
         if not files:
             raise DataError(
@@ -73,15 +80,51 @@ class ImageFolder(LabelledImages):
         super().__init__([file for file, _ in whole], [label for _, label in whole], names, spec, reader, str(path), notes)
 
 
+def _check_parts(folders: Sequence[str], path: Path) -> None:
+    """Raise DataError where the subfolders are parts of a data set, each with the classes in it."""
+    parts = {name.casefold(): name for name in folders}
+    inside = (child for name in folders for child in (path / name).iterdir())
+    if not parts or not parts.keys() <= PARTS or not any(child.is_dir() and not child.name.startswith(".") for child in inside):
+        return
+    train = next((parts[name] for name in ("train", "training") if name in parts), folders[0])
+    judged = next((parts[name] for name in EVALUATED if name in parts), None)
+    evaluation = "" if judged is None else f", and '{path / judged}' to evaluate on (--eval-data)"
+    raise DataError(
+        f"{path}: its subfolders {', '.join(map(repr, folders))} are parts of a data set and no classes: give '{path / train}' "
+        f"to train on (--data){evaluation}"
+    )
+
+
+def _notes_on_files(path: Path, files: Sequence[Path]) -> list[str]:
+    """Return notes on images whose class may be another than is meant, and on pictures that are left out."""
+    notes: list[str] = []
+    deep = {file.parent.relative_to(path) for file in files if file.parent.parent != path}
+    if deep:
+        classes = sorted({folder.parts[0] for folder in deep})
+        notes.append(
+            f"images in subfolders of a class's folder are of that class ({some_of(sorted(deep))}): "
+            f"{'give' if len(classes) == 1 else 'give each of'} {some_of(path / name for name in classes)} as data where these "
+            "are classes"
+        )
+    beside = sorted(child for child in path.iterdir() if child.suffix.lower() in SUFFIXES and child.is_file())
+    if beside:
+        plural = "s" * (len(beside) > 1)
+        notes.append(f"{len(beside):,} image{plural} beside the classes' folders, of no class, left out: {some_of(beside)}")
+    unread = image_files(path, UNREAD)
+    if unread:
+        notes.append(
+            f"{len(unread):,} picture{'s' * (len(unread) > 1)} in formats that are not read, left out: {some_of(unread)}"
+        )
+    return notes
+
+
 def _check_names(folders: Sequence[str], path: Path) -> list[str]:
     """Return notes on names of classes that differ in case alone.
 
     Raises:
         DataError: two names that are the same to a reader: they differ in spaces around them, or in how accents are encoded.
     """
-    notes: list[str] = []
     seen: dict[str, str] = {}
-    cases: dict[str, str] = {}
     for name in folders:
         plain = unicodedata.normalize("NFC", name).strip()
         if plain in seen:
@@ -90,11 +133,7 @@ def _check_names(folders: Sequence[str], path: Path) -> list[str]:
                 "put their images into one folder"
             )
         seen[plain] = name
-        folded = plain.casefold()
-        if folded in cases:
-            notes.append(f"the classes '{cases[folded]}' and '{name}' differ in case alone, and are two")
-        cases[folded] = name
-    return notes
+    return alike_but_for_case(folders)
 
 
 class ImageFiles:

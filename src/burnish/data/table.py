@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from burnish.data.class_names import alike_but_for_case, marks_among
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
 from burnish.data.table_coding import TableDescription
@@ -50,6 +51,7 @@ def table_dataset(
     chosen = label_column(list(columns), label, source)
     said, named = list(notes), source
     if label is None and chosen.lower() not in LABEL_COLUMNS:
+        _check_guessed(columns[chosen], chosen, spec, source)
         said.append(f"no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)")
         source = f"{source} (with the last column, '{chosen}', as label)"
     features = {name: column for name, column in columns.items() if name != chosen}
@@ -60,8 +62,21 @@ def table_dataset(
         said.append(table.text())
     if len(spec.data) > 1 and (rest := [name for name in features if name not in filled]):
         said.append(f"no input reads the columns {', '.join(map(repr, rest))}")
+    if columns[chosen].dtype.kind in "US":
+        names = np.unique(columns[chosen].astype(str)).tolist()
+        said += [*alike_but_for_case(names), *marks_among(names)]
     note = f"{named}: {'; '.join(said)}" if said else None
     return spec.dataset(filled, columns[chosen], source, classes, note, table=table)
+
+
+def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -> None:
+    """Raise DataError where the last column, which is taken for the label, holds numbers that are no classes."""
+    takes_classes = spec.label is not None and not spec.label.dtype.is_floating_point()
+    if takes_classes and labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
+        raise DataError(
+            f"{source}: no column is called label, y or target, and the last, '{name}', holds numbers that are no classes: name "
+            "the column with the labels (--label)"
+        )
 
 
 def filled_inputs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from burnish.data.preprocessing import Preprocessing
 from burnish.errors import DataError
 from burnish.program import Entry
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+UNREAD = frozenset({".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".dng", ".cr2", ".nef", ".arw", ".psd", ".exr", ".dcm"})
+"""Of files with pictures that are not read."""
 CACHED_BYTES = 1 << 30
 NAMES_SHOWN = 5
 
@@ -122,9 +124,15 @@ def reader_for(spec: DataSpec, source: str, size: tuple[int, int] | None = None,
     return ImageReader(entry, spec.preprocessing_for(entry, pixels, size), source)
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Return the images in a folder and its subfolders, sorted."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+def image_files(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
+    """Return the images in a folder and its subfolders, sorted; what is hidden, such as the copies of an editor, is left out."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in suffixes
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and file.is_file()
+    )
 
 
 def some_of(names: Iterable[object]) -> str:

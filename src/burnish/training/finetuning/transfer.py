@@ -158,6 +158,7 @@ def transfer(
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
     names = _class_names(task, dataset, data)
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
+    _check_occurring(task, occurring, data)
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
     before, notes = task.classes, _said(task)
     is_new = count != before or (names is not None and spec.described.classes != names)
@@ -202,6 +203,21 @@ def _class_names(task: Task, dataset: Dataset, data: str | Path) -> tuple[str, .
             "each class in a folder of its own or with its name as label"
         )
     return names
+
+
+def _check_occurring(task: Task, occurring: Sequence[int], data: str | Path) -> None:
+    """Raise DataError for numbers of classes from which samples cannot be told apart."""
+    if task.kind != "classes" or not occurring:
+        return
+    if occurring[0] < 0:
+        raise DataError(
+            f"{data}: a sample has the label {occurring[0]}, and classes are numbered from 0: number them so, or give names as "
+            "labels"
+        )
+    if len(occurring) == 1:
+        raise DataError(
+            f"{data}: all samples have the label {occurring[0]}, and nothing can be told apart: give samples of other classes too"
+        )
 
 
 def _said(task: Task) -> list[str]:

@@ -1,0 +1,83 @@
+"""Numbers as people write them: with a decimal comma, or with commas between thousands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from burnish.data.missing import MARKS, is_number
+from burnish.errors import DataError
+
+Form = Literal["decimal", "thousands"]
+FORMS: dict[Form, re.Pattern[str]] = {
+    "decimal": re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"),
+    "thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?"),
+}
+SAID: dict[Form, str] = {"decimal": "with decimal commas", "thousands": "with commas between thousands"}
+SHOWN = 3
+
+
+def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[str, Sequence[str]], list[str]]:
+    """Return the cells of a table with its numbers as Python reads them, and notes on columns that were written otherwise.
+
+    A column holds numbers with commas where all of its cells are numbers, or stand for no value. ``1,5`` is a decimal comma and
+    ``1,234.5`` or ``1,234,567`` one between thousands. ``1,234`` may be both: other cells tell, of the same column or of others.
+
+    Args:
+        cells: name of a column -> its cells, without spaces around them.
+        source: what to call the data in an error.
+
+    Raises:
+        DataError: a column has decimal commas and points, or nothing tells what its commas are.
+    """
+    ways = {name: ways for name, values in cells.items() if (ways := _ways(name, values, source))}
+    settled = {way for possible in ways.values() if len(possible) == 1 for way in possible}
+    if not settled and any(_has_point(values) for name, values in cells.items() if name not in ways):
+        settled = {"thousands"}
+    chosen: dict[Form, list[str]] = {"decimal": [], "thousands": []}
+    for name, possible in ways.items():
+        left = possible & settled
+        if len(left) != 1:
+            example = next(value for value in cells[name] if "," in value)
+            raise DataError(
+                f"{source}: column '{name}' holds numbers such as '{example}', whose comma may be a decimal one or stand between "
+                "thousands: write them with a point, or without commas"
+            )
+        chosen[left.pop()].append(name)
+    read = dict(cells)
+    for name in chosen["decimal"]:
+        read[name] = [value.replace(".", "").replace(",", ".") if "," in value else value for value in cells[name]]
+    for name in chosen["thousands"]:
+        read[name] = [value.replace(",", "") for value in cells[name]]
+    return read, [f"numbers {SAID[form]}: {_some(names)}" for form, names in chosen.items() if names]
+
+
+def _ways(name: str, values: Sequence[str], source: str) -> set[Form]:
+    """How the commas of a column may be read; none where it has no commas, or no numbers."""
+    with_comma = [value for value in values if "," in value]
+    rest = [value for value in values if "," not in value and value.lower() not in MARKS]
+    if not with_comma or not all(any(form.fullmatch(value) for form in FORMS.values()) for value in with_comma):
+        return set()
+    if not all(map(is_number, rest)):
+        return set()
+    ways = {way for way, form in FORMS.items() if all(map(form.fullmatch, with_comma))}
+    point = next((value for value in rest if "." in value), None)
+    if point is not None:
+        ways.discard("decimal")
+    if not ways:
+        other = point or next(value for value in with_comma if not FORMS["decimal"].fullmatch(value))
+        comma = next(value for value in with_comma if FORMS["decimal"].fullmatch(value))
+        raise DataError(f"{source}: column '{name}' holds '{comma}' and '{other}', with other decimal signs: write all alike")
+    return ways
+
+
+def _has_point(values: Sequence[str]) -> bool:
+    """Whether a column holds numbers with decimal points."""
+    there = [value for value in values if value.lower() not in MARKS]
+    return any("." in value for value in there) and all(map(is_number, there))
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
