@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import burnish
-from burnish import engines, optim
+from burnish import engines, losses, optim
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, taken_convolutions
 from burnish.engines.torch import TorchEngine
 from burnish.errors import UntrainedWeightsWarning
-from oracles.random_networks import RandomNetwork, in_float64, random_networks
+from oracles.random_networks import CLASSES, RandomNetwork, in_float64, random_networks
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -25,6 +26,40 @@ GRADIENT = "opt/momentum/"
 """What the first step leaves there is the gradient itself."""
 OWN, BESIDE = 3e-4, 6e-5
 """Rounding relative to an array itself, and to the largest gradient: that before a normalization is nothing but rounding."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a network is trained on, and by.
+
+    Attributes:
+        loss: over class indices, or over a target for each class.
+        largest_norm: that gradients are clipped to together; None clips nothing.
+    """
+
+    loss: losses.Loss
+    largest_norm: float | None = None
+
+    def batch(self, network: RandomNetwork) -> dict[str, np.ndarray]:
+        """The batch of a network, with what the loss compares with."""
+        labels = network.batch["labels"]
+        if self.loss.name not in OVER_TARGETS and not getattr(self.loss, "probabilities", False):
+            return network.batch
+        return {"x": network.batch["x"], "targets": (0.7 * np.eye(CLASSES)[labels] + 0.1).astype(np.float32)}
+
+
+OVER_TARGETS = ("mean_squared_error", "bce_with_logits")
+OBJECTIVES = [
+    *[Objective(losses.cross_entropy())] * 4,
+    Objective(losses.cross_entropy(), largest_norm=0.01),
+    Objective(losses.cross_entropy(weight=(0.5, 2.0, 1.0), label_smoothing=0.1)),
+    Objective(losses.cross_entropy(ignore_index=2, weight=(0.5, 2.0, 1.0))),
+    Objective(losses.cross_entropy(reduction="sum")),
+    Objective(losses.cross_entropy(probabilities=True)),
+    Objective(losses.focal(gamma=2.0)),
+    Objective(losses.mean_squared_error()),
+    Objective(losses.bce_with_logits(pos_weight=(1.0, 3.0, 0.5))),
+]
 
 
 def stepped(
@@ -37,18 +72,22 @@ def stepped(
         return {**state, "loss": np.asarray(loss), "evaluation": np.asarray(session.evaluate(batch)["loss"])}
 
 
-def check(network: RandomNetwork, threads: int, compared: Sequence[engines.Engine]) -> None:
+def check(network: RandomNetwork, threads: int, compared: Sequence[engines.Engine], objective: Objective) -> None:
+    plain = optim.sgd(lr=0.5, momentum=0.9)
+    optimizer = plain if objective.largest_norm is None else optim.chain(optim.clip_by_global_norm(objective.largest_norm), plain)
+
     def compiled(model) -> burnish.Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntrainedWeightsWarning)  # of a value that was drawn and is not read
-            return burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=0.5, momentum=0.9))
+            return burnish.compile(model, loss=objective.loss, optimizer=optimizer, metrics=())
 
-    images = {"x": network.batch["x"].astype(np.float64)}
-    exact = stepped(compiled(in_float64(network.model)), TorchEngine(compile="none"), network.batch | images, threads)
+    batch = objective.batch(network)
+    doubled = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in batch.items()}
+    exact = stepped(compiled(in_float64(network.model)), TorchEngine(compile="none"), doubled, threads)
     largest = max(np.linalg.norm(array) for name, array in exact.items() if name.startswith(GRADIENT))
     program = compiled(network.model)
     for engine in compared:
-        actual = stepped(program, engine, network.batch, threads)
+        actual = stepped(program, engine, batch, threads)
         assert actual.keys() == exact.keys()
         for name, array in exact.items():
             error = np.linalg.norm(actual[name].astype(np.float64) - array)
@@ -62,10 +101,15 @@ def check_drawn(count: int, compared: Sequence[engines.Engine], monkeypatch: pyt
     """Draw networks and check them; convolutions that are too narrow to gain by kernels have them in half of the networks."""
 
     @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=CALM)
-    @given(random_networks(), st.sampled_from((1, taken_convolutions.LEAST_WIDTH)), st.sampled_from((1, 2)))
-    def run(network: RandomNetwork, least_width: int, threads: int) -> None:
+    @given(
+        random_networks(),
+        st.sampled_from((1, taken_convolutions.LEAST_WIDTH)),
+        st.sampled_from((1, 2)),
+        st.sampled_from(OBJECTIVES),
+    )
+    def run(network: RandomNetwork, least_width: int, threads: int, objective: Objective) -> None:
         monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", least_width)
-        check(network, threads, compared)
+        check(network, threads, compared, objective)
 
     run()
 

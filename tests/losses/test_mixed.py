@@ -218,3 +218,11 @@ def test_mixing_inside_of_another_loss_is_refused(loss):
     """It would be left out: what mixes the samples is the loss as a whole."""
     with pytest.raises(ConfigurationError, match=f"mixed: {loss.name} holds it, and samples are mixed under the loss as a whole"):
         burnish.compile(classifier(TensorProto.FLOAT), loss=loss, optimizer="sgd")
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"), [("hinge", "signs"), ("hinge_embedding", "signs"), (losses.kl_divergence(log_target=True), "logarithms")]
+)
+def test_what_lies_between_signs_or_logarithms_is_no_mixture(loss, what):
+    with pytest.raises(ConfigurationError, match=f"mixed: .* compares with {what}, and what is between two of them is another"):
+        burnish.compile(classifier(TensorProto.FLOAT), loss=losses.mixed(loss, mixup=1), optimizer="sgd", metrics=())

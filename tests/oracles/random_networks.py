@@ -180,7 +180,8 @@ def pool(drawing: _Drawing, x: Tensor) -> Tensor | None:
         return None
     if drawing.number(0, 1):
         return drawing.op("MaxPool", x, **window, ceil_mode=0 if "auto_pad" in window else drawing.one_of(0, 0, 1))
-    return drawing.op("AveragePool", x, **window, count_include_pad=drawing.number(0, 1))
+    ceil_mode = 0 if "auto_pad" in window else drawing.one_of(0, 0, 1)
+    return drawing.op("AveragePool", x, **window, count_include_pad=drawing.number(0, 1), ceil_mode=ceil_mode)
 
 
 def recurrent(drawing: _Drawing, x: Tensor) -> Tensor | None:
@@ -201,9 +202,49 @@ def recurrent(drawing: _Drawing, x: Tensor) -> Tensor | None:
     r = drawing.weight(directions, gates * hidden, hidden, fan_in=hidden)
     b = drawing.weight(directions, 2 * gates * hidden, fan_in=4) if drawing.number(0, 1) else None
     sequence = drawing.op("Transpose", x, perm=[2, 0, 1])
-    outputs = drawing.builder.op(kind, sequence, w, r, b, outputs=3 if kind == "LSTM" else 2, **attributes)
+    lengths = _lengths(drawing, x, sizes[0]) if drawing.number(0, 2) == 0 else None
+    outputs = drawing.builder.op(kind, sequence, w, r, b, lengths, outputs=3 if kind == "LSTM" else 2, **attributes)
     states = drawing.op("Transpose", outputs[0], perm=[2, 1, 3, 0])  # [steps, directions, N, hidden]
     return drawing.op("Reshape", states, drawing.builder.integers([0, directions * hidden, sizes[0]]))
+
+
+def _lengths(drawing: _Drawing, x: Tensor, steps: int) -> Tensor:
+    """Lengths of sequences, from 1 to all steps, int32 [N]."""
+    builder, index = drawing.builder, ir.DataType.INT64
+    samples = builder.op("Squeeze", builder.op("Shape", x, start=0, end=1), builder.integers([0]))
+    numbers = builder.op("Range", builder.scalar(drawing.number(0, steps), index), samples + steps, builder.scalar(1, index))
+    numbers = builder.op("Slice", numbers, builder.integers([0]), builder.op("Shape", x, start=0, end=1), builder.integers([0]))
+    return builder.cast(builder.op("Mod", numbers, steps) + 1, ir.DataType.INT32)
+
+
+def attention(drawing: _Drawing, x: Tensor) -> Tensor | None:
+    """Self-attention among the places of an image, of one head or two, with a causal mask or none."""
+    channels, *sizes = _extents(x)
+    places, heads, width = int(np.prod(sizes)), drawing.number(1, 2), drawing.one_of(2, 4, 8)
+    if not 1 < places <= 64:
+        return None
+    builder = drawing.builder
+    tokens = drawing.op("Transpose", drawing.op("Reshape", x, builder.integers([0, channels, places])), perm=[0, 2, 1])
+
+    def projected(perm: list[int]) -> Tensor:
+        product = drawing.op("MatMul", tokens, drawing.weight(channels, heads * width, fan_in=channels))
+        apart = drawing.op("Reshape", product, builder.integers([0, places, heads, width]))
+        return drawing.op("Transpose", apart, perm=perm)
+
+    scores = drawing.op("MatMul", projected([0, 2, 1, 3]), projected([0, 2, 3, 1])) * width**-0.5
+    if drawing.number(0, 1):
+        mask = np.where(np.tri(places, dtype=bool), 0, drawing.one_of(-1e4, -np.inf)).astype(np.float32)
+        scores = scores + builder.constant(mask)
+    shares = drawing.op("Softmax", scores, axis=-1)
+    joined = drawing.op("Transpose", drawing.op("MatMul", shares, projected([0, 2, 1, 3])), perm=[0, 2, 1, 3])
+    flat = drawing.op("Reshape", joined, builder.integers([0, places, heads * width]))
+    mixed = drawing.op("MatMul", flat, drawing.weight(heads * width, channels, fan_in=heads * width))
+    return drawing.op("Reshape", drawing.op("Transpose", mixed, perm=[0, 2, 1]), builder.integers([0, channels, *sizes]))
+
+
+def dropout(drawing: _Drawing, x: Tensor) -> Tensor:
+    """Whose mask follows from the program's key, so that it is the same on every engine."""
+    return drawing.op("Dropout", x, drawing.builder.constant(np.float32(drawing.one_of(0.1, 0.5))))
 
 
 def squeeze_and_excite(drawing: _Drawing, x: Tensor) -> Tensor:
@@ -271,6 +312,13 @@ def moved(drawing: _Drawing, x: Tensor) -> Tensor | None:
     return None
 
 
+def _embedded(drawing: _Drawing, x: Tensor) -> Tensor:
+    """An image plus rows of a table, by its elements rounded down, which no dtype does otherwise."""
+    rows = drawing.builder.op("Clip", drawing.builder.op("Floor", x), np.float32(-3), np.float32(3))
+    indices = drawing.builder.cast(rows, ir.DataType.INT64) + 3
+    return x + drawing.op("Gather", drawing.weight(7, around=0.5), indices, axis=0)
+
+
 LAYERS: list[Callable[[_Drawing, Tensor], Tensor | None]] = [
     *[convolution] * 5,
     transposed_convolution,
@@ -284,6 +332,8 @@ LAYERS: list[Callable[[_Drawing, Tensor], Tensor | None]] = [
     *[joined] * 2,
     cut,
     moved,
+    attention,
+    dropout,
 ]
 
 
@@ -316,6 +366,8 @@ def random_networks(draw: st.DrawFn, ranks: tuple[int, ...] = (1, 2, 2, 2, 2, 3)
     graph.inputs.append(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape)))
     drawing = _Drawing(draw, graph, draw(st.integers(0, 2**16)), samples, sizes)
     x = drawing.builder.tensor(graph.inputs[0])
+    if drawing.number(0, 3) == 0:
+        x = _embedded(drawing, x)
     for _ in range(draw(st.integers(3, 12))):
         result = draw(st.sampled_from(LAYERS))(drawing, x)
         if result is None or int(np.prod(_extents(result))) > MOST_ELEMENTS or min(_extents(result)) < 1:

@@ -90,6 +90,12 @@ class Mixed(Wrapping):
                 f"{self.name}: {self.loss.name} compares '{predictions[0].name}' with more than a class or values of each "
                 "sample, and what a mixture is of then is not said: train without mixing"
             )
+        if specs[0].two_values or getattr(self.loss, "log_target", False):
+            what = "signs" if specs[0].two_values else "logarithms"
+            raise ConfigurationError(
+                f"{self.name}: {self.loss.name} compares with {what}, and what is between two of them is another thing than a "
+                "mixture: give a loss of classes, values or probabilities, or train without mixing"
+            )
         return specs
 
     def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:

@@ -1,17 +1,88 @@
-"""What only the numbers tell of a model: whether the output that the loss reads holds probabilities already."""
+"""What only the numbers tell: whether the output that the loss reads holds probabilities already, and the data another scale."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+import onnx_ir as ir
 
 from burnish.compiler.predictions import REMEDY
 from burnish.compiler.probabilities import are_probabilities
 from burnish.engines import ProgramRunner
+from burnish.engines.base import Arrays
 from burnish.errors import EngineError, ObjectiveWarning
+from burnish.graph import attribute_value, describe_node
 from burnish.program import Program
+
+MOMENTUM = 0.9
+"""Of a BatchNormalization that says nothing."""
+OTHER_SCALE = 100.0
+"""Times the variance: ten times the deviation. Pixels of 0 to 255 have 3,000 times that of standardized ones."""
+
+
+def checked_step(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """Run the first step of a session; warn of what its numbers tell is perhaps not what was meant.
+
+    Args:
+        program: what is trained.
+        runner: the program on an engine.
+        inputs: a checked batch, and the hyperparameters.
+    """
+    warn_of_probabilities(program, runner, inputs)
+    layers = list(_first_normalizations(program))
+    before = [runner.state_entry(variance) for _, variance, _ in layers]
+    outputs = runner.step(inputs)
+    for (node, variance, momentum), running in zip(layers, before, strict=True):
+        times = _times_the_variance(running, runner.state_entry(variance), momentum)
+        if times is not None and not 1 / OTHER_SCALE <= times <= OTHER_SCALE:
+            said = f"{times:,.0f} times" if times > 1 else f"a {1 / times:,.0f}th of"
+            example = "0 to 255 in place of 0 to 1" if times > 1 else "0 to 1 in place of 0 to 255"
+            warnings.warn(
+                ObjectiveWarning(
+                    f"{describe_node(node)} meets values of {said} the variance that it met when the model was trained: the data "
+                    f"are perhaps on another scale, such as pixels of {example}: give them as the model was made to read them"
+                ),
+                stacklevel=4,
+            )
+            break
+    return outputs
+
+
+def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, float]]:
+    """Give the batch normalizations that no other one stands before, whose statistics a step updates at the layer's own momentum.
+
+    What stands behind another one meets values that are normalized by the batch, whatever the scale of the data.
+
+    Yields:
+        The node, the state entry of its running variance, and its momentum.
+    """
+    if any("momentum=" in policy for policy in program.options.get("norm_layers", {}).values()):
+        return
+    updates = program.signature["step"].updates
+    behind: set[ir.Value] = set()
+    for node in (program.semantic.get("predict") or program.predict).graph:
+        if not behind.isdisjoint(value for value in node.inputs if value is not None):
+            behind.update(node.outputs)
+        elif node.op_type == "BatchNormalization" and node.domain == "":
+            behind.update(node.outputs)
+            variance = "" if node.inputs[4] is None else node.inputs[4].name or ""
+            if variance in updates:
+                yield node, variance, float(attribute_value(node, "momentum", MOMENTUM))
+
+
+def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: float) -> float | None:
+    """Return how many times the running variance that of the batch was, in the median over channels.
+
+    None where that is not known: the running variance is that of a layer that was never trained, or nothing varies in the batch.
+    """
+    known = running > 0
+    if not known.any() or (running == running.flat[0]).all() or momentum >= 1:
+        return None
+    growth = float(np.median(following[known].astype(np.float64) / running[known]))
+    times = (growth - momentum) / (1 - momentum)
+    return times if times > 8 * np.finfo(running.dtype).eps / (1 - momentum) else None
 
 
 def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
@@ -45,5 +116,5 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
                     f"the loss {loss} applies an activation itself, and the output '{name}' that it reads lies in [0, 1] and "
                     f"sums to 1 along axis {class_axis}: {REMEDY.format('...')}"
                 ),
-                stacklevel=3,
+                stacklevel=5,
             )

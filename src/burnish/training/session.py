@@ -44,7 +44,7 @@ from burnish.training.checkpoint import (
 from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
-from burnish.training.objective import warn_of_probabilities
+from burnish.training.objective import checked_step
 from burnish.training.tables import SessionTables
 from burnish.training.totals import figures, figures_of_batch, only_totals, totals_over
 from burnish.training.turns import one_at_a_time
@@ -164,11 +164,11 @@ class Session:
                 f"The learning-rate schedule of this program ends after {signature.end:,} steps, and the state has taken "
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
-        if not self._objective_is_checked:
+        if self._objective_is_checked or self.evaluates_together:  # a worker without samples would predict nothing
+            outputs = runner.step(inputs)
+        else:
             self._objective_is_checked = True
-            if not self.evaluates_together:  # a worker without samples would predict nothing
-                warn_of_probabilities(self.program, runner, inputs)
-        outputs = runner.step(inputs)
+            outputs = checked_step(self.program, runner, inputs)
         return {name: outputs[name].item() for name in self._reported}
 
     def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
