@@ -59,6 +59,8 @@ _ORDERS = {
     "default": onnxruntime.ExecutionOrder.DEFAULT,
     "priority": onnxruntime.ExecutionOrder.PRIORITY_BASED,
 }
+SPINS_NO_LONGER = "session.force_spinning_stop"
+"""The option of a session whose threads sleep as soon as a run ends; else they wait actively for some 35 ms."""
 _ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
 
@@ -227,7 +229,13 @@ class OnnxRuntimeEngine(RunsModels):
         return run
 
     def open_graph(
-        self, model: ir.Model, graph: str = "model", threads: int | None = None, *, rewrites: bool = True
+        self,
+        model: ir.Model,
+        graph: str = "model",
+        threads: int | None = None,
+        *,
+        rewrites: bool = True,
+        in_turn: bool = False,
     ) -> OpenedGraph:
         """Load a model, to be run with as many of ONNX Runtime's optimizations as it runs with.
 
@@ -236,10 +244,16 @@ class OnnxRuntimeEngine(RunsModels):
             graph: names it in errors.
             threads: as ``open`` takes them.
             rewrites: False runs the nodes of ``OpenedGraph.model`` as they are, each one's readers soon after it.
+            in_turn: another graph runs right after this one, on threads of its own: those of this one sleep when a run ends,
+                where they would else wait actively for the next, on the cores that the other's need.
 
         Raises:
             EngineError: ONNX Runtime cannot load the model.
         """
+        if in_turn:
+            engine = copy.copy(self)
+            engine.config = {SPINS_NO_LONGER: "1", **self.config}
+            return engine.open_graph(model, graph, threads, rewrites=rewrites)
         if not rewrites:
             engine = copy.copy(self)
             engine.optimization, engine.execution_order, engine.verify = "none", "default", False

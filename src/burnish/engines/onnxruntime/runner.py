@@ -41,7 +41,9 @@ ELEMENTWISE = (FUSED_ELEMENTWISE.name, FUSED_ELEMENTWISE_GROUPS.name)
 
 
 class _Opens(Protocol):
-    def open_graph(self, model: ir.Model, graph: str, threads: int | None, *, rewrites: bool = True) -> OpenedGraph: ...
+    def open_graph(
+        self, model: ir.Model, graph: str, threads: int | None, *, rewrites: bool = True, in_turn: bool = False
+    ) -> OpenedGraph: ...
 
 
 class OnnxRuntimeRunner:
@@ -215,7 +217,8 @@ class OnnxRuntimeRunner:
             if graph == "predict" and has_bfloat16(model):
                 # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
                 model = compute_in_float32(model.clone(), keep_outputs=True)
-            opened = self._engine.open_graph(model, _name_of(graph), self._threads, rewrites=graph != "apply")
+            in_turn = graph in self._training and len(self._training) > 1
+            opened = self._engine.open_graph(model, _name_of(graph), self._threads, rewrites=graph != "apply", in_turn=in_turn)
             if graph == "apply":
                 self._take_second_buffers(opened.model.graph)
             self._opened[graph] = opened
