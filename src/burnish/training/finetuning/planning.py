@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,11 +120,16 @@ def plan(
         notes.append(
             f"stages: the head alone for {stages[0].epochs} of {epochs} epochs, then {parts} of {layers} layers before it"
         )
-    stages = tuple(_with_cache(transfer, stage, cached_features, notes) for stage in stages)
+
+    @functools.cache
+    def trial(stage: Stage) -> Program:
+        with quietly():
+            return compiled(transfer, stage, UNKNOWN_RATE, layer_decay)
+
+    stages = tuple(_with_cache(stage, trial, cached_features, notes) for stage in stages)
     last = stages[-1]
     if batch_size is None or lr is None:
-        with quietly():
-            program = compiled(transfer, last, UNKNOWN_RATE, layer_decay)
+        program = trial(last)
         if batch_size is None:
             batch_size, why = chosen_batch(program, dataset.batch(np.arange(1)), len(dataset))
             notes.append(why)
@@ -211,13 +217,12 @@ def _still(transfer: Transfer, stage: Stage) -> int:
     return sum(layer[0] in stage.frozen for layer in transfer.layers)
 
 
-def _with_cache(transfer: Transfer, stage: Stage, is_wanted: bool, notes: list[str]) -> Stage:
-    """The stage with features that are computed once, where it has some and they can be kept."""
+def _with_cache(stage: Stage, trial: Callable[[Stage], Program], is_wanted: bool, notes: list[str]) -> Stage:
+    """The stage with features that are computed once, where it has some and they can be kept; ``trial`` compiles a stage."""
     if not is_wanted or not stage.frozen:
         return stage
     try:
-        with quietly():
-            program = compiled(transfer, replace(stage, cached=True), UNKNOWN_RATE)
+        program = trial(replace(stage, cached=True))
     except (ConfigurationError, UnsupportedOperatorError) as error:
         notes.append(f"features: not computed ahead: {error}")
         return stage
