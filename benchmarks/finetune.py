@@ -15,6 +15,7 @@ into the convolutions, as the file has it. Figures are means over the seeds.
 from __future__ import annotations
 
 import argparse
+import compileall
 import csv
 import json
 import os
@@ -34,6 +35,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+import burnish
 from burnish.data import ArrayDataset, Loader
 from burnish.data.text.tokens import order_by_length
 from burnish.training.finetuning.planning import warmup_steps
@@ -45,6 +47,8 @@ TRAINED, WORDS = 60, 12
 """Samples of each class to learn from; words that tell a topic."""
 PRETRAINING = 5
 """Epochs."""
+WITHOUT_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Where it is set, burnish is compiled to bytecode at each start, and PyTorch, which was when it was installed, is not."""
 
 
 def write_images(folder: Path) -> None:
@@ -173,8 +177,9 @@ def settle_statistics(module: nn.Module, model: Model, inputs: tuple[torch.Tenso
 
 def timed(command: list[str]) -> tuple[float, str]:
     """Run a command; return its seconds and what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != WITHOUT_BYTECODE}
     begin = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return time.perf_counter() - begin, done.stdout
@@ -304,6 +309,7 @@ def main() -> int:
     arguments = parser.parse_args()
     assert CLASSES == 5
     print(" | ".join(HEADER), flush=True)
+    compileall.compile_dir(str(Path(burnish.__file__).parent), quiet=1)  # as an installation does
     rows = []
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as name:
         data = {kind: Path(name, kind) for kind in ("images", "table", "text")}

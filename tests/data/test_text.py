@@ -283,6 +283,13 @@ def test_texts_are_read_from(tmp_path: Path, name: str) -> None:
     assert (data.note is not None) == (name == "lines.txt")  # its empty lines
 
 
+def test_labels_that_may_not_be_meant_as_classes_are_said() -> None:
+    assert opened("label", (["w0", "w1", "w2"], ["None", "none", "None"])).note == (
+        "data: the classes 'None' and 'none' differ in case alone, and are two; 'None', 'none' are classes like the others: "
+        "remove these rows where the label is missing"
+    )
+
+
 def test_lines_without_labels_are_texts_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "plain.txt"
     path.write_text("w0\tw1\nw2\n")

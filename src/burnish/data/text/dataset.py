@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish.data.class_names import alike_but_for_case, marks_among
 from burnish.data.data_spec import DataSpec, fit_label
 from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
 from burnish.data.text.masking import Masking, next_tokens
@@ -92,6 +93,9 @@ class TextDataset:
             self._labels, self.classes = fit_label(
                 texts.labels, spec.only_label(name), self._source, classes or texts.classes, spec
             )
+            if texts.labels.dtype.kind in "US":
+                named = np.unique(texts.labels.astype(str)).tolist()
+                self._notes += [*alike_but_for_case(named), *marks_among(named)]
         elif spec.label is not None:
             self._ignored = _ignored(spec.only_label(self._source), self._inputs[TOKENS], self._source, str(text.task))
             if text.task == "masked":
