@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from typer.core import TyperGroup
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
-from burnish.cli.console import errors
+from burnish.cli.console import errors, warnings_in_words
 from burnish.cli.demo import demo
 from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
@@ -30,7 +31,10 @@ DEBUG = "--debug"
 
 
 class Group(TyperGroup):
-    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130. ``--debug`` may stand anywhere."""
+    """Prints an error of burnish as one message and exits with 1; Ctrl-C exits with 130. Warnings are printed in words.
+
+    With ``--debug``, which may stand anywhere, errors and warnings say where in the code they come from.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["burnish.arguments"] = list(args)
@@ -39,7 +43,7 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> object:
         try:
-            with transfers_reported(_say):
+            with transfers_reported(_say), nullcontext() if ctx.meta["burnish.debug"] else warnings_in_words():
                 return super().invoke(ctx)
         except BurnishError as error:
             if ctx.meta["burnish.debug"]:
@@ -80,7 +84,7 @@ def _print_version(asked_for: bool) -> None:
 
 @app.callback()
 def options(
-    debug: bool = typer.Option(False, DEBUG, help="Show where in the code an error comes from."),
+    debug: bool = typer.Option(False, DEBUG, help="Show where in the code errors and warnings come from."),
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     """Train ONNX models on any ONNX runtime."""

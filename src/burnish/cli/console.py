@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -35,6 +36,22 @@ def output(quiet: bool = False) -> Console:
 def errors() -> Console:
     """Return the console of errors and warnings."""
     return EscapingConsole(stderr=True)
+
+
+@contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Let burnish's own warnings be printed as what they say, without the line of code that they come from."""
+    plain = warnings.formatwarning
+
+    def formatted(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        is_own = category.__module__.startswith("burnish.")
+        return f"warning: {message}\n" if is_own else plain(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = plain
 
 
 def warn_with_rank(rank: int) -> None:

@@ -121,11 +121,10 @@ def _chosen_outputs(chosen: str | Sequence[str] | None, count: int, graph: ir.Gr
             raise ConfigurationError(f"the loss {loss} has nothing to read: the graph of the model declares no outputs")
         which = "which one the loss reads" if count == 1 else f"which {count} the loss {loss} reads, in order,"
         own = [value.name for value in graph.outputs if value.dtype in FLOATING and value.shape is not None and not value.shape]
-        hint = (
-            f"; where '{own[0]}' is the loss that the model computes itself, give output='{own[0]}' in place of loss"
-            if own
-            else ""
-        )
+        hint = ""
+        if own:
+            hint = f"; where '{own[0]}' is the loss that the model computes itself, give output='{own[0]}' in place of loss"
+            hint += f" (--loss output:output={own[0]})"
         raise ConfigurationError(f"the model has the outputs {listed}: say {which} with the option outputs{hint}")
     names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, Iterable) else [chosen]
     if count == 1 and (len(names) != 1 or not isinstance(names[0], str)):

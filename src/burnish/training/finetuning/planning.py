@@ -138,7 +138,8 @@ def plan(
             if last.cached:
                 batches = begun(program, batches, max(1, len(dataset) // batch_size), seed, **run)
             tests = tests_of(epochs * -(-len(dataset) // batch_size))
-            lr, why = find_rate(program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **run)
+            with quietly():  # the run says the same at its first step
+                lr, why = find_rate(program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **run)
             notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
