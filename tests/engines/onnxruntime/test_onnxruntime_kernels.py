@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 import burnish
 from burnish import optim
 from burnish.engines.kernels import building
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
-from burnish.errors import EngineError, NonFiniteLossError
+from burnish.errors import EngineError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -93,18 +94,57 @@ def test_a_network_with_batch_normalization_trains_as_without():
             assert np.linalg.norm(state[name] - array) <= 2e-5 * np.linalg.norm(array) + 1e-6, name
 
 
-def test_a_variance_that_overflows_is_a_loss_that_is_not_finite():
-    """Images of 1e30, whose squares float32 does not hold: zeros in place of what is normalized would be wrong without a word."""
+NORMALIZED = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float["N", 8, 4, 4] x) => (float["N", 8] y)
+<float[8] scale, float[8] bias, float[8] mean, float[8] variance>
+{
+    normalized = BatchNormalization(x, scale, bias, mean, variance)
+    axes = Constant<value_ints = [2, 3]>()
+    y = ReduceMean<keepdims = 0>(normalized, axes)
+}
+"""
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+@pytest.mark.parametrize("size", [1e15, 1e30])
+def test_a_variance_that_overflows_is_normalized_as_by_pytorch(size, has_kernels):
+    """The inverse of an infinite deviation is zero: the loss is that of the biases, and no weight moves."""
+    bias, random = np.linspace(-1, 1, 8, dtype=np.float32), np.random.default_rng(3)
+    model = onnx.parser.parse_model(NORMALIZED)
+    zeros, ones = np.zeros(8, np.float32), np.ones(8, np.float32)
+    for name, array in {"scale": ones, "bias": bias, "mean": zeros, "variance": ones}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x, labels = random.normal(size=(6, 8, 4, 4)).astype(np.float32) * np.float32(size), np.arange(6)
+    program = burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=1.0))
+    session = burnish.Session(program, engine=OnnxRuntimeEngine(kernels=has_kernels), threads=2)
+    loss, state = session.step({"x": x, "labels": labels})["loss"], session.state()
+
+    layer = torch.nn.BatchNorm2d(8)
+    layer.bias.data.copy_(torch.from_numpy(bias))
+    expected = torch.nn.functional.cross_entropy(layer(torch.from_numpy(x)).mean((2, 3)), torch.from_numpy(labels))
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-6)
+    np.testing.assert_allclose(1 - state["param/scale"], layer.weight.grad, atol=1e-6)
+    np.testing.assert_allclose(bias - state["param/bias"], layer.bias.grad, atol=1e-6)
+    np.testing.assert_array_equal(np.isinf(state["stat/variance"]), np.isinf(layer.running_var.numpy()))
+
+
+def test_a_variance_that_overflows_with_channels_last():
+    """Images of 1e30 where convolutions are kernels too: the loss and the next state are those of standard operators."""
     program = burnish.compile(burnish.models.residual_network(), loss="cross_entropy", optimizer=optim.sgd(lr=0.05))
-    session = burnish.Session(program, engine=OnnxRuntimeEngine(kernels=True), threads=2)
-    before = session.state()
     entry = program.signature["step"].inputs_of(burnish.program.Role.DATA)[0]
     shape = [extent for extent in entry.extents if isinstance(extent, int)]
     x = np.random.default_rng(3).normal(size=(4, *shape)).astype(np.float32) * np.float32(1e30)
-    with pytest.raises(NonFiniteLossError):
-        session.step({entry.name: x, "labels": np.arange(4)})
-    for name, array in session.state().items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    losses, states = [], []
+    for has_kernels in (False, True):
+        session = burnish.Session(program, engine=OnnxRuntimeEngine(kernels=has_kernels), threads=2)
+        losses.append(session.step({entry.name: x, "labels": np.arange(4)})["loss"])
+        states.append(session.state())
+    assert np.isfinite(losses[0])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 BROADCAST = """

@@ -109,10 +109,10 @@ void pilot_and_moments(const T* x, const Layout& walk, float* pilot, std::vector
   moments(x, walk, pilot, delta, variance);
 }
 
-// The inverse of the standard deviation; NaN of a variance that float32 does not hold: the running variance would be infinite, and the
-// elements could not be told from each other.
+// The inverse of the standard deviation; zero of a variance that float32 does not hold, as PyTorch and standard operators have it: what is
+// normalized is zero then, and the running variance infinite.
 [[gnu::always_inline]] inline double inverse_deviation(double variance, double epsilon) {
-  return variance <= std::numeric_limits<float>::max() ? 1.0 / std::sqrt(variance + epsilon) : NAN;
+  return variance > std::numeric_limits<float>::max() ? 0.0 : 1.0 / std::sqrt(variance + epsilon);
 }
 
 // What a layer knows of its channels: [C] each, and the pilot and the shift, [2, C], which its gradient reads.
