@@ -260,10 +260,16 @@ def test_the_cost_of_wrapping_is_told_beside_what_pytorch_takes_itself():
 
 @pytest.mark.slow
 def test_quantization_is_measured_after_training_and_in_it(tmp_path):
-    (row,) = quantization.measure("resnet", ["int8"], epochs=2, more=1, folder=tmp_path)
-    model, weights, full, after, trained, simulated, *_, steps, faster, times = row.split()
-    assert (model, weights, times) == ("resnet", "int8", "x")
-    assert trained == simulated
-    assert min(float(figure.rstrip("%")) for figure in (full, after, trained)) > 50  # a tenth is chance
-    assert float(steps) <= 1.01
-    assert float(faster) > 0
+    train, test = quantization.tested(1, seed=0)
+    data = quantization.Pictures(train.x[:3200], train.labels[:3200]), quantization.Pictures(test.x[:500], test.labels[:500])
+    ((kind, row),) = quantization.measure("resnet", ["int4"], 0, 3, data, tmp_path)
+    assert kind == "int4"
+    assert row.trained == row.simulated
+    assert min(row.float32, row.longer, row.trained) > 0.5  # a hundredth is chance
+    assert row.trained > row.after
+    assert row.steps <= 1.01
+    assert row.beyond == 0
+    assert row.integer_layers == row.layers == 10
+    assert row.faster > 0
+    assert quantization.Row(0.97, 0.97, 0.93, 0.96, 0.96, 1.0, 0.0, 9, 9, 1.2).recovered.strip() == "75%"
+    assert quantization.Row(0.97, 0.97, 0.969, 0.96, 0.96, 1.0, 0.0, 9, 9, 1.2).recovered.strip() == "-"

@@ -61,7 +61,13 @@ def test_frozen_weights_stay_and_python_does_the_same(folder) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "epochs", "rate"),
-    [("int8", 2, 0.1), ("int4", 5, 0.3), ({"weights": "int4 blocks of 32"}, 5, 0.3), ("int4:epochs=1,rate=0.5", 1, 0.5)],
+    [
+        ("int8", 2, 0.1),
+        ("int4", 5, 0.3),
+        ({"weights": "int4 blocks of 32"}, 5, 0.3),
+        ("int4:epochs=1,rate=0.5", 1, 0.5),
+        ({"weights": "int4"}, 5, 0.1),
+    ],
 )
 def test_four_bits_train_as_long_as_the_run(asked, epochs, rate) -> None:
     integers = Quantization.read(asked)
@@ -87,3 +93,16 @@ def test_what_cannot_be_quantized_is_refused(asked, message) -> None:
 def test_integers_and_adapters_are_two_runs(run, folder) -> None:
     refused = run("finetune", "model.onnx", "--data", "data.npz", "--quantize", "int8", "--adapter", "lora", code=1)
     assert "tune with adapters first, and give the tuned file" in " ".join(refused.output.split())
+
+
+def test_a_model_that_is_quantized_already_is_refused_before_it_is_tuned(run, folder) -> None:
+    """Whether its head is quantized or not, in one message each."""
+    data = {"x": np.load("data.npz")["x"][:, None]}
+    for number, (skip, message) in enumerate(
+        [((), "is quantized already. Give the model in float32"), (["classifier*"], "it is quantized already")]
+    ):
+        quantized = burnish.surgery.quantize("model.onnx", calibration=[data], skip=skip)
+        burnish.Session(burnish.compile(quantized)).export(f"{number}.onnx")
+        refused = run("finetune", f"{number}.onnx", "--data", "data.npz", *OPTIONS, "--quantize", "int8", "-o", "out", code=1)
+        assert message in " ".join(refused.output.split())
+        assert not (folder / "out").exists()

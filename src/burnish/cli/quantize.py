@@ -85,6 +85,7 @@ def quantize(
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
     from burnish.formats.export import save_inference
+    from burnish.surgery.quantization import remaining_line
     from burnish.training.finetuning import calibration_batches
     from burnish.training.trained_model import open_model
 
@@ -109,6 +110,9 @@ def quantize(
     }
     quantized = surgery.quantize(model, activations=activations, calibration=calibration, skip=integers.skip or (), **chosen)
     save_inference(quantized, path)
+    remaining = remaining_line(quantized)
     count = sum(node.op_type == "QuantizeLinear" for node in quantized.graph)
     measured = f", calibrated on {counted(read, 'sample')} of {data}" if read else ""
     output().print(f"{path}: {counted(count, 'quantization')}{measured}; burnish train {path} trains it, and exports integers")
+    if remaining is not None:
+        output().print(f"{path}: {remaining}")

@@ -57,6 +57,7 @@ class QuantizedStage:
             The stage itself.
         """
         from burnish.formats.model_file import save_model
+        from burnish.surgery.quantization import remaining_line
         from burnish.training.finetuning import Quantization
 
         if is_resumed and self.start.is_file():
@@ -69,6 +70,8 @@ class QuantizedStage:
         count = sum(node.op_type == "QuantizeLinear" for node in model.graph)
         weights = integers.options["weights"]
         output().print(f"{self.start}: {weights}, {count} quantizations, calibrated on {self.data.data}")
+        if (remaining := remaining_line(model)) is not None:
+            output().print(f"{self.start}: {remaining}")
         return self
 
     def end(self, written: Path) -> None:

@@ -123,6 +123,11 @@ def find_head(model: ir.Model, output: str | None = None) -> Head:
             return head
         elif node.domain == "" and node.op_type in BEHIND_HEADS:
             value = node.inputs[0]
+        elif node.op_type == "DequantizeLinear":
+            raise ConfigurationError(
+                f"replace_head: before the output '{name}' stands {describe_node(node)}: the model is quantized already. Give "
+                "the model in float32 that it was made from; burnish finetune --quantize makes integers of what it tunes"
+            )
         else:
             raise ConfigurationError(
                 f"replace_head: before the output '{name}' stands {describe_node(node)}, and no Gemm, MatMul or 1 x 1 Conv with "

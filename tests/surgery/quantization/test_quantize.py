@@ -19,6 +19,7 @@ import burnish
 from burnish import surgery
 from burnish.errors import ConfigurationError, InputError
 from burnish.models import residual_network
+from burnish.surgery.quantization import remaining_line
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 1, 8, 8)).astype(np.float32)
@@ -378,3 +379,46 @@ def test_models_and_data_that_do_not_fit_are_refused() -> None:
     plain = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {y = Relu (x)}')
     with pytest.raises(ConfigurationError, match=r"no Conv, ConvTranspose, Gemm or MatMul whose weight is a float32"):
         surgery.quantize(plain, activations=None)
+
+
+HALF = """<ir_version: 8, opset_import: ["": 18]>
+g (float16[N, 32] x) => (float16[N, 4] y) <float16[32, 4] w, float16[4] b> {
+    product = MatMul (x, w)
+    y = Add (product, b)
+}"""
+
+
+def test_a_file_in_float16_computes_with_integers_and_float32(tmp_path: Path) -> None:
+    """As one in float32 with the same numbers, but for its inputs, which stay float16."""
+    half = onnx.parser.parse_model(HALF)
+    for tensor in linear().graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+        half.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
+    x = DATA.astype(np.float16)
+    session = burnish.Session(
+        burnish.compile(surgery.quantize(half, calibration=[{"x": x}]), loss="mse", optimizer="sgd:lr=0.01")
+    )
+    plain = x.astype(np.float32) @ session.state()["param/w"] + session.state()["param/b"]
+    assert np.abs(session.predict({"x": x})["y"] - plain).max() < 0.05 * np.abs(plain).max()
+    session.step({"x": x, "targets": np.zeros((16, 4), np.float32)})
+    path = session.export(tmp_path / "quantized.onnx")
+    tensors = initializers(path)
+    assert tensors["w_quantized"].data_type == onnx.TensorProto.INT8
+    (computed,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    expected = session.predict({"x": x})["y"]
+    assert np.abs(computed - expected).max() <= 1.01 * float(onnx.numpy_helper.to_array(tensors["y_scale"]))
+
+
+RECURRENT = """<ir_version: 8, opset_import: ["": 18]>
+g (float[T, N, 4] x) => (float[N, 2] y) <float[1, 9, 4] w, float[1, 9, 3] r, float[3, 2] v> {
+    sequence, last = GRU <hidden_size: int = 3> (x, w, r)
+    rows = Squeeze (last)
+    y = MatMul (rows, v)
+}"""
+
+
+def test_weights_that_stay_in_floating_point_numbers_are_said() -> None:
+    recurrent = with_weights(RECURRENT, w=(1, 9, 4), r=(1, 9, 3), v=(3, 2))
+    quantized = surgery.quantize(recurrent, activations=None)
+    assert remaining_line(quantized) == "91% of the weights stay in floating-point numbers: 2 of GRU"
+    assert remaining_line(surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)) is None

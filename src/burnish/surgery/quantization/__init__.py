@@ -4,6 +4,7 @@ How a pair trains is in ``burnish.passes.train_quantization``, what gradients pa
 and how an export makes integers of it in ``burnish.passes.fold_quantization``.
 """
 
-from burnish.surgery.quantization.quantize import quantize
+from burnish.surgery.quantization.quantize import check_unquantized, quantize
+from burnish.surgery.quantization.remaining import remaining_line
 
-__all__ = ["quantize"]
+__all__ = ["check_unquantized", "quantize", "remaining_line"]

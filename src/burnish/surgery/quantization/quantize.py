@@ -14,7 +14,8 @@ from burnish.graph import Builder, Names, describe_node
 from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import QuantizationMark, Scales
 from burnish.importer import Source, load
-from burnish.passes import fold_batch_normalization
+from burnish.passes import compute_in_float32, fold_batch_normalization
+from burnish.passes.compute_in_float32 import has_sixteen_bit_values
 from burnish.settings import is_number
 from burnish.surgery.measuring import Batch
 from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
@@ -50,7 +51,8 @@ def quantize(
 
     Weights and activations go through QuantizeLinear and DequantizeLinear, at the places around which ONNX Runtime makes one
     integer operator of several nodes. Gradients pass the rounding straight through. State holds the weights in float32;
-    ``Session.export`` writes integers, in the format QDQ.
+    ``Session.export`` writes integers, in the format QDQ. What a file computes in float16 or bfloat16 is computed in float32: the
+    integer operators of ONNX Runtime have float32 around them. Its inputs keep their dtypes, its outputs become float32.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
@@ -91,7 +93,9 @@ def quantize(
     training = _training(scales, momentum, freeze_observers_after)
     model = load(source)
     graph = model.graph
-    _check_unquantized(graph)
+    check_unquantized(graph)
+    if has_sixteen_bit_values(model):
+        compute_in_float32(model)
     if batch_norm not in (None, "train", "fold"):
         raise ConfigurationError(f"quantize: batch_norm={batch_norm!r}: give 'train' or 'fold', or leave it out")
     if batch_norm == "fold" or (batch_norm is None and not weight_kind.keeps_sign):
@@ -166,7 +170,7 @@ def _formats_of(
     if not layers:
         raise ConfigurationError(
             "quantize: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is a float32 initializer: give the "
-            "model in float32, before anything else quantized it"
+            "model before anything else quantized it, with its weights as initializers"
         )
     if first_and_last not in (None, "int8", "float32"):
         raise ConfigurationError(f"quantize: first_and_last={first_and_last!r}: give 'int8' or 'float32', or leave it out")
@@ -199,7 +203,8 @@ def _training(scales: Scales, momentum: float, freeze_after: int | str | None) -
     return Training(scales, float(momentum), **freeze)
 
 
-def _check_unquantized(graph: ir.Graph) -> None:
+def check_unquantized(graph: ir.Graph) -> None:
+    """Raise ConfigurationError for a graph that is quantized already, or that masks weights."""
     if (masked := next(masked_weights(graph), None)) is not None:
         raise ConfigurationError(
             f"quantize: {describe_node(masked[0])} masks weights: quantize the model first, and prune the result"

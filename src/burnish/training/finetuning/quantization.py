@@ -27,7 +27,9 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """What a name alone asks for."""
 RATES = {8: 0.1, 4: 0.3}
-"""The learning rate of the quantized model, in that of the run, by bits of its weights: these were tuned already."""
+"""The learning rate of the quantized model, in that of the run, by bits of its weights: these were tuned already. Weights with a
+single scale have batch normalization folded into them, which then holds no layer in its range: of any bits, they take that of 8
+(at 0.3 a MobileNetV2 diverged; ``benchmarks/quantization.py --rates``)."""
 PARTS = {8: 3, 4: 1}
 """The quantized model trains for this part of the epochs before, rounded up. Four bits take weights far from where they were:
 Esser et al. (2020) train one epoch for eight bits, and as long as for float32, ten times as fast, for fewer."""
@@ -75,10 +77,11 @@ class Quantization:
             if name in settings:
                 raise ConfigurationError(f"quantize: {name} is the run's own: leave it out")
         check_settings("quantize", quantize, {"source": ..., **settings})
-        bits = weight_format(settings["weights"], settings.get("reduce_range", True)).bits
+        kind = weight_format(settings["weights"], settings.get("reduce_range", True))
+        is_folded = settings.get("batch_norm") == "fold" or not kind.keeps_sign
         activation_format(settings.get("activations", "uint8"), settings.get("symmetric", False))
         check_method(settings.get("method", "minmax"), settings.get("percentile", 99.99))
-        epochs, rate = own.get("epochs"), own.get("rate", RATES[bits])
+        epochs, rate = own.get("epochs"), own.get("rate", RATES[8 if is_folded else kind.bits])
         if epochs is not None and (not is_whole(epochs) or epochs < 1):
             raise ConfigurationError(f"quantize: epochs={epochs!r}: give a whole number of 1 or more, of training with integers")
         if not is_number(rate) or rate <= 0:

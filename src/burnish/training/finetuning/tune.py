@@ -22,6 +22,7 @@ from burnish.formats.model_file import save_model
 from burnish.importer import Source
 from burnish.program import Program
 from burnish.settings import suggestion
+from burnish.surgery.quantization import check_unquantized, remaining_line
 from burnish.training.callbacks import Callback, EarlyStopping
 from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.normalization import AUTO
@@ -170,7 +171,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_quantized(integers: Quantization | None, prepared: Transfer) -> None:
-    """Raise ConfigurationError for integers that a detector would end in."""
+    """Raise ConfigurationError for integers that a detector would end in, or that the model holds already."""
+    if integers is not None:
+        check_unquantized(prepared.model.graph)
     if integers is not None and prepared.task.kind == "objects":
         raise ConfigurationError(
             "quantize: of a detector the loss reads values inside of the model, which quantization would take apart: tune it, "
@@ -247,6 +250,8 @@ class _Run:
         """Quantize the tuned model, train it as such, and write it; return the accuracies before and after both too."""
         size, engine = self.plan.batch_size, self.trainer["engine"]
         model = integers.applied(tuned, self.dataset, self.plan.transfer.head.output, size, engine)
+        remaining = remaining_line(model)
+        self.notes += [] if remaining is None else [f"quantized: {remaining}"]
         start = folder / "quantized.onnx"
         save_model(model, start)
         plan, stage = integers.planned(self.plan, model)
