@@ -420,5 +420,5 @@ g (float[T, N, 4] x) => (float[N, 2] y) <float[1, 9, 4] w, float[1, 9, 3] r, flo
 def test_weights_that_stay_in_floating_point_numbers_are_said() -> None:
     recurrent = with_weights(RECURRENT, w=(1, 9, 4), r=(1, 9, 3), v=(3, 2))
     quantized = surgery.quantize(recurrent, activations=None)
-    assert remaining_line(quantized) == "91% of the weights stay in floating-point numbers: 2 of GRU"
+    assert remaining_line(quantized) == "91% of the weights stay in floating-point numbers: 2 initializers of GRU"
     assert remaining_line(surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)) is None

@@ -36,7 +36,7 @@ def remaining_line(model: ir.Model) -> str | None:
             readers.update({reader.op_type for reader in direct})
     if not remaining:
         return None
-    which = ", ".join(f"{count} of {operator}" for operator, count in sorted(readers.items()))
+    which = ", ".join(f"{count} initializers of {operator}" for operator, count in sorted(readers.items()))
     return f"{remaining / total:.0%} of the weights stay in floating-point numbers: {which}"
 
 
