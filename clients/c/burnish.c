@@ -525,6 +525,7 @@ typedef struct entry {
     int64_t shape[BURNISH_MAX_RANK];
     const char *symbols[BURNISH_MAX_RANK]; /* the name of a symbolic dimension; its extent in `shape` is then -1 */
     bool has_default, has_minimum, has_maximum, has_ignored;
+    bool two_values; /* the minimum and the maximum alone are valid: a label that is a sign */
     double default_value;
     int64_t minimum, maximum, ignored;
     size_t state; /* the number of the state entry that an input reads, or that an output is the next value of; NONE */
@@ -605,6 +606,8 @@ static bool read_entry(const json *from, entry *to) {
     to->has_minimum = whole_of(from, "minimum", &to->minimum);
     to->has_maximum = whole_of(from, "maximum", &to->maximum);
     to->has_ignored = whole_of(from, "ignored", &to->ignored);
+    const json *two_values = member(from, "two_values", JSON_BOOL);
+    to->two_values = two_values != NULL && two_values->whole != 0 && to->has_minimum && to->has_maximum;
     return true;
 }
 
@@ -1095,7 +1098,22 @@ static void describe_shape(char *text, size_t room, size_t rank, const int64_t *
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
+/* The values of a label that is a sign. */
+static burnish_status check_two_values(const entry *entry, const burnish_tensor *tensor, size_t elements) {
+    for (size_t i = 0; i < elements; i++) {
+        double value = number_at(tensor->data, tensor->dtype, i);
+        if (value == (double)entry->minimum || value == (double)entry->maximum) continue;
+        return fail(BURNISH_INPUT_ERROR,
+                    "The input '%s' holds %g at element %zu, out of range: valid are %lld and %lld. "
+                    "Write %lld for no, which is often 0, and %lld for yes",
+                    entry->name, value, i, (long long)entry->minimum, (long long)entry->maximum, (long long)entry->minimum,
+                    (long long)entry->maximum);
+    }
+    return BURNISH_OK;
+}
+
 static burnish_status check_range(const entry *entry, const burnish_tensor *tensor, size_t elements) {
+    if (entry->two_values) return check_two_values(entry, tensor, elements);
     for (size_t i = 0; (entry->has_minimum || entry->has_maximum) && i < elements; i++) {
         double value = number_at(tensor->data, tensor->dtype, i);
         bool is_outside =

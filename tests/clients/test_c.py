@@ -25,6 +25,7 @@ from programs import Batch
 import burnish
 from burnish.errors import CheckpointError
 from oracles.same_state import assert_same_state
+from oracles.small_networks import perceptron
 from oracles.standard_operators import STANDARD
 
 reason = c_library.missing()
@@ -199,6 +200,18 @@ def test_a_wrong_batch_is_a_named_error_and_changes_nothing(session, change, mes
     with pytest.raises(c_library.ClientError, match=message):
         session.step(change(programs.program("dropout")[1]))
     assert_same_state(session.state(), before)
+
+
+def test_a_label_between_two_signs_is_refused(client, tmp_path) -> None:
+    """With 0 for no, hinge would have no gradient, and nothing would be learned of such samples."""
+    burnish.compile(perceptron(outputs=1), loss="hinge", optimizer="sgd").save(tmp_path / "signs")
+    session = client.open(tmp_path / "signs")
+    batch = {"x": np.ones((4, 12), np.float32), "targets": np.array([[1], [-1], [1], [-1]], np.float32)}
+    session.step(batch)
+    message = r"InputError: .* 'targets' holds 0 at element 1, .* valid are -1 and 1. Write -1 for no, .* and 1 for yes"
+    with pytest.raises(c_library.ClientError, match=message):
+        session.step({**batch, "targets": np.maximum(batch["targets"], 0)})
+    session.close()
 
 
 def test_wrong_names_and_values_are_named_errors(client, folder, session, tmp_path) -> None:

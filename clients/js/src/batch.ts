@@ -289,15 +289,17 @@ function checkRange(entry: Entry, array: Tensor): void {
   if (entry.minimum === undefined && entry.maximum === undefined) return;
   for (let place = 0; place < array.data.length; place++) {
     const value = numberAt(array, place);
-    const isInside = !(value < (entry.minimum ?? -Infinity)) && !(value > (entry.maximum ?? Infinity));
+    const isWithin = !(value < (entry.minimum ?? -Infinity)) && !(value > (entry.maximum ?? Infinity));
+    const isInside = entry.two_values ? value === entry.minimum || value === entry.maximum : isWithin;
     if (isInside || value === entry.ignored) continue;
     const also = entry.ignored === undefined ? "" : ` or ${entry.ignored}, which is ignored`;
     let remedy = "Number the classes from 0, and check that the model has an output for each";
     if (entry.role === "data") remedy = "Number them as the model was made to read them (its vocabulary), or take a model with more rows";
+    else if (entry.two_values) remedy = `Write ${entry.minimum} for no, which is often 0, and ${entry.maximum} for yes`;
     else if (!INTEGERS.has(entry.dtype)) remedy = "Give the loss what it compares with, or choose a loss for values of any size";
     throw new InputError(
       `The input '${entry.name}' holds ${value} at ${position(place, array.shape)}, out of range: valid are ` +
-        `${entry.minimum ?? ""}..${entry.maximum ?? ""}${also}. ${remedy}`,
+        `${entry.minimum ?? ""}${entry.two_values ? " and " : ".."}${entry.maximum ?? ""}${also}. ${remedy}`,
     );
   }
 }

@@ -27,6 +27,8 @@ export interface Entry {
   default?: number;
   minimum?: number;
   maximum?: number;
+  /** Whether the minimum and the maximum alone are valid: a label that is a sign. */
+  two_values?: boolean;
   ignored?: number;
 }
 

@@ -58,6 +58,16 @@ describe("a batch", () => {
   }
 });
 
+test("a label between two signs", async () => {
+  const signs = await loadProgram(join(folderOf("dropout"), "program"));
+  const label = signs.signature.step.inputs.find((entry) => entry.name === "labels");
+  Object.assign(label, { minimum: -1, maximum: 1, two_values: true });
+  const own = await Session.open(signs, { threads: 1 });
+  const labels = [1, -1, 1, 0, 1, 1, 1, 1];
+  await refused(() => own.step({ ...batch, labels }), InputError, "holds 0 at [3]", "valid are -1 and 1", "Write -1 for no", "1 for yes");
+  await own.close();
+});
+
 test("hyperparameters", async () => {
   await refused(() => session.step(batch, { momentum: 1 }), ConfigurationError, "no hyperparameter 'momentum'", "takes lr");
   await refused(() => session.step(batch, { lr: -1 }), ConfigurationError, "'lr' is -1", "not negative");
