@@ -25,8 +25,8 @@ from finetune_packages import PACKAGED
 
 HEAD_SCALE, MOMENTUM = 10.0, 0.9
 RUNNING = 0.1
-"""The least momentum of running statistics. torchvision's MobileNetV3 has 0.01, made for hundreds of thousands of steps: after the
-hundred of a transfer most of what it evaluates with would be of the old data. Who fine-tunes it raises that."""
+"""The least momentum of running statistics. torchvision's MobileNetV3 has 0.01, made for hundreds of thousands of steps:
+after the hundred of a transfer most of what it evaluates with would be of the old data. Who fine-tunes it raises that."""
 
 
 class Samples(torch.utils.data.Dataset):
