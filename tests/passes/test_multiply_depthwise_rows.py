@@ -69,6 +69,13 @@ def test_others_and_wide_images_stay_convolutions(changes):
     assert operators(multiply_depthwise_rows(convolution(**changes))) == ["Conv"]
 
 
+def test_a_constant_weight_is_left_to_the_kernel_that_onnxruntime_has_for_it():
+    proto = ir.to_proto(convolution())
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 1, 5, 3), np.float32), "w"))
+    del proto.graph.input[1]
+    assert operators(multiply_depthwise_rows(ir.from_proto(proto))) == ["Conv"]
+
+
 def test_a_program_multiplies_in_both_directions_where_its_runtime_has_no_kernels():
     rng = np.random.default_rng(0)
     attributes, shape = "group = 4, pads = [3, 3, 3, 3]", "float[N, 4, 7, 7]"

@@ -94,11 +94,11 @@ class _Rows:
 
 
 def _rows_of(node: ir.Node) -> _Rows | None:
-    """What the pass takes of a node; None where it does not take it."""
+    """What the pass takes of a node; None where it does not take it. A constant weight gets ONNX Runtime's own kernel."""
     if node.op_type != "Conv" or node.domain != "" or attribute_value(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return None
     x, weight = node.inputs[:2]
-    taps = None if weight is None else static_shape(weight)
+    taps = None if weight is None or weight.is_initializer() else static_shape(weight)
     if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) != 4 or taps is None:
         return None
     batch, *image = x.shape.dims
