@@ -142,7 +142,7 @@ def train(module: nn.Module, model: Model, samples: Samples, order: np.ndarray, 
     for epoch in order:
         for begin in range(0, len(samples), size):
             inputs, labels = batch_of([samples[int(index)] for index in epoch[begin : begin + size]], model.kind == "text")
-            factor = (step + 1) / rise if step < rise else 0.5 * (1 + math.cos(math.pi * (step - rise) / (steps - rise)))
+            factor = (step + 1) / (rise + 1) if step < rise else 0.5 * (1 + math.cos(math.pi * (step - rise) / (steps - rise)))
             for group in optimizer.param_groups:
                 group["lr"] = chosen["lr"] * factor * group["scale"]
             loss = nn.functional.cross_entropy(model.logits(module, *inputs), labels)
