@@ -315,12 +315,11 @@ def search(arguments: argparse.Namespace) -> None:
                 for kind in arguments.weights:
                     quantized = surgery.quantize(float32.plain, WEIGHTS[kind], calibration=train.calibration)
                     epochs = Quantization.read({"weights": WEIGHTS[kind]}).length(arguments.epochs)
-
-                    def judged(session: burnish.Session) -> float:
-                        return judging.accuracy(session.predict({"x": judging.x})["logits"])  # noqa: B023
-
-                    before = judged(burnish.Session(burnish.compile(quantized, optimizer="sgd")))
-                    each = [judged(tuned(quantized, train, epochs, RATE * rate, seed + 1)) for rate in arguments.rates]
+                    sessions = [
+                        burnish.Session(burnish.compile(quantized, optimizer="sgd")),
+                        *(tuned(quantized, train, epochs, RATE * rate, seed + 1) for rate in arguments.rates),
+                    ]
+                    before, *each = (judging.accuracy(session.predict({"x": judging.x})["logits"]) for session in sessions)
                     figures = " ".join(f"{accuracy:8.2%}" for accuracy in each)
                     print(f"{name:10} {kind:11} {seed:4} {float32.accuracy:8.2%} {before:9.2%} {figures}", flush=True)
 

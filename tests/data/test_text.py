@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from word_texts import BUCKETS, VOCABULARY, WORDS, Columns, labelled, opened, program, spec, texts
 
 import burnish
 from burnish.data import DataSpec, EpochDataset, Loader, Text, TextDataset, as_dataset, open_dataset
@@ -22,44 +22,8 @@ from burnish.data.text.settings import TextDescription, powers_of_two
 from burnish.data.text.tokens import order_by_length
 from burnish.data.unlabelled import open_samples
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.errors import CheckpointError, ConfigurationError, DataError
-from burnish.models import bert, gpt2
+from burnish.errors import CheckpointError, DataError
 from oracles.small_tokenizers import FIRST, LAST, MASK, PAD, word_tokenizer
-
-pytest.importorskip("tokenizers")
-
-WORDS = 20
-VOCABULARY = 5 + WORDS
-LANGUAGE = "cross_entropy:class_axis=-1"
-SIZES = {"width": 8, "layers": 1, "heads": 2, "positions": 12, "dropout": 0.0}
-BUCKETS = (4, 8, 12)
-
-
-@cache
-def program(task: str) -> burnish.Program:
-    if task == "label":
-        return burnish.compile(bert(VOCABULARY, 2, **SIZES))
-    model = bert(VOCABULARY, **SIZES) if task == "masked" else gpt2(VOCABULARY, **SIZES)
-    return burnish.compile(model, loss=LANGUAGE)
-
-
-def spec(task: str = "label") -> DataSpec:
-    return DataSpec.by(program(task))
-
-
-def texts(count: int, longest: int = 10, seed: int = 0) -> list[str]:
-    """Texts of the words w0, w1, ... of 1 to ``longest`` words."""
-    rng = np.random.default_rng(seed)
-    return [" ".join(f"w{word}" for word in rng.integers(0, WORDS, rng.integers(1, longest + 1))) for _ in range(count)]
-
-
-def opened(task: str, source: Any, **options: Any) -> TextDataset:
-    text = Text(tokenizer=word_tokenizer(WORDS), task=task, **{"buckets": BUCKETS, "length": 12} | options)
-    return TextDataset(source, text, spec(task))
-
-
-def labelled(count: int = 20, **options: Any) -> TextDataset:
-    return opened("label", (texts(count), np.arange(count) % 2), **options)
 
 
 def test_each_batch_is_padded_to_the_first_bucket_that_holds_it() -> None:
@@ -225,24 +189,6 @@ def test_no_length_compiles_anew_and_padding_changes_no_loss(engine: str, monkey
     assert len(made) == 2  # the graphs of a step and of an evaluation
 
 
-class Columns:
-    """The columns of a data set of Hugging Face ``datasets``, as far as they are read."""
-
-    def __init__(self, columns: dict[str, list[Any]], classes: list[str] | None = None):
-        self.columns, self.column_names = columns, list(columns)
-        label = type("ClassLabel", (), {"names": classes})() if classes else None
-        self.features = {name: label if name == "label" else object() for name in columns}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return self.columns[name]
-
-    def batch(self, batch_size: int) -> None:
-        raise AssertionError("this is theirs, and of another meaning")
-
-
 ROWS = [("no", "w0 w1"), ("yes", "w2, with a comma"), ("no", "w3")]
 TOKENS = [[FIRST, 5, 6, LAST], [FIRST, 7, 1, 1, 1, 1, LAST], [FIRST, 8, LAST]]
 
@@ -264,7 +210,7 @@ def written(folder: Path, name: str) -> Any:
     elif name == "columns":
         return Columns({"text": [text for _, text in ROWS], "label": [0, 1, 0]}, ["no", "yes"])
     elif name == "datasets":
-        datasets = pytest.importorskip("datasets", reason="a package of its own, which the class above stands for")
+        datasets = pytest.importorskip("datasets", reason="a package of its own, which Columns stands for")
         features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
         columns = {"text": [text for _, text in ROWS], "label": [0, 1, 0]}
         table = pytest.importorskip("pyarrow").table(columns)
@@ -383,70 +329,6 @@ def test_a_model_says_how_its_texts_were_read() -> None:
     assert TextDescription.read(TextDescription(length=3).options()) == TextDescription(length=3)
 
 
-@pytest.mark.parametrize(
-    ("task", "source", "message"),
-    [
-        ("label", (["w0"], [0, 1]), "1 texts and 2 labels; each text needs one"),
-        ("label", ["w0"], "texts without labels; give"),
-        ("label", ([3], [0]), "sample 0 is a int, and a text is expected"),
-        ("label", ([], []), "data: no texts"),
-        ("label", {"a": ["w0"], "b": ["w1"], "label": [0]}, r"which column holds the texts is not known.*\(--text-column\)"),
-        ("label", {"text": ["w0"], "b": [1], "c": [0]}, "no column is called label, y or target, and labels are to be"),
-        ("label", {"text": ["w0"], "label": [[0, 1]]}, "the column 'label' holds lists, and a text has one label"),
-        ("label", Columns({"text": ["w0"], "label": [-1]}, ["a", "b"]), "the label -1 is none of the 2 classes"),
-        ("label", {"input_ids": [[0.5]], "label": [0]}, "'input_ids' of sample 0 is no list of whole numbers"),
-        ("label", {"input_ids": [[30]], "label": [0]}, "up to 30, and the model's input 'input_ids' takes 0 to 24"),
-        ("label", 3, "int: no texts; text is a .txt file"),
-        ("label", Path("none.txt"), "none.txt: no such file"),
-        ("causal", [""], None),
-    ],
-)
-def test_texts_that_are_refused(task: str, source: Any, message: str | None) -> None:
-    if message is None:
-        assert len(opened(task, source)) == 1  # the tokens around it
-        return
-    with pytest.raises(DataError, match=message):
-        opened(task, source)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("lines.txt", "no w0\n", "lines.txt, line 1: a label, a tab and a text are expected"),
-        ("lines.txt", b"\xff\xfe", "no text in UTF-8"),
-        ("lines.jsonl", "{", "lines.jsonl, line 1: no JSON"),
-        ("lines.jsonl", "[1]", "line 1: a list, and an object is expected"),
-        ("lines.jsonl", '{"text": "a", "label": 1}\n{"text": "a"}\n', "line 2: no value for 'label'"),
-    ],
-)
-def test_files_that_are_refused(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
-        open_dataset(path, spec(), text=Text(tokenizer=word_tokenizer()))
-
-
-def test_a_tokenizer_is_read_from_its_file_and_what_is_none_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    word_tokenizer().save(str(path))
-    made = TextDataset((["w0"], [0]), Text(tokenizer=path), spec())
-    assert made.described.tokenizer == labelled().described.tokenizer
-    path.write_text("{}")
-    with pytest.raises(DataError, match=r"no tokenizer\.json of Hugging Face tokenizers"):
-        TextDataset((["w0"], [0]), Text(tokenizer=path), spec())
-    with pytest.raises(DataError, match="the tokenizer cannot be read"):
-        TextDataset((["w0"], [0]), Text(tokenizer=tmp_path / "none.json"), spec())
-    with pytest.raises(DataError, match="a value of type dict is no tokenizer"):
-        TextDataset((["w0"], [0]), Text(tokenizer={}), spec())
-    with pytest.raises(DataError, match="texts become tokens by a tokenizer: name one"):
-        TextDataset((["w0"], [0]), Text(), spec())
-    (tmp_path / "a.txt").write_text("w0")
-    with pytest.raises(DataError, match="texts become tokens by a tokenizer"):
-        open_dataset(tmp_path / "a.txt", spec())
-    with pytest.raises(DataError, match="these data hold none: leave it out"):
-        open_dataset("digits", spec(), text=Text(tokenizer=word_tokenizer()))
-
-
 class OfTransformers:
     """A tokenizer in the form of ``transformers``, without one of ``tokenizers`` inside."""
 
@@ -471,36 +353,3 @@ def test_a_tokenizer_of_transformers_is_taken_too() -> None:
     assert theirs.cut == ours.cut > 0
     for name, array in theirs.batch(np.arange(9)).items():
         np.testing.assert_array_equal(array, ours.batch(np.arange(9))[name])
-
-
-def test_losses_and_models_that_texts_do_not_fit() -> None:
-    tokenizer = word_tokenizer()
-    wrong_axis = DataSpec.by(burnish.compile(gpt2(VOCABULARY, **SIZES)))
-    with pytest.raises(DataError, match=r"the task 'causal' has a label for each token.*--loss cross_entropy:class_axis=-1"):
-        TextDataset(["w0 w1"], Text(tokenizer=tokenizer, task="causal"), wrong_axis)
-    with pytest.raises(DataError, match="the tokenizer has tokens up to 24, and the model's input 'input_ids' takes 0 to 6"):
-        TextDataset((["w0"], [0]), Text(tokenizer=tokenizer), DataSpec.by(burnish.compile(bert(7, 2, **SIZES))))
-    unmasked = word_tokenizer()
-    unmasked = type(unmasked).from_str(unmasked.to_str().replace("[MASK]", "[OTHER]"))
-    with pytest.raises(DataError, match=r"the tokenizer has no token \[MASK\] or <mask>"):
-        TextDataset(["w0"], Text(tokenizer=unmasked, task="masked"), spec("masked"))
-    images = DataSpec.by(burnish.compile(burnish.models.residual_network()))
-    with pytest.raises(DataError, match="the input 'x' is FLOAT of 4 dimensions, and texts give whole numbers"):
-        TextDataset((["w0"], [0]), Text(tokenizer=tokenizer), images)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "next"}, "task must be 'label', 'masked', 'causal', not 'next'"),
-        ({"length": 1}, "length=1: give a whole number of 2 or more"),
-        ({"too_long": "drop"}, "too_long must be 'cut' or 'error'"),
-        ({"masked_share": 1.0}, "masked_share=1.0"),
-        ({"buckets": (8, 4)}, "buckets must be whole numbers of 1 or more, ascending"),
-        ({"joined": True}, "joined texts have no labels of their own"),
-        ({"buckets": (8,), "length": 12}, "the longest of the buckets is 8, and texts may have 12 tokens"),
-    ],
-)
-def test_settings_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        TextDataset((["w0"], [0]), Text(tokenizer=word_tokenizer(), **options), spec())
