@@ -137,7 +137,7 @@ class ObjectiveWarning(_Escaped, UserWarning):
     """What is trained is probably not what was meant.
 
     The loss applies an activation to probabilities; or what exported the model made weights one, or two of one, folded batch
-    normalization into them, or left scalars that count as constants.
+    normalization into them, or left scalars that count as constants; or samples of a batch are mixed.
     """
 
 

@@ -20,8 +20,17 @@ ENDINGS = {
     "Sigmoid": "y = Sigmoid(z)",
     "LogSoftmax": "y = LogSoftmax(z)",
     "Softmax and Log": "p = Softmax(z) y = Log(p)",
+    "Tanh": "y = Tanh(z)",
+    "Tanh, then flat": "t = Tanh(z) y = Flatten(t)",
+    "Softsign": "y = Softsign(z)",
+    "Clip": "y = Clip(z, least, most)",
+    "scaled Tanh": "t = Tanh(z) y = Mul(t, two)",
+    "wide Clip": "y = Clip(z, lowest, highest)",
     "LogSoftmax written out": "m = ReduceLogSumExp(z, one) y = Sub(z, m)",
 }
+
+
+BOUNDS = {"least": -1, "most": 1, "lowest": -50, "highest": 50}
 
 
 def dense(ending: str, columns: int = 3, x: str = "N, 5", y: str = "N, c") -> onnx.ModelProto:
@@ -35,11 +44,13 @@ def dense(ending: str, columns: int = 3, x: str = "N, 5", y: str = "N, c") -> on
         "b": np.zeros(columns, np.float32),
         "two": np.array(2, np.float32),
         "one": np.array([1]),
+        **{name: np.array(bound, np.float32) for name, bound in BOUNDS.items()},
     }
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return model
 
 
+HELD = "applies an activation to logits, which are any numbers, and reads 'y', which"
 LOGARITHMS = "takes logarithms of probabilities, and reads 'y'"
 
 
@@ -58,6 +69,11 @@ LOGARITHMS = "takes logarithms of probabilities, and reads 'y'"
         ),
         ("hinge", "Sigmoid", r"hinge takes scores .* reads 'y', which Sigmoid .* bounds to \[0, 1\].* \(outputs='z'\)"),
         ("multi_margin", "Softmax", r"multi_margin takes scores .* reads 'y', which Softmax .* bounds to \[0, 1\]"),
+        ("bce", "Softmax", r"a yes or no of its own, .* Softmax .* share one .*: choose cross_entropy .* \(outputs='z'\)"),
+        ("cross_entropy", "Tanh", rf"{HELD} Tanh .* within bounds, .*: let it read what comes before \(outputs='z'\)"),
+        ("bce_with_logits", "Tanh, then flat", rf"{HELD} Tanh .*\(outputs='z'\)"),
+        ("cross_entropy", "Softsign", rf"{HELD} Softsign .* choose a loss of values, such as 'mse'"),
+        ("focal", "Clip", rf"{HELD} Clip .*\(outputs='z'\)"),
         (losses.weighted_sum([(1.0, "cross_entropy"), (0.5, "nll")]), "linear", LOGARITHMS),
     ],
 )
@@ -69,9 +85,10 @@ def test_an_output_of_another_scale_is_warned_of(loss, ending, message):
 @pytest.mark.parametrize(
     ("loss", "ending"),
     [
-        *[(loss, ending) for loss in ("nll", "kl_divergence") for ending in [*ENDINGS][4:]],
+        *[(loss, ending) for loss in ("nll", "kl_divergence") for ending in ENDINGS if ending.startswith(("Log", "Softmax and"))],
+        *[("cross_entropy", ending) for ending in ("scaled Tanh", "wide Clip")],
         ("bce", "Sigmoid"),
-        ("bce", "Softmax"),
+        ("mse", "Tanh"),
         ("hinge", "linear"),
         ("multi_margin", "linear"),
         ("multi_margin:margin=0.2", "Softmax"),

@@ -67,7 +67,7 @@ def untrained(model: onnx.ModelProto, **options: object) -> dict[str, str]:
         ("[n] b = Less (zero, h)\n d = Where (b, x, x)", "float zero = {0}", "Less 'n' (output 'b')"),
         ("[n] d = RandomNormalLike (h)", "", "RandomNormalLike 'n' (output 'd')"),
         ("[n] b = IsNaN (h)\n d = Where (b, x, x)", "", "IsNaN 'n' (output 'b')"),
-        ("m = ReduceMax <keepdims = 0> (h)\n [n] d = Clip (x, m)", "", "Clip 'n' (output 'd')"),
+        ("m = ReduceMax <keepdims = 0> (w)\n [n] d = Clip (x, m)", "", "Clip 'n' (output 'd')"),
         ("m = Relu (h)\n k = Neg (m)\n [n] d = Round (k)", "", "Round 'n' (output 'd')"),
     ],
 )

@@ -16,7 +16,7 @@ from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.cached_features import Backbone, CachedFeatures, cut_backbone
 from burnish.compiler.compilation import OPTIONS, Compilation
 from burnish.compiler.distillation import has_teacher, prepare_teachers, with_projections
-from burnish.compiler.doubts import find_doubts
+from burnish.compiler.doubts import find_doubts, mixing_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
@@ -155,9 +155,10 @@ def compile(
         The program; nothing is run.
 
     Warns:
-        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities; or what exported the
-            model merged weights, or made two of one, folded batch normalization into layers that train, or left scalars that
-            look like parameters, and do not train unless ``trainable`` names them.
+        ObjectiveWarning: the loss reads what it is not made for, such as probabilities where it applies a Softmax itself; what
+            the model computes of a sample depends on the others of its batch; or what exported the model merged weights, made
+            two of one, folded batch normalization into layers that train, or left scalars that look like parameters, and do not
+            train unless ``trainable`` names them.
         DenseGradientWarning: ``sparse`` asks for a table whose every row a step reads and writes all the same, with the reason.
         UntrainedWeightsWarning: no gradient reaches weights that ``trainable`` selects, and the optimizer does not freeze: an
             operator such as Round or ArgMax stands in the way, they are integers, or the loss does not depend on them.
@@ -223,7 +224,7 @@ def compile_inference(
         loss: the same; None leaves the graph ``evaluate`` out.
 
     Warns:
-        ObjectiveWarning: the loss applies a Softmax or Sigmoid itself, and reads probabilities.
+        ObjectiveWarning: the loss reads what it is not made for, or samples of a batch are mixed, as in ``compile``.
 
     Raises:
         ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
@@ -403,7 +404,8 @@ def _warn_of_objective(predictions: Iterable[Prediction], loss: losses.Loss, dou
     """Warn of what is perhaps not what was meant; refuse what cannot be meant."""
     predictions = list(predictions)
     check_classes(predictions, loss)
-    for problem in (*objective_doubts(predictions, loss), *doubts):
+    mixing = mixing_doubts([prediction.value for prediction in predictions])
+    for problem in (*objective_doubts(predictions, loss), *mixing, *doubts):
         warnings.warn(ObjectiveWarning(problem), stacklevel=4)
 
 

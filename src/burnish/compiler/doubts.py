@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from burnish.graph import describe_node
 from burnish.importer import (
     computed_ahead,
     folded_layers,
@@ -15,6 +16,7 @@ from burnish.importer import (
     perhaps_learned_scalars,
     perhaps_merged,
 )
+from burnish.sample_axes import mixing_nodes
 
 SHOWN = 3
 """How many of several weights a sentence names."""
@@ -66,6 +68,23 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
         yield (
             f"scalars count as constants, and these stay as they are: {named}. Where they were parameters, train them by name: "
             f"trainable=['*', '{scalars[0]}']"
+        )
+
+
+def mixing_doubts(predictions: Collection[ir.Value]) -> Iterator[str]:
+    """Give a sentence where predictions of one sample depend on the others of its batch.
+
+    Args:
+        predictions: the values of a canonical model that the loss reads.
+    """
+    graph = next((value.graph for value in predictions), None)
+    mixing = [] if graph is None else mixing_nodes(graph, predictions)
+    if mixing:
+        nodes = _first([describe_node(each.node) for each in mixing])
+        yield (
+            "what the model computes of a sample depends on the others of its batch, for the first axis of the input "
+            f"'{mixing[0].input}' is that of the samples, and these nodes work along it: {nodes}. Where that is not meant, say "
+            "in the model which axis is (dim=..., batch_first=True, a transposition in place of a reshape), and export it again"
         )
 
 

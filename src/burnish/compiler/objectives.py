@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish import losses
 from burnish.compiler.predictions import Prediction, sorting_node
-from burnish.compiler.probabilities import bounding_node, node_of_last_axis, open_node
+from burnish.compiler.probabilities import bounded_logits_node, bounding_node, moved_from, node_of_last_axis, open_node
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
 from burnish.losses import Reading
@@ -35,7 +35,7 @@ def check_classes(predictions: Iterable[Prediction], loss: losses.Loss) -> None:
             )
         node = sorting_node(prediction.value, axis)
         if node is not None:
-            before = next((value.name for value in node.inputs if value is not None and value.name), "...")
+            before = _before(node)
             raise ConfigurationError(
                 f"{loss.name}: {describe_node(node)} sorts the output '{prediction.name}' along axis {axis}, where the loss "
                 f"reads classes, so that each place is another class for each sample: let it read what comes before "
@@ -57,6 +57,8 @@ def objective_doubts(predictions: Iterable[Prediction], loss: losses.Loss) -> It
             yield from _of_another_scale(prediction.value, prediction.name, reading.takes, loss.name)
         elif prediction.bounded_by is not None:
             yield prediction.warning(loss.name)
+        elif reading.activation is not None:
+            yield from _of_held_logits(prediction.value, prediction.name, loss.name)
 
 
 def _classes_last(prediction: Prediction, reading: Reading, loss: str) -> str | None:
@@ -83,14 +85,45 @@ def _of_another_scale(value: ir.Value, name: str, takes: losses.Scale, loss: str
             f"the loss {loss} takes logarithms of probabilities, and reads {bounds or computed}: choose cross_entropy, which "
             "computes them itself (with probabilities=True where the targets are such), or let it read the output of a LogSoftmax"
         )
+    elif takes == "probabilities" and (softmax := _softmax_of_several(value)) is not None:
+        yield (
+            f"the loss {loss} takes each element for a yes or no of its own, and reads '{name}', of which "
+            f"{describe_node(softmax)} makes classes share one probability: choose cross_entropy where one class is right, and "
+            f"where several may be right at once bce_with_logits, which reads what comes before (outputs='{_before(softmax)}')"
+        )
     elif takes == "probabilities" and linear is not None:
         yield (
             f"the loss {loss} takes probabilities, and reads {computed}; outside of [0, 1] the loss is NaN: choose "
             "bce_with_logits, which takes it so"
         )
     elif takes == "scores" and bounded is not None:
-        before = next((operand.name for operand in bounded.inputs if operand is not None and operand.name), "...")
+        before = _before(bounded)
         yield (
             f"the loss {loss} takes scores of any size and either sign, and reads {bounds}, so that no answer reaches the "
             f"margin: let it read what comes before (outputs='{before}'), or choose a loss that takes probabilities"
         )
+
+
+def _of_held_logits(value: ir.Value, name: str, loss: str) -> Iterator[str]:
+    """Say that logits are held within bounds, so that no class or answer can become certain."""
+    node = bounded_logits_node(value)
+    if node is not None:
+        yield (
+            f"the loss {loss} applies an activation to logits, which are any numbers, and reads '{name}', which "
+            f"{describe_node(node)} holds within bounds, so that no answer becomes certain: let it read what comes before "
+            f"(outputs='{_before(node)}'), or where these are values and not logits, choose a loss of values, such as 'mse'"
+        )
+
+
+def _softmax_of_several(value: ir.Value) -> ir.Node | None:
+    """Return the Softmax along an axis of three elements or more that a value is the moved output of; else None."""
+    node = moved_from(value)
+    if node is None or node.op_type != "Softmax" or node.inputs[0] is None or node.inputs[0].shape is None:
+        return None
+    extent = node.inputs[0].shape[node.attributes["axis"].as_int() if "axis" in node.attributes else -1]
+    return node if isinstance(extent, int) and extent > 2 else None
+
+
+def _before(node: ir.Node) -> str:
+    """The name of the first operand of a node that has one."""
+    return next((operand.name for operand in node.inputs if operand is not None and operand.name), "...")

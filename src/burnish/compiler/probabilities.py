@@ -105,6 +105,23 @@ def open_node(value: ir.Value | None) -> ir.Node | None:
     return None
 
 
+def moved_from(value: ir.Value | None) -> ir.Node | None:
+    """Return the standard node that computes the elements of a value, which were at most moved since; else None."""
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        if node.op_type not in MOVES:
+            return node
+        value = node.inputs[0]
+    return None
+
+
+def bounded_logits_node(value: ir.Value | None) -> ir.Node | None:
+    """Return the Tanh, Softsign or Clip by which a value is at most 1 or 2 in size, of either sign; else None."""
+    node = moved_from(value)
+    if node is None or (node.op_type == "Clip" and not _clips_closely(node)):
+        return None
+    return node if node.op_type in ("Tanh", "Softsign", "Clip") else None
+
+
 def node_of_last_axis(value: ir.Value | None) -> ir.Node | None:
     """Return the node that computes the places along the last axis of a value of three or more axes, all others kept apart.
 
@@ -148,6 +165,11 @@ def are_probabilities(array: np.ndarray, class_axis: int) -> bool:
 def _clips_to_probabilities(node: ir.Node) -> bool:
     low, high = (node.inputs[index] if len(node.inputs) > index else None for index in (1, 2))
     return _constant_between(low, 0.0, np.inf) and _constant_between(high, -np.inf, 1.0)
+
+
+def _clips_closely(node: ir.Node) -> bool:
+    low, high = (node.inputs[index] if len(node.inputs) > index else None for index in (1, 2))
+    return _constant_between(low, -2.0, 0.0) and _constant_between(high, 0.0, 2.0)
 
 
 def _constant_between(value: ir.Value | None, low: float, high: float) -> bool:

@@ -1,0 +1,194 @@
+"""Nodes that work along the axis of the samples, so that what a model computes of one sample depends on the others of its batch.
+
+A Softmax along axis 0, a recurrent layer or attention that takes the first axis for time, a mean of everything, samples that a
+Reshape puts into one sequence: a program runs with each of them, and its loss falls, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish.graph import FLOATING
+from burnish.graph.uses import read_by
+from burnish.sample_axes.analysis import Analysis
+from burnish.sample_axes.extents import Axes, Axis, Factor, Kind
+from burnish.sample_axes.layouts import Call, Untold
+
+_OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
+_OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A node that works along samples.
+
+    Attributes:
+        node: the node.
+        input: the name of the input whose first axis is that of these samples.
+    """
+
+    node: ir.Node
+    input: str
+
+
+def mixing_nodes(graph: ir.Graph, outputs: Collection[ir.Value]) -> list[Mixing]:
+    """Return the nodes that work along the axis of samples, of those that outputs with a row for each sample come from.
+
+    Only where the model says that the first axis of an input is that of samples: by the name of the extent, or as the only one
+    that is open. Of a sequence, a cloud of points or a graph it is another.
+
+    Args:
+        graph: of a model, of standard operators; in order. Its inputs are a batch.
+        outputs: values of it.
+    """
+    if not any(_names_samples(value, graph) for value in graph.inputs):
+        return []
+    analysis = Analysis(graph, [value.name or "" for value in graph.inputs])
+    inputs = {value.name or "": value for value in graph.inputs}
+    known = {key: name for key, name in analysis.counted.items() if _names_samples(inputs[name], graph)}
+    for node in graph:
+        known.update(_cut_apart(node, analysis, known))
+    rows = [value for value in outputs if (axes := analysis.layout(value).axes) and _samples_in(axes[:1], known)]
+    mixing = []
+    before = _floating_before(rows)
+    for node in graph:
+        along = _ALONG.get(node.op_type) if node.domain == "" and node in before else None
+        if along is None:
+            continue
+        call = Call(node, [None if value is None else analysis.layout(value) for value in node.inputs], analysis)
+        try:
+            name = _samples_in(along(call), known)
+        except (Untold, IndexError):
+            continue
+        if name is not None:
+            mixing.append(Mixing(node, name))
+    return mixing
+
+
+def _names_samples(value: ir.Value, graph: ir.Graph) -> bool:
+    """Whether the first axis of an input is open, and certainly that of samples."""
+    if value.shape is None or not len(value.shape) or isinstance(value.shape[0], int):
+        return False
+    name = value.shape[0].value or ""
+    if _OF_SAMPLES.search(name) or _OF_OTHERS.search(name):
+        return bool(_OF_SAMPLES.search(name))
+    extents = [extent for other in graph.inputs if other.shape is not None for extent in other.shape.dims[1:]]
+    firsts = {str(other.shape[0]) for other in graph.inputs if other.shape is not None and len(other.shape)}
+    return firsts == {str(value.shape[0])} and all(isinstance(extent, int) and extent != 1 for extent in extents)
+
+
+def _floating_before(values: Sequence[ir.Value]) -> set[ir.Node]:
+    """Return the nodes that values come from by way of floating-point values alone."""
+    seen: set[ir.Node] = set()
+    pending = [value.producer() for value in values]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending.extend(value.producer() for value in read_by(node) if value.dtype in FLOATING)
+    return seen
+
+
+def _cut_apart(node: ir.Node, analysis: Analysis, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the axes of a Reshape that cuts the samples into a fixed number of parts, of which each holds pieces of several.
+
+    It was perhaps taken for a transposition: ``x.view(steps, -1, features)`` of ``x [batch, steps, features]``.
+    """
+    if node.op_type != "Reshape" or node.domain != "" or node.inputs[0] is None or node.inputs[1] is None:
+        return {}
+    operand, target = analysis.layout(node.inputs[0]).axes or ((),), analysis.layout(node.inputs[1]).numbers
+    name = _samples_in(operand[:1], known)
+    extents = [number.integer for number in target or ()]
+    if name is None or len(operand[0]) != 1 or any(isinstance(factor, Factor) for axis in operand[1:] for factor in axis):
+        return {}
+    if not extents or None in extents or extents[0] < 2:  # type: ignore[operator]  # none of them is None
+        return {}
+    result = analysis.layout(node.outputs[0]).axes or ()
+    return {factor.key: name for axis in result for factor in axis if isinstance(factor, Factor) and factor.kind is Kind.LOST}
+
+
+def _samples_in(axes: Sequence[Axis], known: Mapping[str, str]) -> str | None:
+    """Return the input whose samples stand along one of the axes, and are not all alike there; None where there is none."""
+    for axis in axes:
+        for factor in axis:
+            if isinstance(factor, Factor) and factor.key in known and not factor.is_uniform:
+                return known[factor.key]
+    return None
+
+
+def _named(call: Call) -> Axes:
+    """The axis of an attribute, by default the last."""
+    return (call.axes()[call.axis(default=-1)],)
+
+
+def _following(call: Call) -> Axes:
+    """That of an attribute and those after it."""
+    return call.axes()[call.axis(default=-1) :]
+
+
+def _reduced(call: Call) -> Axes:
+    axes, named = call.axes(), call.named_axes()
+    if not named:
+        return () if call.attribute("noop_with_empty_axes", 0) else axes
+    return tuple(axes[axis % len(axes)] for axis in named)
+
+
+def _extreme(call: Call) -> Axes:
+    """Of a reduction whose result is only subtracted, from the exponents of a softmax, nothing depends on it."""
+    readers = [user.op_type for user, _ in call.node.outputs[0].uses()]
+    return () if readers and set(readers) == {"Sub"} else _reduced(call)
+
+
+def _contracted(call: Call) -> Axes:
+    return call.axes(0)[-1:] if len(call.axes(1)) > 0 else ()
+
+
+def _contracted_by_gemm(call: Call) -> Axes:
+    return (call.axes(0)[0 if call.attribute("transA", 0) else 1],)
+
+
+def _summed_by_einsum(call: Call) -> Axes:
+    terms, _, result = str(call.attribute("equation")).replace(" ", "").partition("->")
+    if "->" not in str(call.attribute("equation")) or "..." in terms:
+        return ()
+    pairs = [
+        (letter, axis) for index, term in enumerate(terms.split(",")) for letter, axis in zip(term, call.axes(index), strict=True)
+    ]
+    return tuple(axis for letter, axis in pairs if letter not in result)
+
+
+def _time(call: Call) -> Axes:
+    return (call.axes()[1 if call.attribute("layout", 0) else 0],)
+
+
+def _keys(call: Call) -> Axes:
+    """The axis of an attention along which its softmax is taken."""
+    return (call.axes(1)[-2],)
+
+
+def _cumulated(call: Call) -> Axes:
+    at = call.integers(1)
+    return () if not at else (call.axes()[at[0] % call.rank()],)
+
+
+_ALONG: dict[str, Callable[[Call], Axes]] = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), _named),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _following),
+    **dict.fromkeys(
+        [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare")], _reduced
+    ),
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), _extreme),
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), _time),
+    "InstanceNormalization": lambda call: call.axes()[2:],
+    "MatMul": _contracted,
+    "Gemm": _contracted_by_gemm,
+    "Einsum": _summed_by_einsum,
+    "CumSum": _cumulated,
+    "Attention": _keys,
+}
+"""The axes whose places go into one element of a result together."""
