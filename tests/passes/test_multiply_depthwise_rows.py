@@ -76,7 +76,8 @@ def test_a_constant_weight_is_left_to_the_kernel_that_onnxruntime_has_for_it():
     assert operators(multiply_depthwise_rows(ir.from_proto(proto))) == ["Conv"]
 
 
-def test_a_program_multiplies_in_both_directions_where_its_runtime_has_no_kernels():
+def test_a_program_multiplies_in_both_directions_where_its_runtime_has_no_kernels(tmp_path):
+    """And its export keeps the convolutions, for which runtimes have kernels where weights are constants."""
     rng = np.random.default_rng(0)
     attributes, shape = "group = 4, pads = [3, 3, 3, 3]", "float[N, 4, 7, 7]"
     nodes = f"h = Conv<{attributes}>(x, first) y = Conv<{attributes}>(h, second)"
@@ -96,3 +97,8 @@ def test_a_program_multiplies_in_both_directions_where_its_runtime_has_no_kernel
         assert [first.step(batch)["loss"] for _ in range(2)] == pytest.approx(
             [second.step(batch)["loss"] for _ in range(2)], 1e-5
         )
+        exported = ir.load(first.export(tmp_path / "exported.onnx"))
+        (predicted,) = first.predict(batch).values()
+    assert operators(exported) == ["Conv", "Conv"]
+    (computed,) = OnnxRuntimeEngine(kernels=False).run(exported, {"x": batch["x"]}).values()
+    np.testing.assert_allclose(predicted, computed, rtol=1e-5, atol=1e-5)

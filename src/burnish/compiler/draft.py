@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
+from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
 from burnish.passes import (
@@ -204,7 +205,8 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     if not target.kernels:  # else the scalars stay as its kernels look for them
         merge_scalars(model)
         raise_scalar_ranks(model)
-    if target.takes_products:
+    # An export is made of ``predict``, and integers are computed of convolutions: ``executable`` multiplies after that.
+    if target.takes_products and model.graph.name != "predict" and not simulates_quantization(model.graph):
         multiply_depthwise_rows(model)
     remove_unused(model)
     settle_opset(model, target)

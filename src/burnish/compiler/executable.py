@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import onnx_ir as ir
@@ -17,17 +18,18 @@ from burnish.compiler.lowered_graphs import compute_again
 from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
+from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
 from burnish.ops.semantic import SemanticOperator
 from burnish.optim import Optimizer
-from burnish.passes import fold_constants
+from burnish.passes import compute_integers, fold_constants, multiply_depthwise_rows
 from burnish.passes.recompute_request import Recompute
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.updates_in_place import outputs_in_place
 
-Rewrite = Callable[[ir.Model], None]
+Rewrite = Callable[[ir.Model], object]
 """Changes a lowered graph in place."""
 
 
@@ -151,7 +153,7 @@ def lower(program: Program, target: Target) -> Executable:
     if not program.target.float64:  # what its signature says is float32
         target = replace(target, float64=False)
     can_be_made = bool(program.semantic) and program.optimizer is not None
-    return Executable(
+    executable = Executable(
         program.signature,
         target,
         program.semantic if can_be_made else {},
@@ -161,6 +163,12 @@ def lower(program: Program, target: Target) -> Executable:
         program.optimizer if can_be_made else None,
         recompute_request(program.options.get("recompute")),
     )
+    is_quantized = simulates_quantization((program.semantic.get("predict") or program.predict).graph)
+    if is_quantized:
+        executable = executable.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
+    if target.takes_products:
+        executable = executable.rewritten(multiply_depthwise_rows, "predict", *(("evaluate",) if is_quantized else ()))
+    return executable
 
 
 def executable_of(model: ir.Model, target: Target) -> Executable:

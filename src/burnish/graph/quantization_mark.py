@@ -11,6 +11,7 @@ import onnx_ir as ir
 from burnish.graph.marks import read_mark
 
 KEY = "burnish.quantization"
+EXACT = "burnish.exact"
 
 Role = Literal["weight", "activation"]
 Scales = Literal["learned", "observed", "fixed"]
@@ -57,6 +58,16 @@ class QuantizationMark:
     def of(node: ir.Node | None) -> QuantizationMark | None:
         """Return what the metadata of a node says; None where it says nothing."""
         return None if node is None else read_mark(node, KEY, QuantizationMark)
+
+
+def mark_exact(node: ir.Node) -> None:
+    """Say of a layer that it adds products of whole numbers: no kernel may compute it from other products, which are rounded."""
+    node.metadata_props[EXACT] = "true"
+
+
+def is_exact(node: ir.Node) -> bool:
+    """Whether a layer adds products of whole numbers."""
+    return EXACT in node.metadata_props
 
 
 def simulates_quantization(graph: ir.Graph) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import constant_array
-from burnish.graph.rounded_bias import readers_of
 from burnish.importer.classify import InitializerKind, classify_initializers
 from burnish.importer.export_notes import missing_parameters, noted_kinds, parameters_behind
 
@@ -30,7 +29,7 @@ def perhaps_merged(model: ir.Model) -> dict[str, int]:
         return merged
     for name, kind in classify_initializers(model).items():
         value = model.graph.initializers[name]
-        readers = readers_of(value)
+        readers = [reader for reader, _ in value.uses()]
         if kind is not InitializerKind.WEIGHT or len(readers) < 2 or value.shape is None or len(value.shape) != 1:
             continue
         array = constant_array(value)

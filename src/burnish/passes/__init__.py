@@ -6,6 +6,7 @@ what leads from a model to a program, in ``burnish.compiler``.
 
 from burnish.passes.complete_axes import complete_axes
 from burnish.passes.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.passes.compute_integers import compute_integers
 from burnish.passes.concatenate_padded_parts import concatenate_padded_parts
 from burnish.passes.draw_dropout import draw_dropout
 from burnish.passes.expand_gradients import expand_gradients, lower_what_has_no_gradient
@@ -40,6 +41,7 @@ from burnish.passes.widen_reductions import widen_reductions
 __all__ = [
     "complete_axes",
     "compute_in_float32",
+    "compute_integers",
     "concatenate_padded_parts",
     "draw_dropout",
     "expand_gradients",

@@ -9,7 +9,7 @@ operators add it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -28,14 +28,12 @@ from burnish.graph import (
 )
 from burnish.graph.evaluation import evaluated
 from burnish.graph.quantization_mark import QuantizationMark
-from burnish.graph.rounded_bias import integers_of, rounded_biases, unround
 from burnish.graph.uses import is_read_once, is_used, producer_of
 from burnish.graph.versions import raise_opset
+from burnish.passes.integer_operators import LARGEST_BIAS, is_vector
 from burnish.passes.remove_unused import remove_unused
 
 OPSET_OF_INT4 = 21
-LARGEST_BIAS = 2**30
-"""Integers of a bias beyond it leave no room for the sum."""
 
 
 def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
@@ -62,15 +60,14 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
         )
     names, constants = Names.of(graph), _Constants(model.opset_imports[""])
     trained = {value for node, _ in marked for value in _leaves(node.inputs[1]) if value.is_initializer()}
-    folding = _Folding(graph, names, constants, _integers_of_biases(graph, constants), trained)
-    unround(graph)
+    folding = _Folding(graph, names, constants, trained)
     for node, mark in marked:
         if mark.role == "activation":
             folding.settle_activation(node)
     for node, mark in marked:
         if mark.role == "weight":
             folding.fold_weight(node, mark, fold_norm)
-    for layer in folding.biases:
+    for layer in list(graph):
         folding.fold_bias(layer)
     return remove_unused(model)
 
@@ -113,8 +110,8 @@ class _Folding:
     graph: ir.Graph
     names: Names
     constants: _Constants
-    biases: dict[ir.Node, np.ndarray]
     trained: set[ir.Value]
+    biases: dict[ir.Node, np.ndarray] = field(default_factory=dict)
 
     def settle_activation(self, node: ir.Node) -> None:
         """Give an activation its scale and zero point as scalars, before and after."""
@@ -206,6 +203,7 @@ class _Folding:
         return (integers * np.sign(by_channel)).astype(np.int8), scale * np.where(size == 0, 1.0, size)
 
     def _give_bias(self, layer: ir.Node, numbers: np.ndarray) -> None:
+        self.biases[layer] = numbers
         given = layer.inputs[2] if len(layer.inputs) > 2 else None
         weight = layer.inputs[1]
         stem = "layer" if weight is None or (producer := weight.producer()) is None else _stem(producer)
@@ -215,25 +213,31 @@ class _Folding:
         layer.replace_input_with(2, self._add(name, numbers.astype(np.float32)))
 
     def fold_bias(self, layer: ir.Node) -> None:
-        """Put the integers of a bias in its place, where the layer computes with integers."""
-        bias = layer.inputs[2] if len(layer.inputs) > 2 else None
-        x, weight = (producer_of(value, "DequantizeLinear") for value in layer.inputs[:2])
-        integers = self.biases[layer]
-        if bias is None or x is None or weight is None or not (np.abs(integers) < LARGEST_BIAS).all():
+        """Put the integers of a bias in its place, where the layer computes with integers: those of ``compute_integers``."""
+        if not _takes_integers(layer) or len(layer.inputs) < 3:
             return
-        if any(reader.op_type == "BatchNormalization" for reader, _ in layer.outputs[0].uses()):
-            return  # the integers are of both, and it stays apart
-        scale = np.asarray(self.constants.of(x.inputs[1]) * self.constants.of(weight.inputs[1]))
+        x, weight = (producer_of(value, "DequantizeLinear") for value in layer.inputs[:2])
+        bias = layer.inputs[2]
+        if bias is None or x is None or weight is None:
+            return
+        scales = self.constants.of(x.inputs[1]), self.constants.of(weight.inputs[1])
+        numbers = self.biases[layer] if layer in self.biases else np.asarray(self.constants.of(bias), np.float64)
+        if "block_size" in weight.attributes or not is_vector(numbers.shape):
+            return
+        scale = scales[0] * scales[1]
+        integers = np.rint(numbers.reshape(-1) / (scales[0].astype(np.float64) * scales[1].astype(np.float64)))
+        if not (np.abs(integers) < LARGEST_BIAS).all():
+            return
         name = bias.name or "bias"
         operands = (
             self._add(f"{name}_quantized", integers.astype(np.int32)),
-            self._add(f"{name}_scale", scale),
+            self._add(f"{name}_scale", np.asarray(scale)),
             self._add(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
         )
         builder = Builder(self.graph, before=layer)
         tensors = [builder.tensor(value) for value in operands]
         axis = 0 if scale.size > 1 else None
-        layer.replace_input_with(2, builder.op("DequantizeLinear", *tensors, axis=axis, like=builder.tensor(bias)).value)
+        layer.replace_input_with(2, builder.op("DequantizeLinear", *tensors, axis=axis, shape=integers.shape).value)
 
     def _add(self, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
         """Add an initializer; one that was trained and that nothing will read gives its name to it."""
@@ -259,14 +263,17 @@ def _leaves(value: ir.Value | None) -> Iterator[ir.Value]:
                 pending.extend(producer.inputs)
 
 
-def _integers_of_biases(graph: ir.Graph, constants: _Constants) -> dict[ir.Node, np.ndarray]:
-    """The integers of the biases that are rounded, by layer: those that inference computes with."""
-    integers = {}
-    for layer, bias in rounded_biases(graph):
-        value = integers_of(bias)
-        if value is not None:
-            integers[layer] = constants.of(value)
-    return integers
+def _takes_integers(layer: ir.Node) -> bool:
+    """Whether ONNX Runtime computes a layer with integers where its operands are: a Conv alone whose result is quantized."""
+    value = layer.outputs[0]
+    if layer.op_type != "Conv" or layer.domain != "":
+        return layer.op_type == "Gemm" and layer.domain == ""
+    while is_read_once(value):
+        reader = next(iter(value.uses()))[0]
+        if reader.op_type not in ("Clip", "Relu"):
+            return reader.op_type == "QuantizeLinear"
+        value = reader.outputs[0]
+    return False
 
 
 def _out_of_blocks(

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, describe_node, static_shape
 from burnish.graph.quantization_mark import QuantizationMark, learns_scale, observed_range
-from burnish.graph.rounded_bias import unround
 from burnish.ops.collectives import all_reduce
 from burnish.ops.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
 
@@ -20,7 +19,7 @@ from burnish.ops.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
 def train_quantization(
     graph: ir.Graph, step: Callable[[], ir.Value], steps_per_epoch: int | None = None
 ) -> dict[ir.Value, ir.Value]:
-    """Let a training graph learn scales by step sizes, or observe ranges, and add biases as they are, in place.
+    """Let a training graph learn scales by step sizes, or observe ranges, in place.
 
     Args:
         graph: of a canonical model, before its quantization is simulated.
@@ -33,7 +32,6 @@ def train_quantization(
     Raises:
         ConfigurationError: ranges freeze after epochs, and how many steps one has is not known.
     """
-    unround(graph)
     updated: dict[ir.Value, ir.Value] = {}
     scaled: set[ir.Value] = set()
     for node in list(graph):

@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Names, Tensor, add_initializer, attribute_value, constant_array, describe_node, rounded_bias
+from burnish.graph import Builder, Names, Tensor, add_initializer, constant_array, describe_node
 from burnish.graph.edits import replace_output
 from burnish.graph.quantization_mark import QuantizationMark, Role, Scales
-from burnish.graph.uses import is_read_once, producer_of
 from burnish.surgery.quantization.calibration import Range, activation_scale, weight_limits
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat
 from burnish.surgery.quantization.placement import Layer, Place
@@ -203,62 +202,6 @@ def put_pair(
         replace_output(value, result.value)
         value.name = names.take(f"{name}:unquantized")
         result.value.name = name
-
-
-def round_bias(layer: Layer) -> None:
-    """Let a layer whose operands are quantized add its bias as an integer times the product of their scales; in place.
-
-    With batch normalization after it, that is the bias of both together, ``shift + (bias - mean) * factor``, as an integer times
-    the product of the scales and the factor.
-    """
-    node = layer.node
-    if node.op_type == "MatMul" or not isinstance(node.graph, ir.Graph) or layer.axis is None:
-        return
-    x, weight = (producer_of(value, "DequantizeLinear") for value in node.inputs[:2])
-    given = node.inputs[2] if len(node.inputs) > 2 else None
-    if x is None or weight is None or not _is_vector(given):
-        return
-    builder, present = Builder(node.graph, before=node), set(node.graph)
-    scale = builder.tensor(x.inputs[1]) * builder.tensor(weight.inputs[1])  # type: ignore[arg-type]
-    bias = None if given is None else builder.tensor(given)
-    normalization = _normalization_of(node)
-    if normalization is None:
-        if bias is None:
-            return
-        rounded = builder.op("Round", bias / scale)
-        result = bias + (rounded * scale - bias)
-    else:
-        gain, shift, mean, variance = (builder.tensor(value) for value in normalization.inputs[1:5] if value is not None)
-        factor = gain / builder.op("Sqrt", variance + float(attribute_value(normalization, "epsilon", 1e-5)))
-        vanishes = builder.op("Equal", factor, 0.0)
-        size = builder.op("Where", vanishes, builder.scalar(1.0, factor), builder.op("Abs", factor))
-        total = shift + ((-mean) if bias is None else bias - mean) * factor
-        rounded = builder.op("Round", total / (scale * size))
-        off = (rounded * (scale * size) - total) / builder.op("Where", vanishes, builder.scalar(1.0, factor), factor)
-        off = builder.op("Where", vanishes, builder.scalar(0.0, factor), off)
-        result = off if bias is None else bias + off
-    for part in node.graph:
-        if part not in present:
-            part.metadata_props[rounded_bias.KEY] = rounded_bias.PART
-    rounded_bias.mark(rounded.value, rounded_bias.INTEGERS)
-    rounded_bias.mark(result.value, rounded_bias.BIAS)
-    node.resize_inputs(3)
-    node.replace_input_with(2, result.value)
-
-
-def _is_vector(bias: ir.Value | None) -> bool:
-    """Whether a bias has one number for each output channel, or there is none."""
-    array = None if bias is None else constant_array(bias)
-    return bias is None or (array is not None and array.ndim == 1)
-
-
-def _normalization_of(node: ir.Node) -> ir.Node | None:
-    """The batch normalization that an export folds into a layer."""
-    if not is_read_once(node.outputs[0]):
-        return None
-    reader = next(iter(node.outputs[0].uses()))[0]
-    is_one = reader.op_type == "BatchNormalization" and reader.domain == "" and reader.inputs[0] is node.outputs[0]
-    return reader if is_one else None
 
 
 def _put_mark(result: Tensor, mark: QuantizationMark) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, attribute_value, constant_array
+from burnish.graph import FLOATING, Builder, attribute_value, constant_array, remove_node, replace_node
 from burnish.graph.uses import is_read_once
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -61,6 +61,27 @@ def layers_of(graph: ir.Graph) -> list[Layer]:
     return [layer for node in graph if (layer := _layer(node)) is not None]
 
 
+def join_biases(graph: ir.Graph) -> None:
+    """Make one Gemm of each MatMul of two matrices and the Add of a bias after it, in place.
+
+    An integer operator adds the bias of a Gemm as integers; a bias apart is added in floating-point numbers.
+    """
+    for layer in layers_of(graph):
+        node, weight = layer.node, constant_array(layer.weight)
+        x, product = node.inputs[0], node.outputs[0]
+        if node.op_type != "MatMul" or weight is None or not is_read_once(product) or x is None or x.shape is None:
+            continue
+        addition = next(iter(product.uses()))[0]
+        if len(x.shape) != 2 or addition.op_type != "Add" or addition.domain != "":
+            continue
+        bias = addition.inputs[1 if addition.inputs[0] is product else 0]
+        array = None if bias is None else constant_array(bias)
+        if bias is not None and array is not None and array.shape == weight.shape[1:]:
+            builder = Builder(graph, before=addition)
+            replace_node(addition, builder.op("Gemm", *(builder.tensor(value) for value in (x, layer.weight, bias))))
+            remove_node(node)
+
+
 def _layer(node: ir.Node) -> Layer | None:
     if node.domain != "" or node.op_type not in LAYERS:
         return None
@@ -82,12 +103,20 @@ def _layer(node: ir.Node) -> Layer | None:
     return Layer(node, weight, axis, 1 - axis)
 
 
-def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node]) -> set[ir.Node]:
+def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) -> set[ir.Node]:
     """Return the linear layers that stay in floating-point numbers, and what only moves numbers to them.
 
     They read activations as they are: where one came from a DequantizeLinear, ONNX Runtime (1.32) would quantize the weights too.
+
+    Args:
+        graph: of a canonical model.
+        layers: the linear layers that compute with integers.
+        products: whether products of two activations do.
     """
-    apart = {layer.node for layer in layers_of(graph)}.difference(layers)
+    linear = {layer.node for layer in layers_of(graph)}
+    apart = linear.difference(layers)
+    if not products:
+        apart |= {node for node in graph if node.op_type == "MatMul" and node.domain == "" and node not in linear}
     for node in reversed(graph):
         readers = [reader for output in node.outputs for reader, _ in output.uses()]
         is_output = any(output.is_graph_output() for output in node.outputs)
@@ -112,7 +141,7 @@ def places(graph: ir.Graph, layers: Collection[ir.Node], apart: Collection[ir.No
         apart: the nodes that read activations as they are.
         quantize_outputs: whether outputs of the model are quantized as well.
     """
-    walk = _Walk(frozenset(layers))
+    walk = _Walk(frozenset(layers), apart)
     for node in graph:
         walk.visit(node)
     found = [place for place in walk.found.values() if _is_read(place.value, apart, quantize_outputs)]
@@ -129,9 +158,9 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 class _Walk:
     """The state of one walk over a graph, in its order."""
 
-    def __init__(self, layers: frozenset[ir.Node]):
+    def __init__(self, layers: frozenset[ir.Node], apart: Collection[ir.Node]):
         self.found: dict[ir.Value, Place] = {}
-        self._layers = layers
+        self._layers, self._apart = layers, apart
 
     def visit(self, node: ir.Node) -> None:
         if node.domain != "":
@@ -139,7 +168,7 @@ class _Walk:
         if node in self._layers:
             self._add(node.inputs[:1])
             self._add_result(node)
-        elif node.op_type in JOINING and self._joins(node):
+        elif node.op_type in JOINING and node not in self._apart and self._joins(node):
             self._add(node.inputs)
             self._add_result(node)
         elif node.inputs and node.inputs[0] in self.found and node.outputs[0] not in self.found:

@@ -19,10 +19,10 @@ from burnish.passes.compute_in_float32 import has_sixteen_bit_values
 from burnish.settings import is_number
 from burnish.surgery.measuring import Batch
 from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
-from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight, round_bias
+from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
 from burnish.surgery.quantization.freezing import read_freezing
-from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places
+from burnish.surgery.quantization.placement import Layer, Place, join_biases, layers_of, nodes_apart, places
 from burnish.surgery.selection import Patterns, select_layers
 
 Ends = Literal["int8", "float32"]
@@ -75,7 +75,8 @@ def quantize(
         skip: names or shell-style patterns of layers, called after their weight or as their node, that stay in float32.
         first_and_last: ``int8`` where 4 bits are too few for the first and the last layer, or ``float32``; None: as the others.
         reduce_range: use 7 of 8 bits for weights. Kernels of x86 processors without VNNI add two products of 8 bits in 16,
-            which saturates: with 7 bits they are exact. False where the file runs on others (VNNI, Arm, an accelerator).
+            which saturates: with 7 bits they are exact. Products of two activations in ``int8`` would saturate there too, and stay
+            in float32; those in ``uint8`` are exact. False where the file runs on others (VNNI, Arm, an accelerator).
         quantize_outputs: whether outputs of the model are rounded as well, which lets the last layer give integers.
         engine: what runs the model on the calibration data, an engine of ``burnish.engines`` or its name.
 
@@ -100,6 +101,7 @@ def quantize(
         raise ConfigurationError(f"quantize: batch_norm={batch_norm!r}: give 'train' or 'fold', or leave it out")
     if batch_norm == "fold" or (batch_norm is None and not weight_kind.keeps_sign):
         fold_batch_normalization(model)
+    join_biases(graph)
     chosen = _formats_of(layers_of(graph), weight_kind, weight_format("int8", reduce_range), skip, first_and_last)
     _check_foldable(graph, chosen)
     found: list[Place] = []
@@ -112,7 +114,7 @@ def quantize(
                 "weights alone with activations=None"
             )
         quantized = [layer.node for layer, _ in chosen]
-        apart = nodes_apart(graph, quantized)
+        apart = nodes_apart(graph, quantized, products=activations == "uint8" or not reduce_range)
         found = places(graph, quantized, apart, quantize_outputs)
         own = [place.value.name or "" for place in found if place.grid is place.value]
         limits = ranges(model, own, calibration, method, percentile, activation_kind, engine)
@@ -121,9 +123,6 @@ def quantize(
         quantize_weight(graph, names, layer, kind, training)
     if activation_kind is not None:
         _quantize_activations(graph, names, found, apart, limits, activation_kind, training)
-        for layer, kind in chosen:
-            if not kind.block:
-                round_bias(layer)
     return model
 
 

@@ -15,6 +15,7 @@ from burnish.engines.torch.families.convolution.kernel_calls import (
 )
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
 from burnish.graph import Builder, attribute_value, replace_node
+from burnish.graph.quantization_mark import is_exact
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 WINOGRAD = {
@@ -32,7 +33,7 @@ def use_winograd(graph: ir.Graph) -> None:
     """
     for node in list(graph):
         padding = _padding(node)
-        if padding is None:
+        if padding is None or is_exact(node):
             continue
         # Of a gradient's third operand the shape is read, which here follows from the others.
         read = node.inputs if node.op_type == "Conv" else node.inputs[:2]

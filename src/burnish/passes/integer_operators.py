@@ -1,0 +1,244 @@
+"""What ONNX Runtime's integer operators compute, in floating-point numbers that hold whole numbers exactly.
+
+Sums of products of integers are whole numbers. As long as none is beyond 2^24, float32 holds each of them, in whatever order
+they are added: weights that could lead beyond it are divided into digits, and the sums of each are added as int32.
+
+What follows a sum is the arithmetic of MLAS, the library of ONNX Runtime's kernels (1.32), in its order and in float32. Where the standard's operators cannot say that, float64 holds what lies between two roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.graph import Tensor, attribute_value
+from burnish.graph.quantization_mark import mark_exact
+
+GREATEST_ACTIVATION = 255
+"""An integer of 8 bits less its zero point, at most."""
+EXACT = 2**24
+"""Float32 holds whole numbers up to it."""
+
+LARGEST_BIAS = 2**30
+"""Integers of a bias beyond it leave no room for the sum."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Integers of 8 bits, and the numbers that they stand for: ``(integer - zero_point) * scale``.
+
+    Attributes:
+        integers: UINT8 or INT8.
+        scale: float32, one number.
+        zero_point: float32, one number; None for zero.
+    """
+
+    integers: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+    @property
+    def raw(self) -> Tensor:
+        """The integers, as float32."""
+        return self.integers.builder.cast(self.integers, ir.DataType.FLOAT)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The integers less the zero point, as float32."""
+        return self.raw if self.zero_point is None else self.raw - self.zero_point
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a result is quantized to.
+
+    Attributes:
+        scale, zero_point: as of a ``Grid``.
+        dtype: UINT8 or INT8.
+        low, high: what a Relu or Clip before it limits the result to; None for no limit.
+    """
+
+    scale: Tensor
+    zero_point: Tensor | None
+    dtype: ir.DataType
+    low: float | None = None
+    high: float | None = None
+
+    def limited(self, number: Tensor) -> Tensor:
+        """Emit ``number``, which counts steps from the zero point, within the integers and the limits."""
+        builder, zero = number.builder, self.zero_point
+        lowest, highest = (0, 255) if self.dtype == ir.DataType.UINT8 else (-128, 127)
+        least, greatest = (
+            builder.scalar(bound, number) if zero is None else builder.scalar(bound, number) - _scalar(zero)
+            for bound in (lowest, highest)
+        )
+        if self.low is not None:
+            least = builder.op("Max", least, builder.op("Round", builder.scalar(self.low, number) / _scalar(self.scale)))
+        if self.high is not None:
+            greatest = builder.op("Min", greatest, builder.op("Round", builder.scalar(self.high, number) / _scalar(self.scale)))
+        return builder.op("Clip", number, least, greatest, like=number)
+
+    def integers(self, number: Tensor) -> Tensor:
+        """Emit the integers of steps from the zero point, which are rounded before the zero point is added."""
+        builder = number.builder
+        rounded = builder.op("Round", self.limited(number))
+        return builder.cast(rounded if self.zero_point is None else rounded + self.zero_point, self.dtype)
+
+    def integers_from_zero(self, number: Tensor) -> Tensor:
+        """Emit the integers of steps from the integer zero, which are rounded with the zero point in them."""
+        builder, zero = number.builder, self.zero_point
+        steps = builder.op("Round", number)
+        if zero is None:
+            return builder.cast(self.limited(steps), self.dtype)
+        return builder.cast(self.limited(steps - zero) + zero, self.dtype)
+
+
+def digits(greatest: int, terms: int) -> tuple[int, int] | None:
+    """Return into how many digits, and of which base, integers are divided so that float32 holds their sums of products.
+
+    Args:
+        greatest: of the integers, in absolute value.
+        terms: products in a sum.
+
+    Returns:
+        (1, 1) where none is beyond 2^24 as they are; None where no digits are small enough.
+    """
+    for count in range(1, 8):
+        bases = (1,) if count == 1 else (2, 4, 8, 16, 32)
+        for base in bases:
+            largest = max(base // 2, math.ceil(greatest / base ** (count - 1)))
+            if largest * GREATEST_ACTIVATION * terms <= EXACT:
+                return count, base
+    return None
+
+
+def accumulated(node: ir.Node, x: Tensor, y: Tensor, division: tuple[int, int]) -> Tensor:
+    """Emit the exact result of a Conv, Gemm or MatMul of whole numbers, without a bias, as int32.
+
+    Args:
+        node: what computes it; its attributes hold, but for the factors of a Gemm.
+        x, y: its operands, as float32.
+        division: of ``y``, as ``digits`` returns it.
+    """
+    builder, (count, base) = x.builder, division
+    attributes = {name: held.value for name, held in node.attributes.items() if name not in ("alpha", "beta")}
+    total = None
+    for index in range(count):
+        digit = y
+        if index + 1 < count:
+            y = builder.op("Round", y / float(base), like=y)
+            digit = digit - y * float(base)
+        product = builder.op(node.op_type, x, digit, **attributes)
+        product.value.shape = node.outputs[0].shape
+        producer = product.value.producer()
+        assert producer is not None
+        mark_exact(producer)
+        part = builder.op("Cast", builder.op("Round", product), to=int(ir.DataType.INT32))
+        if index:
+            part = part * int(base**index)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def added(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
+    """Emit QLinearAdd, as its kernel for AVX2 computes it.
+
+    With the ratios ``p = a_scale / y_scale`` and ``q = b_scale / y_scale`` that is ``a * p + (b * q + (y_zero - offset))`` with the
+    offset ``a_zero * p + b_zero * q``, each sum and its product rounded together. The product of 8 and 24 bits is exact in float64.
+    """
+    builder, zero = a.scale.builder, target.zero_point
+
+    def fused(factor: Tensor, ratio: Tensor, term: Tensor) -> Tensor:
+        exact = builder.cast(factor, wide) * builder.cast(ratio, wide) + builder.cast(term, wide)
+        return builder.cast(exact, ir.DataType.FLOAT)
+
+    ratios = a.scale / target.scale, b.scale / target.scale
+    none = builder.scalar(0.0, a.scale)
+    offset = none if b.zero_point is None else b.zero_point * ratios[1]
+    if a.zero_point is not None:
+        offset = fused(a.zero_point, ratios[0], offset)
+    fixed = (none if zero is None else zero) - offset
+    return target.integers_from_zero(fused(a.raw, ratios[0], fused(b.raw, ratios[1], fixed)))
+
+
+def multiplied(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
+    """Emit QLinearMul: the product of the integers times ``a_scale * b_scale / y_scale``, and the zero point, then rounded."""
+    builder = a.scale.builder
+    ratio = builder.cast(a.scale * b.scale / target.scale, wide)
+    # Through float64, so that no engine fuses the product with the sum after it.
+    product = builder.cast(builder.cast(a.numbers * b.numbers, wide) * ratio, ir.DataType.FLOAT)
+    return target.integers_from_zero(product if target.zero_point is None else product + target.zero_point)
+
+
+def averaged_globally(x: Grid, target: Target, wide: ir.DataType) -> Tensor | None:
+    """Emit QLinearGlobalAveragePool: the sum of the integers times ``x_scale / (y_scale * pixels)``; None for an unknown rank."""
+    numbers, builder = x.numbers, x.scale.builder
+    if numbers.rank is None or numbers.rank < 3:
+        return None
+    axes = builder.integers(range(2, numbers.rank))
+    total = builder.cast(builder.op("ReduceSum", builder.cast(numbers, wide), axes, keepdims=1), ir.DataType.FLOAT)
+    pixels = builder.cast(builder.op("ReduceProd", builder.op("Shape", numbers, start=2), keepdims=0), ir.DataType.FLOAT)
+    return target.integers(total * (x.scale / (target.scale * pixels)))
+
+
+def averaged(node: ir.Node, x: Grid, target: Target) -> Tensor | None:
+    """Emit QLinearAveragePool: windows are added pixel after pixel in float32, and divided by their pixels and by the scale.
+
+    Returns:
+        None for windows of more than 64 pixels, with dilations, automatic padding or rounding up, and images of unknown extents.
+    """
+    builder = x.scale.builder
+    shape, result = _pixels(x.integers.value), _pixels(node.outputs[0])
+    kernel = [int(extent) for extent in attribute_value(node, "kernel_shape", ())]
+    others = (attribute_value(node, "auto_pad", "NOTSET") != "NOTSET", attribute_value(node, "ceil_mode", 0))
+    if shape is None or result is None or any(others) or math.prod(kernel) > 64:
+        return None
+    if any(step != 1 for step in attribute_value(node, "dilations", ())):
+        return None
+    rank = len(kernel)
+    strides = [int(step) for step in attribute_value(node, "strides", [1] * rank)]
+    pads = [int(pad) for pad in attribute_value(node, "pads", [0] * (2 * rank))]
+    numbers = x.numbers * x.scale
+    if any(pads):
+        around = [0, 0, *pads[:rank], 0, 0, *pads[rank:]]
+        numbers = builder.op("Pad", numbers, builder.integers(around), builder.scalar(0.0, numbers))
+    present = np.pad(np.ones(shape, np.float32), list(zip(pads[:rank], pads[rank:], strict=True)))
+    total: Tensor | None = None
+    counts = np.zeros(result, np.float32)
+    for place in np.ndindex(*kernel):
+        ends = [start + (extent - 1) * step + 1 for start, extent, step in zip(place, result, strides, strict=True)]
+        operands = (place, ends, range(2, 2 + rank), strides)
+        pixel = builder.op("Slice", numbers, *map(builder.integers, operands))
+        total = pixel if total is None else total + pixel
+        counts += present[tuple(slice(*window) for window in zip(place, ends, strides, strict=True))]
+    assert total is not None
+    if attribute_value(node, "count_include_pad", 0):
+        counts[:] = math.prod(kernel)
+    steps = total / builder.constant(counts) / target.scale
+    return target.integers_from_zero(steps if target.zero_point is None else steps + target.zero_point)
+
+
+def is_vector(bias: Sequence[object]) -> bool:
+    """Whether a bias of this shape has one number for each output channel, or a single one."""
+    return all(extent == 1 for extent in bias[:-1])
+
+
+def terms_of(shape: Sequence[int], axis: int) -> int:
+    """Return how many products a layer adds for each of its outputs, of the shape of its weight and the axis of its outputs."""
+    return math.prod(shape) // max(shape[axis], 1)
+
+
+def _pixels(images: ir.Value) -> tuple[int, ...] | None:
+    """The extents of images behind their channels, where they are known."""
+    extents = [] if images.shape is None else images.shape.dims[2:]
+    return tuple(extents) if all(isinstance(extent, int) for extent in extents) and extents else None  # type: ignore[arg-type]
+
+
+def _scalar(one: Tensor) -> Tensor:
+    """One number without axes, as the bounds of Clip have to be."""
+    return one if one.rank == 0 else one.builder.op("Reshape", one, one.builder.integers([]))
