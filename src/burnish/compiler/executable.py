@@ -22,7 +22,7 @@ from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
 from burnish.ops.semantic import SemanticOperator
 from burnish.optim import Optimizer
-from burnish.passes import compute_integers, fold_constants, multiply_depthwise_rows
+from burnish.passes import compute_integers, fold_constants, has_depthwise_rows, multiply_depthwise_rows
 from burnish.passes.recompute_request import Recompute
 from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.program import Program
@@ -163,10 +163,11 @@ def lower(program: Program, target: Target) -> Executable:
         program.optimizer if can_be_made else None,
         recompute_request(program.options.get("recompute")),
     )
-    is_quantized = simulates_quantization((program.semantic.get("predict") or program.predict).graph)
+    predict = (program.semantic.get("predict") or program.predict).graph
+    is_quantized = simulates_quantization(predict)
     if is_quantized:
         executable = executable.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
-    if target.takes_products:
+    if target.takes_products and has_depthwise_rows(predict):
         executable = executable.rewritten(multiply_depthwise_rows, "predict", *(("evaluate",) if is_quantized else ()))
     return executable
 

@@ -22,7 +22,7 @@ from burnish.passes.merge_adapters import merge_adapters
 from burnish.passes.merge_casts import merge_casts
 from burnish.passes.merge_scalars import merge_scalars
 from burnish.passes.mixed_precision import mix_precision
-from burnish.passes.multiply_depthwise_rows import multiply_depthwise_rows
+from burnish.passes.multiply_depthwise_rows import has_depthwise_rows, multiply_depthwise_rows
 from burnish.passes.raise_scalar_ranks import raise_scalar_ranks
 from burnish.passes.recognize_attention import recognize_attention
 from burnish.passes.recognize_gelu import recognize_gelu
@@ -51,6 +51,7 @@ __all__ = [
     "fold_pruning",
     "fold_quantization",
     "fold_weight_normalization",
+    "has_depthwise_rows",
     "has_sixteen_bit_values",
     "hoist_gather",
     "hold_group_normalization_constants",

@@ -3,7 +3,8 @@
 Sums of products of integers are whole numbers. As long as none is beyond 2^24, float32 holds each of them, in whatever order
 they are added: weights that could lead beyond it are divided into digits, and the sums of each are added as int32.
 
-What follows a sum is the arithmetic of MLAS, the library of ONNX Runtime's kernels (1.32), in its order and in float32. Where the standard's operators cannot say that, float64 holds what lies between two roundings.
+What follows a sum is the arithmetic of MLAS, the library of ONNX Runtime's kernels (1.32), in its order and in float32. Where the
+standard's operators cannot say that, float64 holds what lies between two roundings.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ def accumulated(node: ir.Node, x: Tensor, y: Tensor, division: tuple[int, int]) 
 def added(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
     """Emit QLinearAdd, as its kernel for AVX2 computes it.
 
-    With the ratios ``p = a_scale / y_scale`` and ``q = b_scale / y_scale`` that is ``a * p + (b * q + (y_zero - offset))`` with the
-    offset ``a_zero * p + b_zero * q``, each sum and its product rounded together. The product of 8 and 24 bits is exact in float64.
+    With the ratios ``p = a_scale / y_scale`` and ``q = b_scale / y_scale`` that is ``a * p + (b * q + (y_zero - offset))``, with
+    the offset ``a_zero * p + b_zero * q``. Each sum is rounded together with its product, which is exact in float64.
     """
     builder, zero = a.scale.builder, target.zero_point
 

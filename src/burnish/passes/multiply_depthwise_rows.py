@@ -40,10 +40,15 @@ def multiply_depthwise_rows(model: ir.Model) -> ir.Model:
         The same model, for the same inputs and outputs.
     """
     for node in list(model.graph):
-        rows = _rows_of(node)
-        if rows is not None and rows.gain >= LEAST_GAIN:
+        rows = _faster_rows_of(node)
+        if rows is not None:
             replace_node(node, _product(Builder(model.graph, before=node), node, rows))
     return model
+
+
+def has_depthwise_rows(graph: ir.Graph) -> bool:
+    """Whether ``multiply_depthwise_rows`` would replace any node."""
+    return any(_faster_rows_of(node) is not None for node in graph)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,12 @@ class _Rows:
         matrix = self.kernel[0] * read * self.out_sizes[1]
         copied = rows * (COPIED_ROW + read * COPIED) + self.sizes[0] * read * MOVED
         return self.channels * (MATRIX + matrix * PLACED_TAP + batch * (copied + self.out_sizes[0] * matrix * PRODUCT))
+
+
+def _faster_rows_of(node: ir.Node) -> _Rows | None:
+    """What the pass takes of a node, where products are faster."""
+    rows = _rows_of(node)
+    return rows if rows is not None and rows.gain >= LEAST_GAIN else None
 
 
 def _rows_of(node: ir.Node) -> _Rows | None:

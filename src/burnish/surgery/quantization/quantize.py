@@ -75,7 +75,7 @@ def quantize(
         skip: names or shell-style patterns of layers, called after their weight or as their node, that stay in float32.
         first_and_last: ``int8`` where 4 bits are too few for the first and the last layer, or ``float32``; None: as the others.
         reduce_range: use 7 of 8 bits for weights. Kernels of x86 processors without VNNI add two products of 8 bits in 16,
-            which saturates: with 7 bits they are exact. Products of two activations in ``int8`` would saturate there too, and stay
+            which saturates: with 7 bits they are exact. Products of two activations in ``int8`` would saturate too, and stay
             in float32; those in ``uint8`` are exact. False where the file runs on others (VNNI, Arm, an accelerator).
         quantize_outputs: whether outputs of the model are rounded as well, which lets the last layer give integers.
         engine: what runs the model on the calibration data, an engine of ``burnish.engines`` or its name.
