@@ -129,8 +129,11 @@ def choose(
     tuning: Tuning,
     adapters: AdapterOptions,
     course: Course,
-) -> dict[str, Any]:
-    """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside."""
+) -> tuple[dict[str, Any], Plan]:
+    """Put the model with its head into the folder of the run, and return what was chosen, and of what plan it is a record.
+
+    It is said, and kept beside the model.
+    """
     from burnish.formats.model_file import save_model
     from burnish.training.finetuning import check_quantized, plan, transfer
 
@@ -173,7 +176,7 @@ def choose(
     save_model(prepared.model, folder / START)
     choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning)}
     (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
-    return choices
+    return choices, planned
 
 
 def _of_plan(planned: Plan, tuning: Tuning) -> dict[str, Any]:

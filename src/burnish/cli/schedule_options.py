@@ -69,7 +69,9 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
         )
 
 
-def with_schedule(program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0) -> Program:
+def with_schedule(
+    program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0, optimizer: Optimizer | None = None
+) -> Program:
     """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
 
     Args:
@@ -80,6 +82,7 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
             schedule are updates.
         remedy: what to do where steps are missing or too few.
         updates: steps that the first state has taken already; the schedule begins after them.
+        optimizer: with a number as its rate, in place of the program's; None is that.
 
     Raises:
         typer.BadParameter: too few steps.
@@ -88,8 +91,8 @@ def with_schedule(program: Program, schedule: str, warmup: int, steps: int | Non
     from burnish.optim.accumulate import steps_to_an_update
 
     if schedule == CONSTANT and not warmup:
-        return program
-    options = program.options["optimizer"]
+        return program if optimizer is None else program.with_optimizer(optimizer)
+    options = program.options["optimizer"] if optimizer is None else optimizer.options()
     every = steps_to_an_update(options)
     steps = None if steps is None else -(-steps // every)
     if has_end(schedule) and (steps is None or steps <= warmup):

@@ -15,7 +15,7 @@ import numpy as np
 
 from burnish.cli import launch
 from burnish.cli.adapter_options import FORMS
-from burnish.cli.compilation_options import Compilation, is_program
+from burnish.cli.compilation_options import Compilation, is_program, untrained_weights_named
 from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import kept_average, rate_of
@@ -38,7 +38,7 @@ from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.environment import environment, peak_resident_bytes
 from burnish.training.epoch_length import batches_per_epoch
-from burnish.training.finetuning import folding_said, metrics_entry, take_best
+from burnish.training.finetuning import Trial, folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.result import TrainingResult
 from burnish.training.saved_runs import RECORD, read_record
@@ -62,6 +62,7 @@ class TrainingRun:
         callbacks: of the trainer.
         is_tuning: the best epoch is exported where there are evaluation data, and the figures with it.
         adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
+        trial: the model compiled to be tried, with all options but the rate, which a new run goes on with; None: it is compiled.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -83,6 +84,7 @@ class TrainingRun:
     callbacks: Sequence[Callback] = ()
     is_tuning: bool = False
     adapter_forms: Sequence[str] | None = None
+    trial: Trial | None = None
 
     def __post_init__(self) -> None:
         self.folder = run_folder(self.model, self.results)
@@ -93,6 +95,8 @@ class TrainingRun:
         self.start = None if self.resumes else self.course.start_from
         if self.start is not None and self.start.is_dir():
             self.start = CheckpointFolder(self.start / "checkpoints").latest
+        # One that goes on has the program that it began with, compiled of the file beside it.
+        self.optimizer = None if self.trial is None or self.resumes else self.compilation.optimizer.built()
 
     def train(self) -> TrainingResult | None:
         """Train to the last epoch, and write the tuned model.
@@ -108,7 +112,7 @@ class TrainingRun:
         prepared = on_all(self.group, lambda: self._prepare(earlier), "compile the model and read the data")
         program, train_set, eval_set = prepared
         course = {
-            "lr": rate_of(program.options["optimizer"]),
+            "lr": rate_of(program.options["optimizer"] if self.optimizer is None else self.optimizer.options()),
             "schedule": self.compilation.schedule,
             "warmup": self.compilation.warmup,
             "epochs": self.course.epochs,
@@ -193,13 +197,12 @@ class TrainingRun:
 
     def _prepare(self, earlier: Mapping[str, str]) -> tuple[Program, Dataset, Dataset | None]:
         """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them."""
-        begin = time.monotonic()
         with folding_said() if self.is_tuning else nullcontext():
-            program = self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=1)
+            program, seconds = self._compiled()
         for form in self._adapter_forms:
             check_form(form, program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
-        self._say(f"{self.model}: {done} in {time.monotonic() - begin:.1f} s; {what_trains(program)}")
+        self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program)}")
         if self.compilation.recompute:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
@@ -231,6 +234,15 @@ class TrainingRun:
             self._say(cut)
         return program, train_set, eval_set
 
+    def _compiled(self) -> tuple[Program, float]:
+        """The program at a constant rate, and the seconds that compiling took; after a trial, its rate is not yet that of the run."""
+        if self.trial is not None and self.optimizer is not None:
+            with untrained_weights_named():
+                return self.trial.taken(), self.trial.seconds
+        begin = time.monotonic()
+        program = self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=1)
+        return program, time.monotonic() - begin
+
     def _opened(self, program: Program, spec: DataSpec) -> tuple[Dataset, str | None]:
         """The data to train on, and a line that says so where texts are longer than the model takes."""
         data, asked = self.data, self.texts.settings()
@@ -255,7 +267,8 @@ class TrainingRun:
             updates = on_first(self.group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'")
         steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size)
         remedy = "give fewer --warmup steps, or more --epochs"
-        return with_schedule(program, self.compilation.schedule, self.compilation.warmup, steps, remedy, updates)
+        schedule, warmup = self.compilation.schedule, self.compilation.warmup
+        return with_schedule(program, schedule, warmup, steps, remedy, updates, self.optimizer)
 
     def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None, callbacks: Sequence[Callback]) -> Trainer:
         course = self.course

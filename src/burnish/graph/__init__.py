@@ -4,7 +4,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 ``burnish.ops``, whole-graph rewrites in ``burnish.passes``.
 """
 
-from burnish.graph.attributes import attribute_value, bodies, typed_attribute
+from burnish.graph.attributes import attribute_value, bodies, hold_single_precision, typed_attribute
 from burnish.graph.broadcasting import unbroadcast
 from burnish.graph.builder import (
     BURNISH_DOMAIN,
@@ -62,6 +62,7 @@ __all__ = [
     "full_like",
     "garbage_kept",
     "has_long_vectors",
+    "hold_single_precision",
     "holds_large_integers",
     "infer_outputs",
     "insert_behind",

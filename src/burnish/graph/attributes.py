@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 
@@ -37,3 +38,18 @@ def typed_attribute(name: str, value: Any) -> Any:
     if isinstance(value, ir.Tensor):
         return ir.AttrTensor(name, value)
     return value
+
+
+def hold_single_precision(model: ir.Model) -> None:
+    """Give attributes that are numbers the values that a file holds, which are float32; in place.
+
+    A model in memory and the file that it is written to then compute the same, to the bit.
+    """
+    for node in model.graph.all_nodes():
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.FLOAT:
+                node.attributes[name] = ir.AttrFloat32(name, float(np.float32(attribute.as_float())))
+            elif attribute.type == ir.AttributeType.FLOATS:
+                node.attributes[name] = ir.AttrFloat32s(name, [float(np.float32(number)) for number in attribute.as_floats()])

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.engines import Engine
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
 from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
@@ -33,6 +33,7 @@ def insert(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     rescale: bool = False,
+    batch: str | None = None,
     engine: str | Engine | None = None,
 ) -> ir.Model:
     """Put batch normalization after layers, and set it so that the model's inference outputs stay as they are, up to rounding.
@@ -55,6 +56,7 @@ def insert(
             weights grow where the rate is too high, and never shrink (Arora, Li and Lyu 2018). Layers that share weight or bias
             with others keep theirs.
         momentum: of the new layers: the part of the running statistics that a training step retains.
+        batch: ``open`` runs a model of one sample on ``data`` in batches of any size; what is returned takes one all the same.
         engine: what runs the model on ``data``, an engine of ``burnish.engines`` or its name; ONNX Runtime by default.
 
     Returns:
@@ -67,6 +69,8 @@ def insert(
         InputError: a batch that does not fit the model, none at all, or values that are not finite.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
+        UnsupportedOperatorError: ``batch="open"``, and the batch cannot be opened, or samples do not stand first in a layer's
+            output then.
     """
     are_numbers = all(isinstance(number, int | float | np.number) for number in (epsilon, momentum))
     if not (are_numbers and 0 < epsilon < np.inf and 0 <= momentum <= 1):
@@ -77,7 +81,8 @@ def insert(
     places = _places(model.graph, after)
     moments: dict[str, Moments] = {}
     if data is not None:
-        moments = measure_values(model, {_key(node): layer_name(node) for node in places}, data, engine)
+        measured = model if batch is None else _opened(model, places, batch)
+        moments = measure_values(measured, {_key(node): layer_name(node) for node in places}, data, engine)
     names = Names.of(model.graph)
     for node in places:
         factors = _factors(node) if rescale else np.ones(1)
@@ -118,6 +123,21 @@ def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
             "the model can be trained as it is"
         )
     return open_places
+
+
+def _opened(model: ir.Model, places: Sequence[ir.Node], batch: str) -> ir.Model:
+    """The model for batches of any size, in which the outputs of these layers are [N, C, ...] under their names."""
+    opened = load(model, batch=batch)
+    values = {value.name: value for node in opened.graph for value in node.outputs}
+    for node in places:
+        value = values.get(_key(node))
+        expected, shape = node.outputs[0].shape, None if value is None else value.shape
+        if expected is None or shape is None or list(shape.dims[1:]) != list(expected.dims[1:]) or expected[0] != 1:
+            raise UnsupportedOperatorError(
+                f"insert: with the batch open, {describe_node(node)} does not have the samples along the first axis of its output "
+                "alone, so that they cannot be measured together: leave batch out, and give one sample at a time"
+            )
+    return opened
 
 
 def _is_normalized(node: ir.Node) -> bool:

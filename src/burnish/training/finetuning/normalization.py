@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.data import Dataset, Loader
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
 from burnish.surgery import insert
 from burnish.surgery.folded import perhaps_folded
 from burnish.surgery.insert import OPERATORS
+from burnish.training.finetuning.one_sample import takes_one_sample
 
 AUTO, INSERT, KEEP = "auto", "insert", "keep"
 WAYS = (AUTO, INSERT, KEEP)
@@ -78,7 +80,18 @@ def with_normalization(
         "(folded_norm='keep', --folded-norm keep: leave it out)"
     )
     biases = tuple(name for node in layers if (name := _initializer(node, 2)) is not None and name in trained)
-    return insert(model, names, _batches(model, dataset, seed), rescale=True), biases
+    return _inserted(model, names, dataset, seed), biases
+
+
+def _inserted(model: ir.Model, names: Sequence[str], dataset: Dataset, seed: int) -> ir.Model:
+    """Put the layers in, with statistics of the data; of a file of one sample many are measured at once where that can be."""
+    if takes_one_sample(model):
+        with suppress(UnsupportedOperatorError):
+            return insert(model, names, _batches(dataset, min(AT_ONCE, len(dataset)), seed), rescale=True, batch="open")
+    shape = model.graph.inputs[0].shape
+    fixed = shape[0] if shape is not None and len(shape) else None
+    size = fixed if isinstance(fixed, int) else min(AT_ONCE, len(dataset))
+    return insert(model, names, _batches(dataset, size, seed), rescale=True)
 
 
 def _layers(model: ir.Model, trained: Collection[str], weights: Collection[str] | None) -> list[ir.Node]:
@@ -101,11 +114,8 @@ def _initializer(node: ir.Node, index: int) -> str | None:
     return value.name if value is not None and value.is_initializer() else None
 
 
-def _batches(model: ir.Model, dataset: Dataset, seed: int) -> Iterator[Mapping[str, np.ndarray]]:
-    """Samples of all classes, as many at once as the file takes."""
-    shape = model.graph.inputs[0].shape
-    fixed = shape[0] if shape is not None and len(shape) else None
-    size = fixed if isinstance(fixed, int) else min(AT_ONCE, len(dataset))
+def _batches(dataset: Dataset, size: int, seed: int) -> Iterator[Mapping[str, np.ndarray]]:
+    """Samples of all classes, so many at once; batches that have fewer are left out."""
     loader = Loader(dataset, size, seed=seed)
     whole = (batch for batch in loader.epoch(0) if all(len(array) == size for array in batch.values()))
     yield from itertools.islice(whole, max(1, CALIBRATED // size))

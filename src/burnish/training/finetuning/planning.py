@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from burnish.settings import is_whole
 from burnish.training.finetuning.batches import chosen_batch
 from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, begun, find_rate, repeated, tests_of
 from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
+from burnish.training.finetuning.trials import Trial
 
 GRADUAL = "gradual"
 PARTS = 3
@@ -56,6 +56,7 @@ class Plan:
         schedule: ``cosine``, ``constant`` or another of ``burnish.optim.schedules``, settings behind a colon.
         layer_decay: what the rate is multiplied by from each layer to the one before it; None for one rate.
         notes: what was decided, and why, a line each.
+        trials: programs of stages that were compiled for the decision.
     """
 
     transfer: Transfer
@@ -65,12 +66,21 @@ class Plan:
     schedule: str
     layer_decay: float | None
     notes: tuple[str, ...]
+    trials: Mapping[Stage, Trial] = field(default_factory=dict, compare=False, repr=False)
+
+    def trial(self, stage: Stage) -> Trial | None:
+        """Return what was compiled of a stage already, for a run to go on with; None where nothing was, or it does not serve."""
+        trial = self.trials.get(stage)
+        return trial if trial is not None and trial.transfer is self.transfer and trial.is_of_any_length else None
 
     def program(self, stage: Stage, samples: int) -> Program:
         """Return the program of a stage over so many samples; it computes the rate, where that changes."""
         steps = self.steps(stage, samples)
         rate = scheduled(self.lr, self.schedule, warmup_steps(steps, self.schedule), steps)
+        trial = self.trial(stage)
         with folding_said():
+            if trial is not None:
+                return trial.taken().with_optimizer(self.transfer.optimizer(rate, stage.frozen, self.layer_decay))
             return compiled(self.transfer, stage, rate, self.layer_decay, -(-samples // self.batch_size))
 
     def steps(self, stage: Stage, samples: int) -> int:
@@ -121,10 +131,12 @@ def plan(
             f"stages: the head alone for {stages[0].epochs} of {epochs} epochs, then {parts} of {layers} layers before it"
         )
 
-    @functools.cache
+    trials: dict[Stage, Trial] = {}
+
     def trial(stage: Stage) -> Program:
-        with quietly():
-            return compiled(transfer, stage, UNKNOWN_RATE, layer_decay)
+        if stage not in trials:
+            trials[stage] = Trial.of(transfer, lambda: compiled(transfer, stage, UNKNOWN_RATE, layer_decay))
+        return trials[stage].program
 
     stages = tuple(_with_cache(stage, trial, cached_features, notes) for stage in stages)
     last = stages[-1]
@@ -143,7 +155,7 @@ def plan(
             notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
-    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, ())
+    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), trials)
     return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
 
 

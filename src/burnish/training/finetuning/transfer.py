@@ -17,7 +17,7 @@ from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, TextDataset, open_dataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
-from burnish.graph import garbage_kept
+from burnish.graph import garbage_kept, hold_single_precision
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.optim.base import Rate
 from burnish.program import Program
@@ -182,6 +182,7 @@ def transfer(
     model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
     if batch is not None:
         settle_outputs(model)  # a new head has new shapes
+    hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
     head = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")

@@ -1,0 +1,60 @@
+"""The program of a stage as it is compiled to try it: the run goes on with it, at another rate, and need not compile it again."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from burnish.compiler.compilation import STEPS_PER_EPOCH
+from burnish.errors import ObjectiveWarning, UntrainedWeightsWarning
+from burnish.program import Program
+from burnish.training.finetuning.transfer import Transfer
+
+SAID_BY_THE_RUN = (ObjectiveWarning, UntrainedWeightsWarning)
+"""What is not said of a program that only takes trial steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A program that was compiled to be tried.
+
+    Attributes:
+        transfer: that it was compiled of.
+        program: at a constant rate, which the run replaces (``Program.with_optimizer``).
+        seconds: that it took.
+        unsaid: warnings that are said when a run takes the program.
+    """
+
+    transfer: Transfer
+    program: Program
+    seconds: float
+    unsaid: tuple[warnings.WarningMessage, ...]
+
+    @classmethod
+    def of(cls, transfer: Transfer, compiled: Callable[[], Program]) -> Trial:
+        """Compile a program, and keep what only concerns those who train it."""
+        begin = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            program = compiled()
+        seconds = time.monotonic() - begin
+        unsaid = tuple(each for each in caught if issubclass(each.category, SAID_BY_THE_RUN))
+        _say(tuple(each for each in caught if each not in unsaid))
+        return cls(transfer, program, seconds, unsaid)
+
+    @property
+    def is_of_any_length(self) -> bool:
+        """Whether the program is the same whatever steps an epoch has."""
+        return STEPS_PER_EPOCH not in self.program.options
+
+    def taken(self) -> Program:
+        """Return the program for a run that trains it, and give the warnings that concern it."""
+        _say(self.unsaid)
+        return self.program
+
+
+def _say(caught: tuple[warnings.WarningMessage, ...]) -> None:
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
