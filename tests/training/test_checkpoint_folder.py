@@ -11,6 +11,7 @@ import burnish
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
+from burnish.training.callbacks import Callback
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,35 @@ def test_the_best_epoch_by_a_named_metric(program, tmp_path, metric):
     assert result.best["metric"] == metric
     assert result.best["value"] == pytest.approx(best, rel=1e-6)
     assert means[result.best["epoch"]] == pytest.approx(best, rel=1e-6)
+
+
+def test_the_best_that_is_the_latest_is_written_once(program, tmp_path):
+    """Unless a callback is told of the first of the two files: it may do something between."""
+
+    class Told(Callback):
+        def on_checkpoint(self, run, path):
+            pass
+
+    def same(folder: Path, **options) -> bool:
+        result = trainer(program, folder, epochs=1, checkpoint_every=None, **options).run()
+        best, latest = (folder / "checkpoints" / name for name in ("best.safetensors", "latest.safetensors"))
+        assert result.best is not None
+        assert best.read_bytes() == latest.read_bytes()
+        return best.samefile(latest)
+
+    assert same(tmp_path / "alone")
+    assert not same(tmp_path / "told", callbacks=[Told()])
+
+
+def test_without_hard_links_the_best_is_copied(program, tmp_path, monkeypatch):
+    def refused(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr("os.link", refused)
+    run = trainer(program, tmp_path, epochs=1, checkpoint_every=None, keep_checkpoints=2)
+    run.run()
+    assert not run.best.samefile(run.latest)
+    assert read_checkpoint(run.best).step == read_checkpoint(run.latest).step == 6
 
 
 def test_an_unknown_best_metric_is_named(program, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import onnxruntime
 import pytest
 
 import burnish
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.importer.folded_normalization import FOLDED, folded_layers
-from burnish.training.finetuning import transfer
+from burnish.training.finetuning import plan, transfer
 from oracles.small_networks import Network
 
 
@@ -106,3 +107,68 @@ def test_where_nothing_says_that_it_was_folded(folder):
     assert "as a batch of 4 is too small to normalize by" in " ".join(small.notes)
     with pytest.raises(ConfigurationError, match="folded_norm='never': give 'auto', 'insert' or 'keep'"):
         transfer(folder / "open.onnx", data, folded_norm="never")
+
+
+def test_a_file_of_one_sample_begins_as_the_open_one_does(folder):
+    """Same layers with the same statistics, the same loss of the first step, and the same rate."""
+    begun = {}
+    for name in ("open.onnx", "one.onnx"):
+        prepared, dataset = transfer(folder / name, folder / "data.npz")
+        planned = plan(prepared, dataset, epochs=2, threads=1)
+        program = planned.program(planned.stages[0], len(dataset))
+        with burnish.Session(program, threads=1) as session:
+            state = session.state()
+            begun[name] = state, planned.lr, session.step(dataset.batch(np.arange(8)))["loss"]
+    (expected, lr, loss), (state, lr_of_one, loss_of_one) = begun.values()
+    assert state.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert lr_of_one == pytest.approx(lr, rel=1e-6)
+    assert loss_of_one == pytest.approx(loss, rel=1e-5)
+
+
+def test_statistics_of_a_file_of_one_sample_are_taken_of_many_at_once(folder, monkeypatch):
+    sizes = []
+    insert = importlib.import_module("burnish.surgery.insert")  # the package has a function of this name
+    measured = insert.measure_values
+
+    def counted(model, layers, data, engine):
+        batches = list(data)
+        sizes.extend(len(batch["x"]) for batch in batches)
+        return measured(model, layers, batches, engine)
+
+    monkeypatch.setattr(insert, "measure_values", counted)
+    transfer(folder / "one.onnx", folder / "data.npz")
+    assert sizes == [24]
+
+
+def with_samples_apart() -> ir.Model:
+    """A convolution that reads its image without the axis of the sample, and one behind it that reads several images of each."""
+    network = Network("apart", [2, 6, 6])
+    builder, rng = network.builder, np.random.default_rng(1)
+    network.graph.inputs[0].shape = ir.Shape([1, 2, 6, 6])
+    y = builder.op("Transpose", network.input, perm=[1, 0, 2, 3])
+    weight = network.weight("conv.weight", rng.standard_normal((3, 1, 3, 3)))
+    y = builder.op("Conv", y, weight, network.weight("conv.bias", rng.standard_normal(3)))
+    producer = y.value.producer()
+    assert producer is not None
+    producer.name, producer.metadata_props[FOLDED] = "conv", "bn"
+    pooled = builder.op("ReduceMean", builder.op("Relu", y), builder.integers([0, 2, 3]), keepdims=0)
+    return network.model(network.dense("head", builder.op("Reshape", pooled, builder.integers([1, 3])), 3, 5))
+
+
+def test_where_samples_cannot_stand_in_front_they_are_measured_one_by_one(tmp_path):
+    """A layer that reads two images of each sample: its statistics are those of both, as without an open batch."""
+    x = np.random.default_rng(3).normal(1, 2, (12, 2, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(12) % 3)
+    model = with_samples_apart()
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"'conv'.*does not have the samples along the first axis of its output alone"
+    ):
+        burnish.surgery.insert(model, "conv", [{"x": x}], batch="open")
+    prepared, _ = transfer(model, tmp_path / "data.npz")
+    (layer,) = (node for node in prepared.model.graph if node.op_type == "BatchNormalization")
+    one_by_one = burnish.surgery.insert(model, "conv", [{"x": image[None]} for image in x], rescale=True)
+    for value in layer.inputs[1:]:
+        expected = one_by_one.graph.initializers[value.name].const_value.numpy()
+        np.testing.assert_allclose(value.const_value.numpy(), expected, rtol=1e-5)

@@ -70,7 +70,13 @@ def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
 
 
 def with_schedule(
-    program: Program, schedule: str, warmup: int, steps: int | None, remedy: str, updates: int = 0, optimizer: Optimizer | None = None
+    program: Program,
+    schedule: str,
+    warmup: int,
+    steps: int | None,
+    remedy: str,
+    updates: int = 0,
+    optimizer: Optimizer | None = None,
 ) -> Program:
     """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
 

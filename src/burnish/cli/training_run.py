@@ -96,7 +96,8 @@ class TrainingRun:
         if self.start is not None and self.start.is_dir():
             self.start = CheckpointFolder(self.start / "checkpoints").latest
         # One that goes on has the program that it began with, compiled of the file beside it.
-        self.optimizer = None if self.trial is None or self.resumes else self.compilation.optimizer.built()
+        rate = self.compilation.optimizer.lr
+        self.optimizer = None if self.trial is None or self.resumes or rate is None else self.trial.optimizer(rate)
 
     def train(self) -> TrainingResult | None:
         """Train to the last epoch, and write the tuned model.
@@ -235,7 +236,7 @@ class TrainingRun:
         return program, train_set, eval_set
 
     def _compiled(self) -> tuple[Program, float]:
-        """The program at a constant rate, and the seconds that compiling took; after a trial, its rate is not yet that of the run."""
+        """The program at a constant rate, after a trial not yet that of the run, and the seconds that compiling took."""
         if self.trial is not None and self.optimizer is not None:
             with untrained_weights_named():
                 return self.trial.taken(), self.trial.seconds

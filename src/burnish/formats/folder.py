@@ -10,13 +10,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.formats.consistency import inconsistency
 from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
-from burnish.formats.identity import DIGEST, digest_of, graph_hashes, program_hash
-from burnish.formats.model_file import save_model
+from burnish.formats.identity import DIGEST, digest_of, graph_hash, program_hash, proto_hash
+from burnish.formats.model_file import fits_one_file, save_model
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.importer import external_tensors, own_tensors
 from burnish.program import Program
@@ -69,8 +70,7 @@ def _refuse_other_content(directory: Path) -> None:
 
 
 def _write_files(program: Program, directory: Path) -> None:
-    for name, model in program.graphs.items():
-        save_model(model, directory / f"{name}.onnx")
+    hashes = {name: _save_graph(model, directory / f"{name}.onnx") for name, model in program.graphs.items()}
     for name, model in program.semantic.items():
         save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
     version = 1 if program.features is None else 2
@@ -79,7 +79,6 @@ def _write_files(program: Program, directory: Path) -> None:
     for path in sorted(directory.iterdir()):
         flush_to_disk(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _file_hash(path)}
-    hashes = graph_hashes(program)
     manifest = {
         "format": FORMAT,
         "version": version,
@@ -94,6 +93,12 @@ def _write_files(program: Program, directory: Path) -> None:
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     flush_to_disk(path)
     flush_to_disk(directory)
+
+
+def _save_graph(model: ir.Model, path: Path) -> str:
+    """Write a graph, and return its hash: that of the file, which is read faster than a proto is made, where it holds all."""
+    save_model(model, path)
+    return proto_hash(onnx.ModelProto.FromString(path.read_bytes())) if fits_one_file(model) else graph_hash(model)
 
 
 def _put_in_place(partial: Path, directory: Path) -> None:

@@ -44,9 +44,14 @@ def program_hash(hashes: dict[str, str], signature: Signature) -> str:
 
 def graph_hash(model: ir.Model) -> str:
     """Return the SHA-256 of one graph; see ``graph_hashes``."""
+    return proto_hash(model_proto(model))
+
+
+def proto_hash(model: onnx.ModelProto) -> str:
+    """Return the SHA-256 of one graph, all of whose tensors are in the proto; the proto is changed."""
     digest = hashlib.sha256()
-    digest.update(json.dumps(sorted(model.opset_imports.items())).encode())
-    proto = model_proto(model).graph
+    digest.update(json.dumps(sorted((entry.domain, entry.version) for entry in model.opset_import)).encode())
+    proto = model.graph
     for field in ("name", "doc_string", "value_info", "metadata_props", "quantization_annotation"):
         proto.ClearField(field)
     _forget_remarks(proto)

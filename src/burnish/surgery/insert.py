@@ -134,8 +134,8 @@ def _opened(model: ir.Model, places: Sequence[ir.Node], batch: str) -> ir.Model:
         expected, shape = node.outputs[0].shape, None if value is None else value.shape
         if expected is None or shape is None or list(shape.dims[1:]) != list(expected.dims[1:]) or expected[0] != 1:
             raise UnsupportedOperatorError(
-                f"insert: with the batch open, {describe_node(node)} does not have the samples along the first axis of its output "
-                "alone, so that they cannot be measured together: leave batch out, and give one sample at a time"
+                f"insert: with the batch open, {describe_node(node)} does not have the samples along the first axis of its "
+                "output alone, so that they cannot be measured together: leave batch out, and give one sample at a time"
             )
     return opened
 

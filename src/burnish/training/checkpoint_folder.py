@@ -25,7 +25,8 @@ class CheckpointFolder:
     """The folder ``checkpoints`` of a run. Every file in it is whole; none is written over, only replaced.
 
     ``latest.safetensors`` is the last state, ``step-<steps>.safetensors`` the last ``keep`` of them (the newest is the same
-    file as ``latest``, not a copy, where the file system can do that), ``best.safetensors`` the best.
+    file as ``latest``, not a copy, where the file system can do that), ``best.safetensors`` the best, which may be the same file
+    too.
 
     Args:
         folder: made when the first file is written.
@@ -75,15 +76,23 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
         remove_unused(self.folder)
 
-    def save(self, session: Session, extra: Mapping[str, Any]) -> None:
+    def save(self, session: Session, extra: Mapping[str, Any], is_best: bool = False) -> None:
         """Write the latest checkpoint, and drop the oldest of the rolling set.
+
+        Args:
+            session: whose state is saved.
+            extra: kept with it.
+            is_best: the best checkpoint was just written of this state with this ``extra``: the latest is then the same file.
 
         Raises:
             CheckpointError: the state holds NaN or infinite values, or a file cannot be written; earlier ones are untouched.
         """
-        session.save_checkpoint(self.latest, extra, self.journal)
+        if is_best and not self.journal:
+            _link(self.best, self.latest)
+        else:
+            session.save_checkpoint(self.latest, extra, self.journal)
         if self.keep > 1:
-            self._link(self.folder / f"step-{session.step_count:08d}.safetensors")
+            _link(self.latest, self.folder / f"step-{session.step_count:08d}.safetensors")
         for path in self.numbered[self.keep if self.keep > 1 else 0 :]:
             path.unlink(missing_ok=True)
 
@@ -124,9 +133,15 @@ class CheckpointFolder:
         files = self.folder.iterdir() if self.folder.is_dir() else ()
         return [path for path in files if _LEFT_BEHIND.fullmatch(path.name)]
 
-    def _link(self, path: Path) -> None:
-        with replacing(path) as partial:
-            try:
-                os.link(self.latest, partial)
-            except OSError:  # a file system without hard links
-                shutil.copyfile(self.latest, partial)
+
+def _link(source: Path, path: Path) -> None:
+    """Give a file another name, in place of what has it; a copy, where the file system has no hard links.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    with replacing(path) as partial:
+        try:
+            os.link(source, partial)
+        except OSError:
+            shutil.copyfile(source, partial)

@@ -107,7 +107,12 @@ def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | 
             f"'{path.name}' was not drawn, as matplotlib is not installed (pip install 'burnish[demo]'); "
             "metrics.csv holds the same figures"
         )
-    figure = Figure(figsize=(5.0 * len(names), 3.6), layout="constrained")
+    width, height = 5.0 * len(names), 3.6
+    figure = Figure(figsize=(width, height))
+    # Margins in inches, known beforehand: a layout that is computed draws everything twice.
+    figure.subplots_adjust(
+        left=0.7 / width, right=1 - 0.15 / width, bottom=0.55 / height, top=1 - 0.35 / height, wspace=0.85 / (5.0 - 0.85)
+    )
     axes: Any = figure.subplots(1, len(names), squeeze=False)[0]
     for panel, name in zip(axes, names, strict=True):
         for column, label in ((name, "training"), (EVALUATION_PREFIX + name, "evaluation")):

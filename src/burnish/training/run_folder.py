@@ -127,13 +127,13 @@ class RunFolder:
         )
         position.since_row = Means()
 
-    def save(self, session: Session, position: Position) -> None:
-        """Write the latest checkpoint.
+    def save(self, session: Session, position: Position, is_best: bool = False) -> None:
+        """Write the latest checkpoint; ``is_best``: nothing has happened since ``save_best``.
 
         Raises:
             CheckpointError: as ``CheckpointFolder.save``.
         """
-        self.checkpoints.save(session, self._extra(position))
+        self.checkpoints.save(session, self._extra(position), is_best)
 
     def save_best(self, session: Session, position: Position) -> None:
         """Write the checkpoint of the best epoch."""
@@ -170,7 +170,7 @@ class FollowedFolder(RunFolder):
     def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
         position.since_row = Means()
 
-    def save(self, session: Session, position: Position) -> None:
+    def save(self, session: Session, position: Position, is_best: bool = False) -> None:
         session.take_part()
 
     def save_best(self, session: Session, position: Position) -> None:

@@ -357,7 +357,7 @@ class Trainer:
         if is_best:
             self.run_folder.save_best(self.session, position)
             self._callbacks.call("on_checkpoint", self, self.best)
-        self._save()
+        self._save(is_best)
         self._draw()
         if position.epoch < self.epochs:
             self._stop_vote.begin(self._wish())
@@ -411,8 +411,10 @@ class Trainer:
         """
         workers.restore(self._group, self.session, Path(path), strict=False)
 
-    def _save(self) -> None:
-        self.run_folder.save(self.session, self._position)
+    def _save(self, is_best: bool = False) -> None:
+        # Other workers give their parts of the state once for each file, and a callback may change it between the two.
+        is_same = is_best and self._group.world_size == 1 and not self._callbacks.tell_checkpoints
+        self.run_folder.save(self.session, self._position, is_same)
         self._group.barrier(name="the first worker to write a checkpoint")
         self._callbacks.call("on_checkpoint", self, self.latest)
 

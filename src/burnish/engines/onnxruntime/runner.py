@@ -28,6 +28,7 @@ from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes, take_row_writes, written_by_rows
 from burnish.errors import EngineError
 from burnish.formats.mapped_tables import adopted
+from burnish.graph import garbage_kept
 from burnish.passes import compute_in_float32
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks
@@ -210,6 +211,7 @@ class OnnxRuntimeRunner:
             self._bound_graphs[key] = bound
         return bound
 
+    @garbage_kept()
     def _open(self, graph: str) -> OpenedGraph:
         opened = self._opened.get(graph)
         if opened is None:

@@ -28,6 +28,7 @@ class Callbacks:
     Attributes:
         stop_reason: why a callback asked for the end of the run; None where none did.
         tell_steps: whether any callback defines ``on_step_end``.
+        tell_checkpoints: whether any defines ``on_checkpoint``.
     """
 
     def __init__(self, callbacks: Sequence[Callback], is_first: bool = True):
@@ -40,6 +41,7 @@ class Callbacks:
         self._callbacks = list(callbacks) if is_first else []
         self.stop_reason: str | None = None
         self.tell_steps = any(_defines(callback, "on_step_end") for callback in self._callbacks)
+        self.tell_checkpoints = any(_defines(callback, "on_checkpoint") for callback in self._callbacks)
 
     def call(self, event: str, run: Run, *told: Any) -> None:
         """Call a method of all callbacks that define it.

@@ -80,7 +80,7 @@ class Plan:
         trial = self.trial(stage)
         with folding_said():
             if trial is not None:
-                return trial.taken().with_optimizer(self.transfer.optimizer(rate, stage.frozen, self.layer_decay))
+                return trial.taken().with_optimizer(trial.optimizer(rate))
             return compiled(self.transfer, stage, rate, self.layer_decay, -(-samples // self.batch_size))
 
     def steps(self, stage: Stage, samples: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from burnish import optim
 from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.errors import ObjectiveWarning, UntrainedWeightsWarning
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.program import Program
 from burnish.training.finetuning.transfer import Transfer
 
@@ -49,10 +51,20 @@ class Trial:
         """Whether the program is the same whatever steps an epoch has."""
         return STEPS_PER_EPOCH not in self.program.options
 
+    def optimizer(self, rate: Rate) -> optim.Optimizer:
+        """Return the optimizer of the program at another rate, a number or a schedule, for ``Program.with_optimizer``."""
+        return _at_rate(optim.get(self.program.options["optimizer"]), rate)
+
     def taken(self) -> Program:
         """Return the program for a run that trains it, and give the warnings that concern it."""
         _say(self.unsaid)
         return self.program
+
+
+def _at_rate(optimizer: optim.Optimizer, rate: Rate) -> optim.Optimizer:
+    if isinstance(optimizer, RatedOptimizer):
+        return replace(optimizer, lr=rate)
+    return replace(optimizer, optimizer=_at_rate(optimizer.optimizer, rate))  # type: ignore[attr-defined, type-var]
 
 
 def _say(caught: tuple[warnings.WarningMessage, ...]) -> None:
