@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,16 @@ def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     assert rates(folder / "second") == pytest.approx([0.25, 0.5, 0.25])
     run(*TRAIN, "--start-from", "runs/model", "--lr", "0.5", "--schedule", "linear", "--warmup", "1", "-o", "third")
     assert rates(folder / "third") == rates(folder / "second")
+    # It resumes in the same schedule: that begins after the steps of the run that it started from.
+    more = ("--lr", "0.5", "--schedule", "inverse_square_root", "--warmup", "1", "--epochs", "2")
+    run(*TRAIN, "--start-from", "runs/model", *more, "-o", "whole", "--checkpoint-every", "2", "--keep-checkpoints", "9")
+    shutil.copytree(folder / "whole", folder / "cut")
+    for path in (folder / "cut/checkpoints").glob("*.safetensors"):
+        if path.name != "step-00000008.safetensors":
+            path.unlink()
+    run(*TRAIN, *more, "-o", "cut", "--resume")
+    assert rates(folder / "cut") == rates(folder / "whole")
+    assert (folder / "cut/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
     message = run(*TRAIN, "--start-from", "runs", "-o", "fourth", code=1).stderr
     assert "There is no checkpoint 'runs/checkpoints/latest.safetensors'" in " ".join(message.split())
 

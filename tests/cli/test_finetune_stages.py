@@ -15,6 +15,12 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
+from burnish.cli.finetune import _Stages
+from burnish.cli.pixel_options import Pixels
+from burnish.cli.text_options import TextOptions
+from burnish.cli.train_options import Course, Data, Results
+from burnish.cli.tuned_files import QuantizedStage
+from burnish.cli.watching import Watching
 from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.training.finetuning import batches, plan, transfer
@@ -92,6 +98,71 @@ def test_a_run_goes_on_in_the_stage_where_it_stopped(files, gradual, tmp_path):
     said = run("finetune", files / "net.onnx", "--data", files / "data.npz", "--output", again, *options)
     assert said.count("already finished") == 2
     assert changed(folder / "tuned.onnx", again / "tuned.onnx") == set()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_within_a_later_stage_and_exports_the_best_of_all(files, monkeypatch, tmp_path):
+    """Its schedule begins after the steps of the stages before, as it did; the epoch that was best is an earlier stage's."""
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    data = ("--data", files / "data.npz", "--eval-data", files / "held.npz")
+    options = ("--unfreeze", "1", "--epochs", 2, "--lr", 0.05, "--threads", 1, "--no-fold", "--log", "tensorboard")
+    often = ("--checkpoint-every", 2, "--keep-checkpoints", 9)
+    run("finetune", files / "net.onnx", *data, "--output", whole, *options, *often)
+    assert (whole / "events").is_dir()
+    assert (whole / "stages" / "1" / "events").is_dir()
+    shutil.copytree(whole, again)
+    (again / "tuned.onnx").unlink()
+    for path in (again / "checkpoints").glob("*.safetensors"):
+        if path.name != "step-00000007.safetensors":
+            path.unlink()
+    run("finetune", files / "net.onnx", *data, "--output", again, *options, *often, "--resume")
+    assert changed(whole / "tuned.onnx", again / "tuned.onnx") == set()
+
+    best = {"epoch": 1, "metric": "accuracy", "value": 2.0}  # better than any
+    monkeypatch.setattr("burnish.cli.training_run.best_of", lambda folder: best)
+    said = run("finetune", files / "net.onnx", *data, "--output", whole, *options, "--resume", "--report", whole / "r.html")
+    assert "tuned.onnx: the state after epoch 1 of stage 1, the best of all stages" in said
+    assert changed(whole / "stages" / "1" / "tuned.onnx", whole / "tuned.onnx") == set()
+    metadata = {entry.key: entry.value for entry in onnx.load(whole / "tuned.onnx").metadata_props}
+    assert json.loads(metadata["burnish.metrics"]) == {"data": "evaluation", "epoch": 1, "accuracy": 2.0, "stage": 1}
+    page = (whole / "r.html").read_text()
+    assert "by the state after epoch 1 of stage 1, the best of all stages" in page
+    assert "best accuracy, epoch 1<" in page
+    # What is said of the run is said of the file that it exported.
+    figures = run("evaluate", whole, files / "held.npz").partition("figure")[2]
+    assert figures == run("evaluate", whole / "tuned.onnx", files / "held.npz").partition("figure")[2]
+    assert "latest state" in run("evaluate", whole, files / "held.npz", "--latest")
+
+
+def test_stages_that_train_all_layers_stop_early_and_the_last_is_reported(monkeypatch, tmp_path):
+    """Without training: how each stage is begun."""
+    begun = []
+
+    class Begun:
+        def __init__(self, model, *arguments, **options):
+            self.tuned = model
+            begun.append((model, arguments, options))
+
+        def train(self):
+            return None
+
+    monkeypatch.setattr("burnish.cli.training_run.TrainingRun", Begun)
+    monkeypatch.setattr(QuantizedStage, "begun", lambda stage, is_resumed: stage)
+    monkeypatch.setattr(QuantizedStage, "end", lambda stage, written: None)
+    stage = {"epochs": 1, "cached": False, "groups": {}}
+    stages = [stage, stage, {**stage, "quantized": True}]
+    choices = {"lr": 0.1, "batch_size": 8, "samples": 8, "stages": stages, "kind": "classes", "quantize": "int8"}
+    choices |= dict.fromkeys(("schedule", "layer_decay", "outputs", "metrics", "loss", "batch")) | {"schedule": "constant"}
+    options = Data(data="data.npz"), Pixels(), TextOptions(), Course(epochs=2), Results(folder=tmp_path)
+    watching = Watching(report=tmp_path / "r.html", tensorboard=tmp_path / "events", profile=True)
+    _Stages(tmp_path, choices, *options, watching, (), "").train(3, ())
+    watched = [next(value for value in arguments if isinstance(value, Watching)) for _, arguments, _ in begun]
+    assert [value.tensorboard for value in watched] == [tmp_path / "events" / f"stage-{number}" for number in (1, 2, 3)]
+    assert [(value.report is not None, value.profile) for value in watched] == [(False, False), (False, False), (True, True)]
+    callbacks = [next(value for value in reversed(arguments) if isinstance(value, list)) for _, arguments, _ in begun]
+    assert [[type(each).__name__ for each in those] for those in callbacks] == [[], ["EarlyStopping"], ["EarlyStopping"]]
+    assert [given["best_of_all"] for _, _, given in begun] == [False, True, False]
+    assert [[folder.name for folder in given["earlier"]] for _, _, given in begun] == [[], ["1"], ["1", "2"]]
 
 
 @pytest.mark.slow

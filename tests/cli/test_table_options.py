@@ -19,4 +19,13 @@ def test_categories_go_from_training_to_prediction(folder, run):
     assert "4 of 16 rows have missing values ('age' 4) and are left out; categories have a place each: 'city' (3)" in done.output
     done = run("predict", "run", "new.csv")
     assert "new.csv: 1 of 2 rows of column 'city' hold categories that training did not have ('Jena')" in done.output
+    # What is judged is read as what was trained on.
+    assert "column 'age' holds 'NA'" in run("evaluate", "run", "rows.csv", code=1).output
+    done = run("evaluate", "run", "rows.csv", "--missing", "drop")
+    assert "12 samples" in done.output
+    assert "run/report.html" in run("report", "run").output
+    assert "12 samples" in (folder / "run" / "report.html").read_text()
+    done = run("predict", "run", "rows.csv", code=1)
+    assert "or remove the row: a row that is left out would have no prediction" in done.output
+    assert "--missing" not in done.output
     assert "columns: categories have a place each: 'city' (3)" in run("inspect", "run/tuned.onnx").output

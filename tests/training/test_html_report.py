@@ -19,7 +19,9 @@ from burnish.data.preprocessing import Preprocessing
 from burnish.models import residual_network
 from burnish.training import Trainer, run_folder
 from burnish.training.callbacks import HtmlReport
-from burnish.training.html_report.charts import Line, line_chart
+from burnish.training.html_report.charts import LEFT, WIDTH, Line, line_chart
+from burnish.training.html_report.contents import stages_before, with_stages
+from burnish.training.html_report.page import _matrix, _shortened
 from burnish.training.html_report.pictures import pixels_of, png
 from burnish.training.html_report.samples import judge
 from burnish.training.trained_model import open_model
@@ -253,4 +255,50 @@ def test_a_chart_of_any_numbers():
     assert line_chart("empty", [Line("none", [])]) == ""
     long = line_chart("long", [Line("x", [(float(step), 5.0) for step in range(10_000)])])
     assert len(long) < 30_000
-    assert re.search(r'points="58\.0,', long)
+    assert re.search(rf'points="{LEFT}\.0,', long)
+
+
+def test_labels_of_a_chart_are_whole_apart_and_within():
+    """In Chromium 1,250 was cut at the edge, and figures that differ in their fifth digit had one label."""
+    for last in (1, 2, 7, 1_250, 99_999, 1_234_567):
+        drawn = line_chart("steps", [Line("x", [(1.0, 20_000.1), (float(last), 20_000.6)])])
+        labels = re.findall(r'x="([\d.]+)" y="([\d.]+)" text-anchor="(middle|end)">([^<]*)</text>', drawn)
+        across = [(float(x), text) for x, _, anchor, text in labels if anchor == "middle"]
+        up = [text for x, _, anchor, text in labels if anchor == "end" and float(x) < LEFT]
+        for x, text in across:
+            assert x + len(text) * 6.7 / 2 <= WIDTH, (last, text)
+            assert float(text.replace(",", "")).is_integer()
+        assert len({*up}) == len(up) > 3
+        assert all(len(text) * 6.7 <= LEFT - 6 for text in up)
+
+
+def test_long_names_of_classes_are_shortened_beside_the_matrix():
+    names = [f"Canis familiaris, of the breed that is number {number}" for number in range(3)]
+    shown = _matrix(np.eye(3, dtype=np.int64), names)
+    for number, name in enumerate(names):
+        assert shown.count(f'title="{name}"') == 2
+        assert shown.count(f">{_shortened(name)}<") == 2
+        assert len(_shortened(name)) <= 29
+        assert _shortened(name).endswith(f"number {number}")
+    assert _shortened("owl") == "owl"
+
+
+def test_stages_are_one_run(tmp_path):
+    """The second begins its counts anew; the best epoch is one of the first's."""
+    columns = ("step", "epoch", "samples", "seconds", "lr", "loss")
+    rows = [dict(zip(columns, (step, 1 + step // 3, 8 * step, 0.5 * step, 0.1, 1 / step), strict=True)) for step in (1, 2, 3)]
+    for number in (1, 2):
+        table = tmp_path / "stages" / str(number) / "metrics.csv"
+        table.parent.mkdir(parents=True)
+        lines = [",".join(columns), *(",".join(map(repr, row.values())) for row in rows)]
+        table.write_text("\n".join(lines) + "\n")
+    stages = stages_before(tmp_path)
+    assert [stage.name for stage in stages] == ["1", "2"]
+    joined, best = with_stages(stages, rows, {"epoch": 2, "metric": "loss", "value": 0.1, "stage": 2})
+    assert [row["step"] for row in joined] == [*range(1, 10)]
+    assert [row["epoch"] for row in joined] == [1, 1, 2, 3, 3, 4, 5, 5, 6]
+    assert joined[-1]["samples"] == 72
+    assert joined[-1]["seconds"] == 4.5
+    assert best["epoch"] == 4
+    assert with_stages(stages, rows, {"epoch": 1, "metric": "loss", "value": 0.1})[1]["epoch"] == 5
+    assert with_stages([], rows, None) == (rows, None)

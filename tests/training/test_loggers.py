@@ -56,6 +56,7 @@ def test_event_files_hold_the_figures_of_the_run(tmp_path):
     run.run()
     read = events(tmp_path / "tb")
     assert [step for step, _ in read["train/loss"]] == [2, 4, 6, 8]
+    assert "| epochs | 2 |" in read["configuration/text_summary"][0][1].tensor.string_val[0].decode()
     rows = {row["step"]: row for row in run.rows}
     for step, value in read["train/loss"]:
         assert value.simple_value == pytest.approx((rows[step]["loss"] + rows[step - 1]["loss"]) / 2, rel=1e-6)
@@ -113,6 +114,17 @@ def test_pictures_of_the_worst_examples(tmp_path):
     (text,) = [value for tag, values in read.items() if tag.startswith("worst examples") for _, value in values]
     assert text.tensor.string_val[0].decode().count("\n") == 4
     assert not [tag for tag in read if tag.startswith(("weights", "gradients"))]
+
+
+def test_the_steps_that_are_left_at_the_end_are_written_too(tmp_path):
+    pytest.importorskip("tensorboardX")
+    run = trainer(tmp_path, TensorBoard(tmp_path / "tb", every=3, histograms=0, examples=0))
+    run.run()
+    read = events(tmp_path / "tb")
+    assert [step for step, _ in read["train/loss"]] == [3, 6, 8]
+    rows = {row["step"]: row for row in run.rows}
+    assert read["train/loss"][-1][1].simple_value == pytest.approx((rows[7]["loss"] + rows[8]["loss"]) / 2)
+    assert [step for step, _ in read["learning_rate"]] == [step for step, _ in read["train/loss"]]
 
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ from burnish.cli.model_options import (
     RESULT,
     BatchSizeOption,
     ImageSizeOption,
+    MissingOption,
     ModelArgument,
     SavedModel,
     describe,
@@ -47,6 +48,7 @@ def evaluate(
         typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
     ] = None,
     image_size: ImageSizeOption = None,
+    missing: MissingOption = None,
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
@@ -77,7 +79,14 @@ def evaluate(
     names, settings = opened.described.classes, pixels.settings()
     text = texts.settings_for(model, data, opened.described)
     dataset = open_dataset(
-        data, opened.to_evaluate, label=label, classes=names, image_size=image_size, pixels=settings, text=text
+        data,
+        opened.to_evaluate,
+        label=label,
+        classes=names,
+        image_size=image_size,
+        pixels=settings,
+        text=text,
+        missing=missing or "error",
     )
     console = output()
     describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)

@@ -25,7 +25,10 @@ def export(
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a run, or a checkpoint in it.", show_default=False)
     ],
     path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
-    best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False,
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--latest", help="Of a run, the best epoch or the latest state; by default the one it exported."),
+    ] = None,
     fold: FoldOption = True,
     average: Annotated[
         bool | None,
@@ -61,7 +64,7 @@ def export(
     from burnish.training import Session
     from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
 
-    _check(best and source.is_file(), training, with_preprocessing, adapters)
+    _check(bool(best) and source.is_file(), training, with_preprocessing, adapters)
     checkpoint = checkpoint_of(source, best)
     program = program_beside(checkpoint)
     if program is None:

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 EPOCHS = 5
 
 
-@takes_options("reinitialize", "journal", "tables", "start_from", "task", "masked_share", "joined")
+@takes_options(
+    *("reinitialize", "journal", "tables", "start_from", "task", "masked_share", "joined"),
+    helps={
+        "epochs": f"By default {EPOCHS}.",
+        "batch_size": "By default 32; fewer where an epoch would have fewer than ten steps, or memory does not hold a step.",
+    },
+)
 def finetune(
     context: typer.Context,
     model: ModelArgument,
@@ -108,15 +114,20 @@ class _Stages:
     configuration: str
 
     def train(self, patience: int | None, adapter_forms: Sequence[str]) -> TrainingResult | None:
-        """Train them all; the last stops early, and writes adapters by themselves, where that is asked for."""
+        """Train them all; the last writes adapters by themselves, where that is asked for.
+
+        The last stage in floating-point numbers stops early, and so does the one in integers: all layers train in these. Of the
+        stages in floating-point numbers the best epoch counts, whichever stage it is of.
+        """
         from burnish.cli.training_run import TrainingRun
         from burnish.distributed.connection.process_group import ProcessGroup
         from burnish.training.callbacks import EarlyStopping
 
         result, earlier, stages = None, None, self.choices["stages"]
-        for number, stage in enumerate(stages):
+        places = [self.folder / STAGES / str(number) for number in range(1, len(stages))] + [self.folder]
+        for number, (stage, place) in enumerate(zip(stages, places, strict=True)):
             is_last = number == len(stages) - 1
-            place = self.folder if is_last else self.folder / STAGES / str(number + 1)
+            is_whole = is_last or bool(stages[number + 1].get("quantized"))
             options = unmixed(self.data), self.pixels, self.texts
             integers = None
             if earlier is not None and stage.get("quantized"):
@@ -127,13 +138,15 @@ class _Stages:
                 for_language(compilation_of(self.choices, stage), self.texts),
                 course_of(self.course, self.choices, number, earlier if integers is None else None),
                 results_of(self.results, place, is_last),
-                self.watching if is_last else Watching(),
+                self.watching if len(stages) == 1 else self.watching.of_stage(number + 1, is_last),
                 self.command,
                 self.configuration,
                 None,
                 ProcessGroup(0, 1),
-                [EarlyStopping(patience)] if is_last and patience is not None else [],
+                [EarlyStopping(patience)] if is_whole and patience is not None else [],
                 is_tuning=True,
+                earlier=places[:number],
+                best_of_all=is_whole and integers is None,
                 adapter_forms=adapter_forms if is_last else (),
                 trial=self._trial(number),
             )

@@ -32,6 +32,15 @@ ImageSizeOption = Annotated[
     tuple[int, int] | None,
     typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
 ]
+MissingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--missing",
+        help="Rows of a table in which a value is missing: error, or drop to leave them out.",
+        show_default="error",
+        rich_help_panel=DATA,
+    ),
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Samples at once.", rich_help_panel=DATA)]
 
 
@@ -43,7 +52,10 @@ class SavedModel(OptionGroup):
     program: Annotated[
         Path | None, typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.")
     ] = None
-    best: Annotated[bool, typer.Option("--best", help="Of a run, take the best epoch instead of the latest state.")] = False
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--latest", help="Of a run, the best epoch or the latest state; by default the one it exported."),
+    ] = None
     average: Annotated[
         bool | None,
         typer.Option(

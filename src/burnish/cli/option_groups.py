@@ -30,13 +30,18 @@ class OptionGroup:
         return f"--{self.named[0].replace('_', '-')}" if self.named else None
 
 
-def takes_options(*left_out: str, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_options(
+    *left_out: str, only: Sequence[str] = (), helps: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of the ``OptionGroup``s among its parameters.
 
     Args:
         left_out: options that stay at their defaults.
         only: the only options that the command has; empty for all.
+        helps: what the help says of options whose default the command chooses itself.
     """
+
+    said = helps or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(command, eval_str=True).parameters
@@ -45,7 +50,8 @@ def takes_options(*left_out: str, only: Sequence[str] = ()) -> Callable[[Callabl
         for name, parameter in declared.items():
             if name in groups:
                 options = _options_of(groups[name])
-                parameters += [option for option in options if option.name not in left_out and (not only or option.name in only)]
+                own = [option for option in options if option.name not in left_out and (not only or option.name in only)]
+                parameters += [_with_help(option, said[option.name]) if option.name in said else option for option in own]
             elif name != "context":
                 parameters.append(parameter)
 
@@ -81,6 +87,13 @@ def _options_of(group: type[OptionGroup]) -> list[inspect.Parameter]:
         for parameter in _fields_of(group).values()
         for option in (_options_of(parameter.annotation) if _is_group(parameter) else (_in_panel(parameter, group.panel),))
     ]
+
+
+def _with_help(option: inspect.Parameter, text: str) -> inspect.Parameter:
+    kind, info = get_args(option.annotation)
+    info = copy.copy(info)
+    info.help, info.show_default = text, False
+    return option.replace(annotation=Annotated[kind, info])
 
 
 def _in_panel(option: inspect.Parameter, panel: str | None) -> inspect.Parameter:

@@ -18,8 +18,8 @@ FIRST_SHARE = 0.1
 """From this share of the average on, a line says how much of it is still the weights before training."""
 
 
-def what_trains(program: Program) -> str:
-    """Return how much of a program trains, in words."""
+def what_trains(program: Program, has_norm_option: bool = True) -> str:
+    """Return how much of a program trains, in words; ``has_norm_option``: whether the command has ``--norm``."""
     from burnish.program import Role
 
     signature = program.signature["step"]
@@ -34,7 +34,8 @@ def what_trains(program: Program) -> str:
         shown = ", ".join(frozen[:LAYERS_SHOWN]) + (
             f" and {len(frozen) - LAYERS_SHOWN} more" if len(frozen) > LAYERS_SHOWN else ""
         )
-        words += f"; batch normalization of which nothing trains keeps its statistics: {shown} (--norm train lets them move)"
+        words += f"; batch normalization of which nothing trains keeps its statistics: {shown}"
+        words += " (--norm train lets them move)" if has_norm_option else ""
     return words
 
 

@@ -11,7 +11,7 @@ import typer
 from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import output
 from burnish.cli.data_options import check_data_options
-from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOption, SavedModel
+from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
@@ -32,6 +32,7 @@ def report(
     ] = None,
     label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=DATA)] = None,
     image_size: ImageSizeOption = None,
+    missing: MissingOption = None,
     batch_size: BatchSizeOption = 32,
     pixels: Pixels,
     texts: TextOptions,
@@ -60,8 +61,17 @@ def report(
     model = saved.open(run)
     settings, text = pixels.settings(), texts.settings_for(run, given, model.described)
     classes = model.described.classes
-    dataset = open_dataset(given, model.to_evaluate, label=label, classes=classes, image_size=size, pixels=settings, text=text)
-    contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"'{given}'", configuration)
+    dataset = open_dataset(
+        given,
+        model.to_evaluate,
+        label=label,
+        classes=classes,
+        image_size=size,
+        pixels=settings,
+        text=text,
+        missing=missing or str(options.get("missing", "error")),
+    )
+    contents = Contents.of_folder(run, record, judge(model, dataset, batch_size), f"'{given}', by {model.name}", configuration)
     written = write_report(path or run / "report.html", contents)
     output().print(f"{written}: the report of {model.name}, judged on {given}")
 

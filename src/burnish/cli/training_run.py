@@ -29,11 +29,11 @@ from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import CarryOverWarning
+from burnish.errors import CarryOverWarning, NonFiniteLossError
 from burnish.formats.adapter_files import check_form
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
-from burnish.training.callbacks import Callback
+from burnish.training.callbacks import Callback, HtmlReport
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.environment import environment, peak_resident_bytes
@@ -41,13 +41,15 @@ from burnish.training.epoch_length import batches_per_epoch
 from burnish.training.finetuning import Trial, folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.result import TrainingResult
-from burnish.training.saved_runs import RECORD, read_record
+from burnish.training.saved_runs import RECORD, best_of, exported_epoch, read_record
 from burnish.training.session import Session
 from burnish.training.text_length import within_the_model
 from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
 TUNED = "tuned.onnx"
+EARLIER_UPDATES = "earlier_updates"
+"""In the record of a run: how many updates its first state had taken, after which its schedule begins."""
 
 
 @dataclass
@@ -61,6 +63,8 @@ class TrainingRun:
         parallel, group: the workers, as ``join_workers`` returns them.
         callbacks: of the trainer.
         is_tuning: the best epoch is exported where there are evaluation data, and the figures with it.
+        earlier: folders of the stages before this one.
+        best_of_all: whether an epoch of one of these is exported where it was the best.
         adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
         trial: the model compiled to be tried, with all options but the rate, which a new run goes on with; None: it is compiled.
 
@@ -83,6 +87,8 @@ class TrainingRun:
     group: ProcessGroup
     callbacks: Sequence[Callback] = ()
     is_tuning: bool = False
+    earlier: Sequence[Path] = ()
+    best_of_all: bool = False
     adapter_forms: Sequence[str] | None = None
     trial: Trial | None = None
 
@@ -91,6 +97,7 @@ class TrainingRun:
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
         self.console = output(quiet=self.group.rank > 0)
         self.carried_over: list[str] = []
+        self.earlier_updates = 0
         self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
         self.start = None if self.resumes else self.course.start_from
         if self.start is not None and self.start.is_dir():
@@ -121,7 +128,8 @@ class TrainingRun:
         program = self._with_schedule(program, len(train_set))
         if self.resumes:
             on_first(self.group, lambda: take_over_checkpoints(self.folder, program), "the checkpoints")
-        report = self.watching.html_report(self.configuration, launch.command_line(self.command), kept_average(program))
+        command = launch.command_line(self.command)
+        report = self.watching.html_report(self.configuration, command, kept_average(program), self.earlier)
         callbacks = [*self.callbacks, *self.watching.loggers(self.folder, kept_average(program))]
         if report is not None and not self.is_tuning:  # which goes back to the best epoch first
             callbacks.append(report)
@@ -137,27 +145,47 @@ class TrainingRun:
             self.watching.write_profile(trainer, self.folder, self.course.device, self.course.threads)
         try:
             result = trainer.run()
-        except TrainingInterrupted as interrupt:
-            raise KeyboardInterrupt(f"{interrupt}:\n  {launch.resuming(self.command)}") from interrupt
+        except (TrainingInterrupted, NonFiniteLossError) as error:
+            if report is not None and self.is_tuning:
+                report.on_run_end(trainer, error)
+            if isinstance(error, NonFiniteLossError):
+                raise
+            raise KeyboardInterrupt(f"{error}:\n  {launch.resuming(self.command)}") from error
         if self.group.rank:
             trainer.session.take_part()
             return None
-        self._record_end(result)
-        if self.is_tuning:
-            figures = take_best(trainer, result, eval_set is not None)
-            trainer.session.metadata |= metrics_entry(figures)
-            if report is not None:
-                report.on_run_end(trainer, None)
-            self._say(f"{TUNED}: the state after epoch {figures['epoch']}{', the best' if eval_set is not None else ''}")
+        figures = self._take_best(trainer, result, eval_set is not None, report) if self.is_tuning else None
+        self._record_end(result, figures)
         tuned, fold, parameters = self.tuned, self.results.fold, kept_average(program)
         trainer.session.export(tuned, fold_norm=fold, parameters=parameters)
         self._write_adapters(trainer.session, parameters)
-        if result.best is not None and eval_set is not None:
-            best = result.best
+        if (best := result.best) is not None and eval_set is not None and not (figures and "stage" in figures):
             self._say(f"best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}: {trainer.best}")
         self._say(waiting_line(result.waiting))
         self._say(export_line(tuned, "the tuned model,", result.steps, program, fold, parameters))
         return result
+
+    def _take_best(
+        self, trainer: Trainer, result: TrainingResult, is_evaluated: bool, report: HtmlReport | None
+    ) -> dict[str, Any]:
+        """Go back to the epoch that is exported, say which it is, report on it, and return its figures."""
+        folders = self.earlier if self.best_of_all else ()
+        earlier = [(best_of(folder), CheckpointFolder(folder / "checkpoints").best) for folder in folders]
+        figures = take_best(trainer, result, is_evaluated, earlier)
+        trainer.session.metadata |= metrics_entry(figures)
+        words = f"the state after epoch {figures['epoch']}"
+        if "stage" in figures:
+            words += f" of stage {figures['stage']}, the best of all stages"
+        elif is_evaluated:
+            words += ", the best"
+        exported = exported_epoch(figures)
+        if report is not None:
+            report.best, report.judged = exported, words
+            report.on_run_end(trainer, None)
+        self._say(f"{TUNED}: {words}")
+        if exported is not None and "stage" in exported:
+            self._say(f"best {exported['metric']} {exported['value']:.4f}: {trainer.best}")
+        return figures
 
     def _write_adapters(self, session: Session, parameters: str | None) -> None:
         """Write the adapters by themselves, in the forms that are asked for."""
@@ -203,7 +231,7 @@ class TrainingRun:
         for form in self._adapter_forms:
             check_form(form, program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
-        self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program)}")
+        self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program, not self.is_tuning)}")
         if self.compilation.recompute:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
@@ -262,14 +290,23 @@ class TrainingRun:
         return self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=steps)
 
     def _with_schedule(self, program: Program, samples: int) -> Program:
-        """Return the program with the learning rate of this run, which begins after the updates that a checkpoint has taken."""
-        start, updates = self.start, 0
+        """Return the program with the learning rate of this run, which begins after the updates that a checkpoint has taken.
+
+        So it does where the run goes on: its folder says how many they were.
+        """
+        start = self.start
         if start is not None:
-            updates = on_first(self.group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'")
+            self.earlier_updates = on_first(
+                self.group, lambda: updates_of(read_checkpoint(start), program), f"the checkpoint '{start}'"
+            )
+        elif self.resumes:
+            self.earlier_updates = on_first(
+                self.group, lambda: int(read_record(self.folder).get(EARLIER_UPDATES) or 0), "the record of the run"
+            )
         steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size)
         remedy = "give fewer --warmup steps, or more --epochs"
         schedule, warmup = self.compilation.schedule, self.compilation.warmup
-        return with_schedule(program, schedule, warmup, steps, remedy, updates, self.optimizer)
+        return with_schedule(program, schedule, warmup, steps, remedy, self.earlier_updates, self.optimizer)
 
     def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None, callbacks: Sequence[Callback]) -> Trainer:
         course = self.course
@@ -332,9 +369,9 @@ class TrainingRun:
             notes.append("--reinitialize is not taken: a resumed run goes on with the weights that it has")
         return notes
 
-    def _record_end(self, result: TrainingResult) -> None:
-        """Note in the record what the run came to."""
-        ending = {"best": result.best, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
+    def _record_end(self, result: TrainingResult, tuned: Mapping[str, Any] | None) -> None:
+        """Note in the record what the run came to, and of a run that tunes, which epoch was exported."""
+        ending = {"best": result.best, "tuned": tuned, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
         record = {**read_record(self.folder), "result": ending}
         (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -354,6 +391,7 @@ class TrainingRun:
             "pixels": None if described.preprocessing is None else described.preprocessing.options(),
             "text": None if described.text is None else described.text.options(),
             "course": course,
+            EARLIER_UPDATES: self.earlier_updates,
             "launch": launch.run_id(),
             "carried_over": self.carried_over,
             "parameters": kept_average(program),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -61,6 +62,14 @@ class Watching(OptionGroup):
             return self
         return replace(self, tensorboard=self.tensorboard / f"seed-{seed}")
 
+    def of_stage(self, number: int, is_last: bool) -> Watching:
+        """Return these options for one of several stages, numbered from 1: the report and the profile are those of the last.
+
+        Event files of each lie in a folder of its own, as each counts its steps from 1.
+        """
+        folder = None if self.tensorboard is None else self.tensorboard / f"stage-{number}"
+        return replace(self, tensorboard=folder, report=self.report if is_last else None, profile=self.profile and is_last)
+
     def check(self) -> None:
         """Refuse a logger that there is not, before anything is read.
 
@@ -87,18 +96,21 @@ class Watching(OptionGroup):
         named: list[Callback] = [logger(text, folder, parameters) for text in self.log or []]
         return named if self.tensorboard is None else [TensorBoard(self.tensorboard, parameters=parameters), *named]
 
-    def html_report(self, configuration: str, command: str, parameters: str | None) -> HtmlReport | None:
+    def html_report(
+        self, configuration: str, command: str, parameters: str | None, stages: Sequence[Path] = ()
+    ) -> HtmlReport | None:
         """Return the callback that writes the report at the end; None where none is asked for.
 
         Args:
             configuration, command: what the report shows of the run.
             parameters: what is judged, as ``Trainer`` takes it.
+            stages: folders of the runs that this one goes on from.
         """
         from burnish.training.callbacks import HtmlReport
 
         if self.report is None:
             return None
-        return HtmlReport(self.report, parameters=parameters, configuration=configuration, command=command)
+        return HtmlReport(self.report, parameters=parameters, configuration=configuration, command=command, stages=stages)
 
     def write_profile(self, trainer: Trainer, folder: Path, device: str | None, threads: int | None) -> None:
         """Time steps on the trainer's first batch, print where their time goes, and write it into the folder of the run.

@@ -13,11 +13,13 @@ Missing = str
 MARKS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 """What stands in a column of numbers where there is none, in small letters."""
 REMEDY = "fill it in, remove the row, or leave such rows out (missing='drop', --missing drop)"
+PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
+"""The policy of a table to predict of, each row of which has an answer."""
 
 
 def check_missing(missing: str) -> None:
     """Raise ConfigurationError for a policy that there is none of."""
-    if missing not in ("error", "drop"):
+    if missing not in ("error", "drop", PREDICTED):
         raise ConfigurationError(f"missing={missing!r}: give 'error', or 'drop' to leave rows with missing values out")
 
 
@@ -54,7 +56,7 @@ def without_missing(
     Args:
         columns: the columns, each [rows].
         gaps: which of their values are missing, bool [rows].
-        missing: ``error`` refuses the first, ``drop`` leaves their rows out.
+        missing: ``error`` and ``predicted`` refuse the first, ``drop`` leaves their rows out.
         source: what to call the data in an error.
         rows: what to call each row.
         cells: what stands in each row of each column, for an error.
@@ -67,13 +69,13 @@ def without_missing(
         together |= mask
     if not together.any():
         return dict(columns), []
-    if missing == "error":
+    if missing != "drop":
         row = int(np.flatnonzero(together)[0])
         name = next(name for name, mask in gaps.items() if mask[row])
         cell = cells[name][row]
         is_empty = cell is None or not str(cell).strip()
         held = "has no value" if is_empty else f"holds {str(cell)!r}, which stands for no value"
-        raise DataError(f"{source}, {rows[row]}: column '{name}' {held}; {REMEDY}")
+        raise DataError(f"{source}, {rows[row]}: column '{name}' {held}; {PREDICTED_REMEDY if missing == PREDICTED else REMEDY}")
     if together.all():
         raise DataError(f"{source}: a value is missing in each of its {len(rows):,} rows, and none is left")
     named = ", ".join(f"'{name}' {int(mask.sum()):,}" for name, mask in gaps.items() if mask.any())

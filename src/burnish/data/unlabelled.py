@@ -15,6 +15,7 @@ from burnish.data.digits import digits_arrays
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
 from burnish.data.mapped_arrays import MappedArrays
+from burnish.data.missing import PREDICTED
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
@@ -109,7 +110,7 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
     """Return an array for each input, and what a person should know of them."""
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
-    columns, _ = read_table(Path(source))  # a row that is left out would have no prediction
+    columns, _ = read_table(Path(source), PREDICTED)
     if label is not None and label not in columns:
         raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
     table = spec.described.table

@@ -19,18 +19,20 @@ def is_run(path: Path) -> bool:
     return (path / "checkpoints").is_dir() and (path / "program").is_dir()
 
 
-def checkpoint_of(source: Path, best: bool = False) -> Path:
+def checkpoint_of(source: Path, best: bool | None = None) -> Path:
     """Return the checkpoint of a run, or a checkpoint itself.
 
     Args:
         source: the folder of a run, or a checkpoint.
-        best: of a run, the best epoch instead of the latest state.
+        best: of a run, the best epoch instead of the latest state; None: what the run exported.
 
     Raises:
         CheckpointError: there is none.
     """
     if not source.exists():
         raise CheckpointError(f"'{source}': there is no such run or checkpoint; give the folder that burnish train wrote")
+    if best is None:
+        best = source.is_dir() and exported_best(source)
     checkpoint = source / "checkpoints" / (BEST if best else LATEST) if source.is_dir() else source
     if not checkpoint.exists() and (source / MANIFEST).is_file():
         raise CheckpointError(
@@ -50,6 +52,38 @@ def program_beside(checkpoint: Path) -> Path | None:
 def exported_parameters(run: Path) -> str | None:
     """Return what the run in a folder exported: the parameters (None, also where it does not say), or their ``average``."""
     return AVERAGE if read_record(run).get("parameters") == AVERAGE else None
+
+
+def exported_best(run: Path) -> bool:
+    """Whether the run in a folder exported its best epoch, as one that tunes on evaluation data does, and not the last."""
+    return exported_epoch(_ending(run).get("tuned")) is not None and (run / "checkpoints" / BEST).is_file()
+
+
+def exported_epoch(figures: Any) -> dict[str, Any] | None:
+    """Return the epoch that a run exported as its best, from the figures that ``take_best`` returns.
+
+    Returns:
+        ``epoch``, ``metric`` and ``value``, and ``stage`` where that is an earlier one; None where the last epoch was exported.
+    """
+    if not isinstance(figures, dict) or figures.get("data") != "evaluation":
+        return None
+    metric = next((name for name in figures if name not in ("data", "epoch", "stage")), None)
+    if metric is None:
+        return None
+    places = {name: figures[name] for name in ("epoch", "stage") if name in figures}
+    return {**places, "metric": metric, "value": figures[metric]}
+
+
+def best_of(run: Path) -> dict[str, Any] | None:
+    """Return the best epoch of the run in a folder, as ``TrainingResult.best`` has it; None where the folder does not say."""
+    best = _ending(run).get("best")
+    return best if isinstance(best, dict) and {"epoch", "metric", "value"} <= best.keys() else None
+
+
+def _ending(run: Path) -> dict[str, Any]:
+    """What a run came to; empty where its folder does not say."""
+    ending = read_record(run).get("result")
+    return ending if isinstance(ending, dict) else {}
 
 
 def read_record(run: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from burnish.importer import read_proto
 from burnish.program import Entry, GraphSignature, Program, Role
 from burnish.program.inference import Inference
 from burnish.program.state import averages
+from burnish.training.checkpoint_folder import BEST
 from burnish.training.inputs import BatchCheck
 from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside
 from burnish.training.session import Session
@@ -143,7 +144,7 @@ def open_model(
     source: str | Path,
     *,
     program: str | Path | None = None,
-    best: bool = False,
+    best: bool | None = None,
     average: bool | None = None,
     loss: losses.LossLike | None = None,
     metrics: Sequence[str | metrics.Metric] | None = None,
@@ -156,7 +157,8 @@ def open_model(
     Args:
         source: the folder of a run; a checkpoint; the folder of a saved program, or one in one file; or any ONNX file.
         program: the saved program of a checkpoint that lies apart from its run.
-        best: of a run, the best epoch instead of the latest state.
+        best: of a run, the best epoch, or the latest state; None: the one that the run exported, which is the best of a run that
+            ``burnish finetune`` evaluated.
         average: whether to read the average that the optimizer keeps, in place of the parameters; None: as the run exported.
         loss, metrics, outputs: for an ONNX file, as ``burnish.compile`` takes them; None: what a file that burnish exported says
             of them. A program has its own.
@@ -186,7 +188,7 @@ def open_model(
 
 
 def _of_checkpoint(
-    path: Path, program: str | Path | None, best: bool, average: bool | None, engine: str | Engine
+    path: Path, program: str | Path | None, best: bool | None, average: bool | None, engine: str | Engine
 ) -> TrainedModel:
     if path.is_file():
         _refuse({"best": best or None}, f"'{path}' is one checkpoint, and best chooses among those of a run")
@@ -201,7 +203,7 @@ def _of_checkpoint(
     session = Session(Program.load(folder), engine)
     session.restore(checkpoint)
     what = f"the run '{path}'" if is_run(path) else f"the checkpoint '{path}'"
-    state = f"{what}, {'best' if best else 'latest'} state" if is_run(path) else what
+    state = f"{what}, {'best' if checkpoint.name == BEST else 'latest'} state" if is_run(path) else what
     return model_of_session(f"{state} after {session.step_count:,} step{'s' * (session.step_count != 1)}", session, average)
 
 

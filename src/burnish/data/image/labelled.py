@@ -64,6 +64,10 @@ class LabelledImages:
         self._reported: set[int] = set()
         self._notes = tuple(notes)
 
+    def name_of(self, index: int) -> str:
+        """Return the file, or the member of an archive, that a sample is read from."""
+        return str(self._pictures[index])
+
     def __len__(self) -> int:
         return len(self._pictures)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from burnish.engines import description_of
 from burnish.errors import NonFiniteLossError
 from burnish.training.callbacks.base import Callback, Run
 from burnish.training.environment import environment, peak_resident_bytes
-from burnish.training.html_report.contents import Contents
+from burnish.training.html_report.contents import Contents, with_stages
 from burnish.training.html_report.page import write_report
 from burnish.training.html_report.samples import judge, judged_samples
 from burnish.training.interruption import TrainingInterrupted
@@ -27,6 +29,11 @@ class HtmlReport(Callback):
         title: of the page; the name of the folder of the run by default.
         parameters: ``average`` judges the average of the weights that the optimizer keeps, in place of the parameters.
         configuration, command: the file that repeats the run, and its command line, to be shown.
+        stages: folders of the runs that this one goes on from, the first first: their curves and counts stand before its own.
+
+    Attributes:
+        best: the epoch that is exported, as ``exported_epoch`` returns it; None: the best of the run.
+        judged: the state that is judged, in words.
     """
 
     def __init__(
@@ -37,25 +44,30 @@ class HtmlReport(Callback):
         parameters: str | None = None,
         configuration: str | None = None,
         command: str | None = None,
+        stages: Sequence[Path] = (),
     ):
         self.path, self.title, self.parameters = Path(path), title, parameters
-        self.configuration, self.command = configuration, command
+        self.configuration, self.command, self.stages = configuration, command, tuple(stages)
+        self.best: Mapping[str, Any] | None = None
+        self.judged = "the state at the end of the run"
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         if not (error is None or isinstance(error, NonFiniteLossError | TrainingInterrupted)):
             return
         loader = run.eval_loader or run.loader
         model = model_of_session("the run", run.session, self.parameters == AVERAGE)
+        is_evaluated = run.eval_loader is not None
+        rows, best = with_stages(self.stages, run.rows, self.best or run.best_epoch)
         contents = Contents(
             title=self.title or run.run_directory.name,
-            rows=run.rows,
+            rows=rows,
             program=run.program,
             batch_size=max(run.loader.batch_size, 1),
-            best=run.best_epoch,
+            best=best,
             stopped=str(error) if error is not None else run.stop_reason,
             # Where workers hold tables in parts, all of them would have to predict.
             judgement=None if run.session.evaluates_together else judge(model, judged_samples(loader), run.loader.batch_size),
-            data="the training data" if run.eval_loader is None else "the evaluation data",
+            data=f"the {'evaluation' if is_evaluated else 'training'} data, by {self.judged}",
             configuration=self.configuration,
             command=self.command,
             environment={**environment(), "engine": description_of(run.session.engine)},

@@ -13,6 +13,7 @@ from burnish.errors import ConfigurationError, escaped
 from burnish.settings import is_whole
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.speed import Speed
+from burnish.training.callbacks.trackers import option_text, options_of
 from burnish.training.environment import resident_bytes
 from burnish.training.gradients import Gradients
 from burnish.training.html_report.pictures import png
@@ -30,7 +31,7 @@ class TensorBoard(Callback):
     Scalars: ``train/<figure>`` and ``learning_rate`` of steps, ``evaluation/<figure>`` of epochs, ``speed/samples_per_second``,
     ``memory/resident_bytes``, and ``memory/planned_step_bytes`` once. Histograms after each epoch: ``weights/<name>``, and
     ``gradients/<name>`` of its last batch. Images: the worst examples of the evaluation data; a text says what the model takes
-    them for.
+    them for. A text ``configuration`` holds what the run was started with.
 
     Of several workers the first writes, and scalars alone.
 
@@ -80,6 +81,9 @@ class TensorBoard(Callback):
         step = run.session.step_count
         if run.loader.batch_size:  # that of batches as they come is not known before
             self._writer.add_scalar("memory/planned_step_bytes", run.program.planned_peak(run.loader.batch_size).bytes, step)
+        lines = ["| option | value |", "|---|---|"]
+        lines += [f"| {_cell(name)} | {_cell(option_text(value))} |" for name, value in options_of(run).items()]
+        self._writer.add_text("configuration", "\n".join(lines), step)
 
     def on_step_end(self, run: Run, report: StepReport) -> None:
         self._last_batch = report.batch
@@ -103,8 +107,13 @@ class TensorBoard(Callback):
         self._writer.flush()
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._writer is None:
+            return
+        if (rest := self._speed.rest()) is not None:
+            step, means = rest
+            for name, value in means.items():
+                self._writer.add_scalar(name, value, step)
+        self._writer.close()
 
     def _add_memory(self, step: int) -> None:
         if (resident := resident_bytes()) is not None:
@@ -133,7 +142,7 @@ class TensorBoard(Callback):
             return
         lines = ["| | sample | said | is | error |", "|---|---|---|---|---|"]
         for rank, example in enumerate(judgement.worst):
-            cells = (rank, example.index, example.said, example.truth, f"{example.error:.4g}")
+            cells = (rank, example.name or example.index, example.said, example.truth, f"{example.error:.4g}")
             lines.append(f"| {' | '.join(_cell(str(cell)) for cell in cells)} |")
             if example.pixels is not None:
                 self._add_image(f"worst/{rank}", example.pixels, step)

@@ -35,6 +35,12 @@ class _Tracker(Callback):
         figures = {f"evaluation/{name}": value for name, value in report.evaluation.items()}
         self._log({**figures, "epoch": float(report.epoch)}, report.step)
 
+    def _log_rest(self) -> None:
+        """Log the steps since the last averages, which the run ends with."""
+        if (rest := self._speed.rest()) is not None:
+            step, figures = rest
+            self._log(figures, step)
+
     def _log(self, figures: Mapping[str, float], step: int) -> None:
         raise NotImplementedError
 
@@ -82,11 +88,12 @@ class MLflow(_Tracker):
         experiment = client.create_experiment(self.experiment) if known is None else known.experiment_id
         self.run_id = client.create_run(experiment, run_name=self.name).info.run_id
         for name, value in options_of(run).items():
-            client.log_param(self.run_id, name, _short(value))
+            client.log_param(self.run_id, name, option_text(value))
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         if self.run_id is None:
             return
+        self._log_rest()
         table = run.run_directory / "metrics.csv"
         if table.is_file():
             self._client.log_artifact(self.run_id, str(table))
@@ -147,6 +154,7 @@ class WeightsAndBiases(_Tracker):
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         if self._run is not None:
+            self._log_rest()
             self._run.finish(exit_code=0 if error is None else 1)
 
     def _log(self, figures: Mapping[str, float], step: int) -> None:
@@ -162,6 +170,7 @@ def options_of(run: Run) -> dict[str, Any]:
     return {**options, **course, "engine": description_of(run.session.engine)}
 
 
-def _short(value: Any) -> str:
+def option_text(value: Any) -> str:
+    """Return the value of an option as a text, no longer than trackers take."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

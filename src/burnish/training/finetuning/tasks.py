@@ -32,6 +32,8 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "masks": ("mean_iou", "pixel_accuracy"),
     "objects": ("coco_map", "coco_map:0.5"),
 }
+VALUES = (losses.MeanSquaredError, losses.MeanAbsoluteError, losses.Huber, losses.SmoothL1)
+"""Losses of values, which have no classes."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,11 @@ def task_of(
 
 def _classes(head: Head, loss: losses.LossLike | None) -> Task:
     chosen = losses.get(CROSS_ENTROPY if loss is None else loss)
+    if isinstance(chosen, VALUES):
+        raise ConfigurationError(
+            f"loss: {chosen.name} compares values, and fine-tuning learns classes: train the file with its own outputs, by "
+            f"burnish train --loss {chosen.name}, or burnish.compile and Trainer"
+        )
     return Task("classes", head, head.output, chosen, METRICS["classes"])
 
 

@@ -186,9 +186,11 @@ def transfer(
     head = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
-    elif is_new:
-        notes.append(f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already")
-    return Transfer(model, head, is_new, frozen, batch, tuple(notes), task, idle), dataset
+    made = Transfer(model, head, is_new, frozen, batch, tuple(notes), task, idle)
+    if made.largest_scale() > 1:
+        rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"
+        made = replace(made, notes=(*notes, rates))
+    return made, dataset
 
 
 def _class_names(task: Task, dataset: Dataset, data: str | Path) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ from burnish import losses
 from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
 from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
-from burnish.errors import ConfigurationError
+from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.formats.adapter_files import FORMS
 from burnish.formats.model_file import save_model
 from burnish.importer import Source
+from burnish.metrics import higher_is_better
 from burnish.program import Program
 from burnish.settings import suggestion
 from burnish.surgery.quantization import check_unquantized, remaining_line
@@ -106,7 +108,8 @@ def finetune(
         unfreeze: ``gradual``, or epochs: when the layers before the head begin to train (``plan``).
         layer_decay: what the rate is multiplied by from each layer to the one before it, such as 0.9.
         cached_features: compute what stands before the layers that train once for each sample, where that can be done.
-        patience: stop after so many epochs without a lower loss; None trains to the last.
+        patience: stop after so many epochs without a lower loss, in the last stage, and again in the training as integers; None
+            trains to the last.
         callbacks: as ``Trainer`` takes them; they are told of each stage as of a run of its own.
         augment: random changes to images, ``crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1`` or some of these, as ``Trainer``
             takes them; nothing is then computed once for each sample. MixUp and CutMix are done in the graph
@@ -126,7 +129,7 @@ def finetune(
         head_output: the output with the classes, where there are several; of a detector boxes and scores, where they are not
             found: any values of the model, by name.
         loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
-        metrics: in place of those that fit; the first decides which epoch is best.
+        metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
     Raises:
@@ -204,7 +207,7 @@ class _Run:
         dataset: that is trained on.
         eval_data: source of the data that are evaluated on; None where there are none.
         options: with which data are opened.
-        patience: of early stopping, in the last part.
+        patience: of early stopping, in the last stage of the plan and in the training as integers.
         callbacks: of all parts.
         trainer: options of ``Trainer``.
         notes: what it came to beyond the result, a line each.
@@ -222,18 +225,20 @@ class _Run:
     def train(self, folder: Path, output: Path, seed: int, adapters: Mapping[str, str | Path], fold: bool) -> TrainingResult:
         """Train all stages of the plan, and write the model, and its adapters by themselves as asked."""
         state: Mapping[str, np.ndarray] | None = None
+        earlier: list[tuple[Mapping[str, Any] | None, Path]] = []
         for number, stage in enumerate(self.plan.stages):
             program = self.plan.program(stage, len(self.dataset))
             is_last = stage is self.plan.stages[-1]
             trainer = self._trainer(program, stage, folder / str(number), seed + number, is_last, _carried(program, state))
             result = trainer.run()
             if is_last:
-                trainer.session.metadata |= metrics_entry(take_best(trainer, result, self.eval_data is not None))
+                trainer.session.metadata |= metrics_entry(take_best(trainer, result, self.eval_data is not None, earlier))
                 trainer.session.export(output, fold_norm=fold)
                 for form, path in adapters.items():
                     trainer.session.export(path, adapters=form)
                 self._judge_file(output, trainer)
             state = trainer.session.state()
+            earlier.append((result.best, trainer.best))
             trainer.session.close()
         return result
 
@@ -285,23 +290,48 @@ class _Run:
         )
 
 
-def take_best(trainer: Trainer, result: TrainingResult, is_evaluated: bool) -> dict[str, Any]:
+def take_best(
+    trainer: Trainer, result: TrainingResult, is_evaluated: bool, earlier: Sequence[tuple[Mapping[str, Any] | None, Path]] = ()
+) -> dict[str, Any]:
     """Bring the best epoch back where there are evaluation data, and return what the figures of the session's state are.
+
+    Where an epoch of an earlier stage was better, its state becomes that of the session, and the best checkpoint of the run.
 
     Args:
         trainer: whose run is over.
         result: of the run.
         is_evaluated: whether there are evaluation data; the last epoch stays where there are none.
+        earlier: of each stage before, in their order, the best epoch as ``TrainingResult.best`` has it, and its checkpoint.
 
     Returns:
-        ``data``, which the figures are of, ``epoch`` (from 1), and each figure by name; ``metrics_entry`` takes it.
+        ``data``, which the figures are of, ``epoch`` (from 1), ``stage`` (from 1) where that is an earlier one, and each figure
+        by name; ``metrics_entry`` takes it.
     """
     data = "evaluation" if is_evaluated else "training"
     best = result.best
     if not is_evaluated or best is None:
         return {"data": data, "epoch": result.steps // len(trainer.loader), **result.metrics}
-    trainer.session.restore(trainer.best)
-    return {"data": data, "epoch": best["epoch"], best["metric"]: best["value"]}
+    stage = None
+    for number, (other, path) in enumerate(earlier, start=1):
+        if other is not None and other["metric"] == best["metric"] and path.exists() and _is_better(other, best):
+            best, stage = other, (number, path)
+    figures = {"data": data, "epoch": best["epoch"], best["metric"]: best["value"]}
+    if stage is None:
+        trainer.session.restore(trainer.best)
+        return figures
+    number, path = stage
+    # What had not trained by then is as the start model has it.
+    trainer.session.load_state(trainer.program.initial_state(trainer.loader.seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryOverWarning)
+        extra = trainer.session.restore(path, strict=False)
+    trainer.run_folder.checkpoints.save_best(trainer.session, extra)
+    return {**figures, "stage": number}
+
+
+def _is_better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the figure of one epoch is better than that of another."""
+    return one["value"] > other["value"] if higher_is_better(one["metric"]) else one["value"] < other["value"]
 
 
 def metrics_entry(figures: Mapping[str, Any]) -> dict[str, str]:

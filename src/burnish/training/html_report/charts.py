@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 260
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 38
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 30, 38
 TICKS = 5
+CHARACTER = 7.0
+"""The width of a character of a label at most, in the units of the chart: digits in 12 pixels are narrower."""
 MOST_POINTS = 600
 """A line has no more points; what lies between is left out."""
 
@@ -34,23 +36,25 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
     if not drawn:
         return ""
     points = [point for line in drawn for point in line.points]
-    x_ticks, y_ticks = (_ticks(min(values), max(values)) for values in zip(*points, strict=True))
+    across, up = ([*values] for values in zip(*points, strict=True))
+    x_ticks, y_ticks = _ticks(min(across), max(across), whole=True), _ticks(min(up), max(up))
     x_low, x_high = min(x_ticks[0], *(x for x, _ in points)), max(x_ticks[-1], *(x for x, _ in points))
     y_low, y_high = min(y_ticks[0], *(y for _, y in points)), max(y_ticks[-1], *(y for _, y in points))
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-        return across, HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        right, down = (x - x_low) / (x_high - x_low), (y_high - y) / (y_high - y_low)
+        return LEFT + right * (WIDTH - LEFT - RIGHT), TOP + down * (HEIGHT - TOP - BOTTOM)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>')
-    for tick in y_ticks:
+    for tick, label in zip(y_ticks, _labels(y_ticks), strict=True):
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
-    for tick in x_ticks:
-        x, _ = place(tick, y_low)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_number(tick)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for tick, label in zip(x_ticks, _labels(x_ticks), strict=True):
+        # The last one would stand over the edge, where it is long: it moves inwards.
+        x = min(place(tick, y_low)[0], WIDTH - len(label) * CHARACTER / 2)
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>')
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>')
     for number, line in enumerate(drawn):
         places = [place(*point) for point in line.points]
@@ -73,18 +77,27 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return [*points[: -1 if points else None : every], *points[-1:]] if every > 1 else list(points)
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers that cover a range."""
-    if low == high:
-        margin = abs(low) * 0.1 or 1.0
+def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Round numbers that cover a range; whole ones where they count."""
+    if high - low <= 1e-9 * abs(high):
+        margin = max(abs(low) * 0.1, 1.0 if whole else 0.0) or 1.0
         low, high = low - margin, high + margin
-    rough = (high - low) / TICKS
+    rough = max((high - low) / TICKS, 1.0 if whole else 0.0)
     unit = 10.0 ** math.floor(math.log10(rough))
-    width = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
+    width = next(unit * factor for factor in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if unit * factor >= rough * 0.999)
     first, last = math.floor(low / width + 1e-9), math.ceil(high / width - 1e-9)
     return [count * width for count in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
-    """A number as short as it can be read."""
-    return f"{value:,.0f}" if value == int(value) and 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+def _labels(ticks: Sequence[float]) -> list[str]:
+    """Numbers as short as they can be told apart."""
+    for digits in (4, 6, 8, 10):
+        labels = [_number(tick, digits) for tick in ticks]
+        if len({*labels}) == len(labels):
+            break
+    return labels
+
+
+def _number(value: float, digits: int = 4) -> str:
+    """A number as short as it can be read, of so many digits at most where it is not whole."""
+    return f"{value:,.0f}" if value == int(value) and 1000 <= abs(value) < 1e7 else f"{value:.{digits}g}"

@@ -11,6 +11,10 @@ from burnish.formats.saving import load
 from burnish.program import Program, Role
 from burnish.training.html_report.samples import Judgement
 from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, Row, read_rows
+from burnish.training.saved_runs import exported_epoch
+
+TABLE, STAGES = "metrics.csv", "stages"
+"""In the folder of a run: its figures, and the folders of the stages before it, by number."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,14 @@ class Contents:
             CheckpointError: the program or the table of figures cannot be read.
         """
         ending = record.get("result") or {}
+        best = exported_epoch(ending.get("tuned")) or ending.get("best")
+        rows, best = with_stages(stages_before(run), read_rows(run / TABLE), best)
         return cls(
             title=run.resolve().name,
-            rows=read_rows(run / "metrics.csv"),
+            rows=rows,
             program=load(run / "program"),
             batch_size=int(record.get("batch_size") or 1),
-            best=ending.get("best"),
+            best=best,
             stopped=ending.get("stopped"),
             judgement=judgement,
             data=data,
@@ -97,13 +103,14 @@ class Contents:
         return [(float(row["step"] or 0), float(value)) for row in self.rows if (value := row.get(column)) is not None]
 
     @property
-    def final(self) -> dict[str, float]:
-        """The last figures: on the evaluation data where there are any, else on the training data."""
+    def final(self) -> dict[str, tuple[str, float]]:
+        """The last figures, each with what it is of: ``evaluation`` data where there are any, else ``training`` data."""
         figures = {}
         for name in self.names:
-            points = self.points(EVALUATION_PREFIX + name) or self.points(name)
-            if points:
-                figures[name] = points[-1][1]
+            for which, column in (("evaluation", EVALUATION_PREFIX + name), ("training", name)):
+                if points := self.points(column):
+                    figures[name] = which, points[-1][1]
+                    break
         return figures
 
     @property
@@ -140,3 +147,38 @@ class Contents:
         """Steps, epochs, samples and seconds of the whole run."""
         last = self.rows[-1] if self.rows else {}
         return {name: float(last.get(name) or 0) for name in (*sorted(COUNTS), "seconds")}
+
+
+def stages_before(run: Path) -> list[Path]:
+    """Return the folders of the stages that a run in a folder goes on from, in their order."""
+    numbers = (path.parent.name for path in (run / STAGES).glob(f"*/{TABLE}"))
+    return [run / STAGES / number for number in sorted((name for name in numbers if name.isdecimal()), key=int)]
+
+
+def with_stages(
+    stages: Sequence[Path], rows: Sequence[Row], best: Mapping[str, Any] | None
+) -> tuple[list[Row], dict[str, Any] | None]:
+    """Return the rows of a run and of the stages before it as those of one run, whose counts go on.
+
+    Args:
+        stages: folders, in their order.
+        rows: of the run itself.
+        best: an epoch of the run, or of the ``stage`` that it names, from 1.
+
+    Returns:
+        The rows, and the epoch as one of the whole.
+
+    Raises:
+        CheckpointError: the table of a stage cannot be read.
+    """
+    joined: list[Row] = []
+    epochs = []
+    for part in (*(read_rows(stage / TABLE) for stage in stages), rows):
+        last = joined[-1] if joined else {}
+        before = {name: last.get(name) or 0 for name in (*COUNTS, "seconds")}
+        epochs.append(int(before["epoch"]))
+        joined += [{**row, **{name: (row.get(name) or 0) + before[name] for name in before}} for row in part]
+    if best is None:
+        return joined, None
+    stage = best.get("stage")
+    return joined, {**best, "epoch": best["epoch"] + epochs[-1 if stage is None else stage - 1]}

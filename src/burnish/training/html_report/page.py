@@ -23,6 +23,8 @@ from burnish.training.reports import EVALUATION_PREFIX
 MATRIX_CLASSES = 30
 """Beyond so many classes the pairs that are mixed up most stand in place of the matrix."""
 PAIRS = 25
+LONGEST_NAME = 28
+"""Characters of a class beside the matrix; the whole name is its tooltip."""
 # Nothing of the page is fetched and no script runs, whatever names stand in it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -48,7 +50,7 @@ def report_page(contents: Contents) -> str:
     sections = [
         ("Figures", _tiles(contents)),
         ("Curves", _curves(contents)),
-        ("Confusion matrix", _confusion(contents.judgement)),
+        ("Confusion matrix", _confusion(contents.judgement, contents.data)),
         ("Worst examples", _worst(contents.judgement, contents.data)),
         ("What was trained", _trained(contents)),
         ("Configuration", _configuration(contents)),
@@ -86,10 +88,12 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 def _tiles(contents: Contents) -> str:
     reached = contents.reached
-    tiles = [(name.replace("_", " "), f"{value:.4f}") for name, value in contents.final.items()]
+    tiles = [
+        (f"{name.replace('_', ' ')}, {which} data, last epoch", f"{value:.4f}") for name, (which, value) in contents.final.items()
+    ]
     if contents.best is not None:
         best = contents.best
-        tiles.append((f"best {best['metric']}", f"{best['value']:.4f} (epoch {best['epoch']})"))
+        tiles.append((f"best {best['metric'].replace('_', ' ')}, epoch {best['epoch']}", f"{best['value']:.4f}"))
     tiles += [("epochs", f"{reached['epoch']:,.0f}"), ("steps", f"{reached['step']:,.0f}")]
     if reached["seconds"]:
         tiles.append(("time in training", duration(reached["seconds"])))
@@ -114,20 +118,20 @@ def _curves(contents: Contents) -> str:
     return f'<div class="charts">{"".join(f"<figure>{chart}</figure>" for chart in charts if chart)}</div>' if any(charts) else ""
 
 
-def _confusion(judgement: Judgement | None) -> str:
+def _confusion(judgement: Judgement | None, data: str) -> str:
     if judgement is None or judgement.confusion is None:
         return "" if judgement is None or not judgement.missing else f"<p>{_text(judgement.missing)}</p>"
     matrix, names = judgement.confusion, judgement.classes
     accuracy = np.trace(matrix) / max(matrix.sum(), 1)
     right = f"{matrix.trace():,} of {matrix.sum():,} right, {accuracy:.2%}"
-    said = f"<p>Rows are the right classes, columns what the model says: {right}.</p>"
+    said = f"<p>Of {_text(data)}: rows are the right classes, columns what the model says; {right}.</p>"
     shown = _matrix(matrix, names) if len(names) <= MATRIX_CLASSES else _mixed_up(matrix, names)
     return said + shown + _classes(matrix, names)
 
 
 def _matrix(matrix: np.ndarray, names: Sequence[str]) -> str:
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    head = "".join(f"<th><span>{_text(name)}</span></th>" for name in names)
+    head = "".join(f'<th title="{_text(name)}"><span>{_text(_shortened(name))}</span></th>' for name in names)
     rows = []
     for row, name in enumerate(names):
         cells = []
@@ -137,9 +141,15 @@ def _matrix(matrix: np.ndarray, names: Sequence[str]) -> str:
             strong = " strong" if shares[row, column] > 0.55 else ""
             style = f"--share:{100 * shares[row, column]:.0f}%"
             cells.append(f'<td class="{kind}{strong}" style="{style}" title="{_text(title)}">{count or ""}</td>')
-        rows.append(f"<tr><th>{_text(name)}</th>{''.join(cells)}</tr>")
+        rows.append(f'<tr><th title="{_text(name)}">{_text(_shortened(name))}</th>{"".join(cells)}</tr>')
     table = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table class="matrix">{table}</table></div>'
+
+
+def _shortened(name: str) -> str:
+    """A name that fits beside a matrix: of a long one the beginning and the end, by which most differ."""
+    kept = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:kept].rstrip()}…{name[-kept:].lstrip()}"
 
 
 def _mixed_up(matrix: np.ndarray, names: Sequence[str]) -> str:
@@ -183,7 +193,7 @@ def _example(example: Example) -> str:
     probability = "" if example.probability is None else f", which it gives {example.probability:.1%}"
     return (
         f"<figure>{sample}<figcaption>said <b>{_text(example.said)}</b>, is <b>{_text(example.truth)}</b>{probability}"
-        f"<br><small>sample {example.index:,}, error {example.error:.4g}</small></figcaption></figure>"
+        f"<br><small>{_text(example.place)}, error {example.error:.4g}</small></figcaption></figure>"
     )
 
 
@@ -203,7 +213,7 @@ def _configuration(contents: Contents) -> str:
     options = {name: _plain(value) for name, value in contents.program.options.items() if value not in (None, [], {}, "")}
     parts = []
     if contents.command is not None:
-        parts.append(f"<pre>{_text(contents.command)}</pre>")
+        parts.append(f'<pre class="command">{_text(contents.command)}</pre>')
     if contents.configuration is not None:
         lines = "\n".join(map(_text, contents.configuration.splitlines()))
         parts.append(f"<details open><summary>The file that repeats the run</summary><pre>{lines}</pre></details>")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from burnish.data import Dataset, Loader
 from burnish.data.batches import BatchLoader
+from burnish.data.image.labelled import LabelledImages
 from burnish.errors import BurnishError
 from burnish.training.answers import Answer, read_answer
 from burnish.training.features import FeatureDataset
@@ -32,6 +33,7 @@ class Example:
         error: by which examples are ordered, the larger the worse: the cross-entropy, or the squared error.
         pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
         values: the numbers of the sample, in words, where it is no image.
+        name: of its file; empty where it has none of its own.
     """
 
     index: int
@@ -41,6 +43,12 @@ class Example:
     error: float
     pixels: np.ndarray | None
     values: str
+    name: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the sample is found: its file, or its number."""
+        return self.name or f"sample {self.index:,}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,10 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         confusion = _added(confusion, labels.reshape(-1), numbers)
         kept.add_classes(start, batch, labels.reshape(-1), numbers, answer)
     is_large = confusion is not None and len(confusion) > MOST_CLASSES
-    return Judgement(len(dataset), kept.names, None if is_large else confusion, kept.examples())
+    examples = kept.examples()
+    if isinstance(dataset, LabelledImages):
+        examples = tuple(replace(example, name=dataset.name_of(example.index)) for example in examples)
+    return Judgement(len(dataset), kept.names, None if is_large else confusion, examples)
 
 
 def _added(confusion: np.ndarray | None, labels: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ main { padding-bottom: 60px; }
 .tile { background: var(--raised); border-radius: 8px; padding: 10px 14px; }
 .tile b { display: block; font-size: 19px; overflow-wrap: anywhere; }
 .tile span { color: var(--faint); font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(400px, 1fr)); gap: 14px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(400px, 100%), 1fr)); gap: 14px; }
 figure { margin: 0; background: var(--raised); border-radius: 8px; padding: 10px; }
 svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--text); font: 12px system-ui, sans-serif; }
@@ -32,18 +32,19 @@ th { color: var(--faint); font-weight: 600; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 .matrix th { border: 0; white-space: nowrap; }
 .matrix thead th { vertical-align: bottom; padding: 3px 2px; }
-.matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 12em; overflow: hidden; }
+.matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
 .matrix td { min-width: 34px; text-align: center; border: 1px solid var(--ground); font-variant-numeric: tabular-nums; }
 .matrix td { background: color-mix(in srgb, var(--cell) var(--share), var(--raised)); }
 .matrix .right { --cell: var(--right); } .matrix .wrong { --cell: var(--wrong); }
-.matrix .strong { color: #ffffff; text-shadow: 0 0 3px #000000; }
+.matrix .strong { color: #0b0f14; }
 .examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 12px; }
 .examples img { width: 100%; max-height: 220px; object-fit: contain; image-rendering: pixelated; border-radius: 4px; }
 .examples figcaption { font-size: 14px; overflow-wrap: anywhere; }
 .values { font-size: 13px; overflow-wrap: anywhere; margin: 0 0 8px; }
-small { color: var(--faint); }
+small { color: var(--faint); overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: minmax(120px, max-content) 1fr; gap: 2px 16px; margin: 8px 0; }
 dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
+pre.command { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { background: var(--raised); border-radius: 8px; padding: 12px; overflow-x: auto; font-size: 13px; }
 summary { cursor: pointer; margin: 8px 0; }
 """
