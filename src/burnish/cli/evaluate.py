@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,16 +78,8 @@ def evaluate(
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
     names, settings = opened.described.classes, pixels.settings()
     text = texts.settings_for(model, data, opened.described)
-    dataset = open_dataset(
-        data,
-        opened.to_evaluate,
-        label=label,
-        classes=names,
-        image_size=image_size,
-        pixels=settings,
-        text=text,
-        missing=missing or "error",
-    )
+    options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}
+    dataset = open_dataset(data, opened.to_evaluate, pixels=settings, text=text, **options)
     console = output()
     describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
     if names is None and (classes := getattr(dataset, "classes", None)):

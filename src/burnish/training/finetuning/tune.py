@@ -308,7 +308,7 @@ def take_best(
         by name; ``metrics_entry`` takes it.
     """
     data = "evaluation" if is_evaluated else "training"
-    best = result.best
+    best: Mapping[str, Any] | None = result.best
     if not is_evaluated or best is None:
         return {"data": data, "epoch": result.steps // len(trainer.loader), **result.metrics}
     stage = None
