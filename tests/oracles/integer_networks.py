@@ -88,7 +88,11 @@ class Drawing:
 
     def head(self) -> None:
         x, channels = self.images[-1]
-        rows = self.add("Flatten", self.add("GlobalAveragePool", x))
+        if self.generator.random() < 0.5:
+            rows = self.add("Flatten", self.add("GlobalAveragePool", x))
+        else:
+            self.initializers.append(onnx.numpy_helper.from_array(np.asarray([-1, 2]), "axes"))
+            rows = self.add("ReduceMean", x, "axes", keepdims=0)
         if self.generator.random() < 0.5:
             self.nodes.append(helper.make_node("Gemm", [rows, self.weight(3, channels), self.weight(3)], ["y"], transB=1))
         else:

@@ -19,6 +19,7 @@ from burnish.graph.uses import is_read_once, producer_of
 from burnish.passes.integer_operators import (
     GREATEST_ACTIVATION,
     LARGEST_BIAS,
+    ROOM,
     Grid,
     Target,
     accumulated,
@@ -170,6 +171,9 @@ class _Walk:
         if chain.normalization is not None:
             sign, scale, bias = self._folded(builder, chain.normalization, scale, bias)
             integers = integers * _at_axis(sign, axis, len(shape))
+        if bias is not None:
+            ratio, scale = self._with_room(x, scale, bias)
+            integers = builder.op("Round", integers * _at_axis(ratio, axis, len(shape)))
         total = accumulated(node, x.numbers, integers, division)
         if bias is not None:
             step = builder.cast(x.scale, self.wide) * builder.cast(scale, self.wide)
@@ -177,6 +181,16 @@ class _Walk:
             bounds = (builder.scalar(bound, whole) for bound in (-LARGEST_BIAS, LARGEST_BIAS))
             total = total + _of_channels(builder.cast(builder.op("Clip", whole, *bounds), ir.DataType.INT32), node)
         return _Layer(total, _of_channels(x.scale * scale, node))
+
+    def _with_room(self, x: Grid, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The scales of weights with which the integers of the bias leave room for the sum, and before them those given, as a
+        part of these: ``fold_quantization`` tells why."""
+        builder = scale.builder
+        needed = builder.op("Abs", bias) / (builder.cast(x.scale, self.wide) * float(ROOM))
+        if scale.dimension(0) == 1:
+            needed = builder.op("ReduceMax", needed, keepdims=1)
+        roomy = builder.op("Max", scale, builder.cast(needed, ir.DataType.FLOAT))
+        return scale / roomy, roomy
 
     def _folded(
         self, builder: Builder, normalization: ir.Node, scale: Tensor, bias: Tensor | None

@@ -30,7 +30,7 @@ from burnish.graph.evaluation import evaluated
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.graph.uses import is_read_once, is_used, producer_of
 from burnish.graph.versions import raise_opset
-from burnish.passes.integer_operators import LARGEST_BIAS, is_vector
+from burnish.passes.integer_operators import LARGEST_BIAS, ROOM, is_vector
 from burnish.passes.remove_unused import remove_unused
 
 OPSET_OF_INT4 = 21
@@ -144,7 +144,33 @@ class _Folding:
         layers = [reader for reader, _ in last.outputs[0].uses()]
         if fold_norm and len(layers) == 1:
             integers, scale = self._fold_normalization(layers[0], integers, scale, axis, mark)
-        self._put(last, stem, integers, scale.astype(np.float32), axis, mark, layers)
+        scale = scale.astype(np.float32)
+        if len(layers) == 1 and not mark.block:
+            integers, scale = self._with_room(layers[0], integers, scale, axis)
+        self._put(last, stem, integers, scale, axis, mark, layers)
+
+    def _with_room(self, layer: ir.Node, integers: np.ndarray, scale: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """Let scales be so large that the integers of the bias leave room for the sum.
+
+        The weights of a channel that died are nothing beside its bias, and its integers are few then.
+        """
+        x, bias = self._of_bias(layer)
+        if x is None or bias is None:
+            return integers, scale
+        needed = (np.abs(bias.reshape(-1)) / (x.astype(np.float64) * ROOM)).astype(np.float32)
+        roomy = np.maximum(scale, needed if scale.size > 1 else needed.max()).astype(np.float32)
+        ratio = scale / roomy
+        placed = ratio.reshape([-1 if index == axis else 1 for index in range(integers.ndim)]) if ratio.size > 1 else ratio
+        return np.rint(integers.astype(np.float32) * placed).astype(np.int8), roomy
+
+    def _of_bias(self, layer: ir.Node) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The scale of what a layer reads and its bias, float64, where it adds that as integers."""
+        x = producer_of(layer.inputs[0], "DequantizeLinear") if _takes_integers(layer) else None
+        bias = layer.inputs[2] if x is not None and len(layer.inputs) > 2 else None
+        if x is None or bias is None:
+            return None, None
+        numbers = self.biases[layer] if layer in self.biases else np.asarray(self.constants.of(bias), np.float64)
+        return self.constants.of(x.inputs[1]), numbers if is_vector(numbers.shape) else None
 
     def _put(
         self,
@@ -214,19 +240,14 @@ class _Folding:
 
     def fold_bias(self, layer: ir.Node) -> None:
         """Put the integers of a bias in its place, where the layer computes with integers: those of ``compute_integers``."""
-        if not _takes_integers(layer) or len(layer.inputs) < 3:
+        x, numbers = self._of_bias(layer)
+        weight = producer_of(layer.inputs[1], "DequantizeLinear") if numbers is not None else None
+        if x is None or numbers is None or weight is None or "block_size" in weight.attributes:
             return
-        x, weight = (producer_of(value, "DequantizeLinear") for value in layer.inputs[:2])
-        bias = layer.inputs[2]
-        if bias is None or x is None or weight is None:
-            return
-        scales = self.constants.of(x.inputs[1]), self.constants.of(weight.inputs[1])
-        numbers = self.biases[layer] if layer in self.biases else np.asarray(self.constants.of(bias), np.float64)
-        if "block_size" in weight.attributes or not is_vector(numbers.shape):
-            return
-        scale = scales[0] * scales[1]
-        integers = np.rint(numbers.reshape(-1) / (scales[0].astype(np.float64) * scales[1].astype(np.float64)))
-        if not (np.abs(integers) < LARGEST_BIAS).all():
+        of_weight, bias = self.constants.of(weight.inputs[1]), layer.inputs[2]
+        scale = x * of_weight
+        integers = np.rint(numbers.reshape(-1) / (x.astype(np.float64) * of_weight.astype(np.float64)))
+        if bias is None or not (np.abs(integers) < LARGEST_BIAS).all():
             return
         name = bias.name or "bias"
         operands = (

@@ -26,6 +26,8 @@ EXACT = 2**24
 
 LARGEST_BIAS = 2**30
 """Integers of a bias beyond it leave no room for the sum."""
+ROOM = 2**29
+"""Scales of weights are so large that no integer of a bias is beyond it."""
 
 
 @dataclass(frozen=True)

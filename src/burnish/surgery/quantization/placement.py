@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, Builder, attribute_value, constant_array, remove_node, replace_node
+from burnish.graph import FLOATING, attribute_value, constant_array
 from burnish.graph.uses import is_read_once
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -59,27 +59,6 @@ class Place:
 def layers_of(graph: ir.Graph) -> list[Layer]:
     """Return the linear layers of a graph whose weights are floating-point initializers, in its order."""
     return [layer for node in graph if (layer := _layer(node)) is not None]
-
-
-def join_biases(graph: ir.Graph) -> None:
-    """Make one Gemm of each MatMul of two matrices and the Add of a bias after it, in place.
-
-    An integer operator adds the bias of a Gemm as integers; a bias apart is added in floating-point numbers.
-    """
-    for layer in layers_of(graph):
-        node, weight = layer.node, constant_array(layer.weight)
-        x, product = node.inputs[0], node.outputs[0]
-        if node.op_type != "MatMul" or weight is None or not is_read_once(product) or x is None or x.shape is None:
-            continue
-        addition = next(iter(product.uses()))[0]
-        if len(x.shape) != 2 or addition.op_type != "Add" or addition.domain != "":
-            continue
-        bias = addition.inputs[1 if addition.inputs[0] is product else 0]
-        array = None if bias is None else constant_array(bias)
-        if bias is not None and array is not None and array.shape == weight.shape[1:]:
-            builder = Builder(graph, before=addition)
-            replace_node(addition, builder.op("Gemm", *(builder.tensor(value) for value in (x, layer.weight, bias))))
-            remove_node(node)
 
 
 def _layer(node: ir.Node) -> Layer | None:

@@ -22,7 +22,8 @@ from burnish.surgery.quantization.calibration import Method, Range, check_method
 from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
 from burnish.surgery.quantization.freezing import read_freezing
-from burnish.surgery.quantization.placement import Layer, Place, join_biases, layers_of, nodes_apart, places
+from burnish.surgery.quantization.integer_forms import put_integer_forms
+from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places
 from burnish.surgery.selection import Patterns, select_layers
 
 Ends = Literal["int8", "float32"]
@@ -101,7 +102,7 @@ def quantize(
         raise ConfigurationError(f"quantize: batch_norm={batch_norm!r}: give 'train' or 'fold', or leave it out")
     if batch_norm == "fold" or (batch_norm is None and not weight_kind.keeps_sign):
         fold_batch_normalization(model)
-    join_biases(graph)
+    put_integer_forms(graph)
     chosen = _formats_of(layers_of(graph), weight_kind, weight_format("int8", reduce_range), skip, first_and_last)
     _check_foldable(graph, chosen)
     found: list[Place] = []
