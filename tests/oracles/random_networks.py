@@ -38,7 +38,9 @@ class RandomNetwork:
 
 
 class _Drawing:
-    """A network under construction; ``values`` are the images that later layers may read again."""
+    """A network under construction; ``values`` are the images that later layers may read again, and
+    ``shareable`` the weights that they may share.
+    """
 
     def __init__(self, draw: st.DrawFn, graph: ir.Graph, seed: int, samples: int, least_spatial: tuple[int, ...]):
         self.draw = draw
@@ -48,6 +50,7 @@ class _Drawing:
         self.samples = samples
         self.spatial = least_spatial
         self.values: list[Tensor] = []
+        self.shareable: list[Tensor] = []
 
     def number(self, low: int, high: int) -> int:
         return self.draw(st.integers(low, high))
@@ -56,13 +59,21 @@ class _Drawing:
         return self.draw(st.sampled_from(choices))
 
     def weight(self, *shape: int, fan_in: int = 1, around: float = 0.0) -> Tensor:
+        """A weight; that of a layer, with a fan-in, may be one that another layer has already."""
+        if fan_in > 1 and not around:
+            shared = [tensor for tensor in self.shareable if tensor.shape == ir.Shape(shape)]
+            if shared and self.number(0, 2) == 0:
+                return self.one_of(*shared)
         array = self.rng.normal(around, fan_in**-0.5, shape).astype(np.float32)
         value = ir.Value(
             name=f"w{len(self.graph.initializers)}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(array.shape)
         )
         value.const_value = ir.tensor(array, name=value.name)
         self.graph.register_initializer(value)
-        return self.builder.tensor(value)
+        tensor = self.builder.tensor(value)
+        if fan_in > 1 and not around:
+            self.shareable.append(tensor)
+        return tensor
 
     def op(self, op_type: str, *operands: Any, **attributes: Any) -> Tensor:
         result = self.builder.op(op_type, *operands, **attributes)
@@ -178,10 +189,18 @@ def pool(drawing: _Drawing, x: Tensor) -> Tensor | None:
     window = _windows(drawing, sizes, 3, with_dilations=False)
     if window is None or min(sizes) < 2:
         return None
-    if drawing.number(0, 1):
-        return drawing.op("MaxPool", x, **window, ceil_mode=0 if "auto_pad" in window else drawing.one_of(0, 0, 1))
     ceil_mode = 0 if "auto_pad" in window else drawing.one_of(0, 0, 1)
+    if ceil_mode and _rounds_into_padding(sizes, window):
+        return None  # a window that the standard's inference counts up to opset 21, and no runtime has
+    if drawing.number(0, 1):
+        return drawing.op("MaxPool", x, **window, ceil_mode=ceil_mode)
     return drawing.op("AveragePool", x, **window, count_include_pad=drawing.number(0, 1), ceil_mode=ceil_mode)
+
+
+def _rounds_into_padding(sizes: list[int], window: dict[str, Any]) -> bool:
+    rank = len(sizes)
+    axes = zip(sizes, window["kernel_shape"], window["strides"], window["pads"][:rank], window["pads"][rank:], strict=True)
+    return any(-(-(size + begin + end - kernel) // stride) * stride >= size + begin for size, kernel, stride, begin, end in axes)
 
 
 def recurrent(drawing: _Drawing, x: Tensor) -> Tensor | None:
