@@ -284,7 +284,7 @@ class TrainingRun:
 
     def _with_epochs(self, program: Program, samples: int) -> Program:
         """Return the program with the steps of an epoch, where something in it waits for epochs."""
-        steps = batches_per_epoch(program, samples, self.course.batch_size)
+        steps = batches_per_epoch(program, samples, self.course.batch_size, self.group.world_size)
         if STEPS_PER_EPOCH not in program.options or is_program(self.model) or steps == 1:
             return program
         return self.compilation.program(self.model, self.course.batch_size, steps_per_epoch=steps)
@@ -303,7 +303,7 @@ class TrainingRun:
             self.earlier_updates = on_first(
                 self.group, lambda: int(read_record(self.folder).get(EARLIER_UPDATES) or 0), "the record of the run"
             )
-        steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size)
+        steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size, self.group.world_size)
         remedy = "give fewer --warmup steps, or more --epochs"
         schedule, warmup = self.compilation.schedule, self.compilation.warmup
         return with_schedule(program, schedule, warmup, steps, remedy, self.earlier_updates, self.optimizer)

@@ -7,25 +7,56 @@ from burnish.program import Program
 from burnish.training.inputs import broken_rule
 
 
-def batches_per_epoch(program: Program, samples: int, batch_size: int) -> int:
+def batches_per_epoch(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
     """Return how many steps an epoch over so many samples has. A last batch of a size that the program does not take is left out.
 
     Raises:
-        ConfigurationError: the program takes no batch of ``batch_size``.
+        ConfigurationError: as ``samples_left_out``.
     """
-    rest = samples_left_out(program, samples, batch_size)
+    rest = samples_left_out(program, samples, batch_size, workers)
     return (samples - rest) // batch_size if rest else -(-samples // batch_size)
 
 
-def samples_left_out(program: Program, samples: int, batch_size: int) -> int:
+def samples_left_out(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
     """Return how many samples at the end of an epoch make no batch that the program takes.
 
+    Args:
+        program: what trains, or is evaluated.
+        samples: of the data.
+        batch_size: samples in a batch of all workers.
+        workers: how many share a batch.
+
     Raises:
-        ConfigurationError: the program takes no batch of ``batch_size``.
+        ConfigurationError: the program takes no batch of ``batch_size``, or of as many samples as there are.
     """
     signature = program.signature["step"]
     rule = broken_rule(signature, batch_size)
     if rule is not None and samples >= batch_size:
         raise ConfigurationError(f"batch_size={batch_size}: {rule.reason}; give another batch_size, or {rule.remedy}")
+    _check_fixed(program, samples, batch_size, workers)
     rest = samples % batch_size
-    return rest if samples > batch_size and rest and broken_rule(signature, rest) is not None else 0
+    takes_any = broken_rule(signature, rest) is None and fixed_batch(program) is None
+    return rest if samples > batch_size and rest and not takes_any else 0
+
+
+def fixed_batch(program: Program) -> int | None:
+    """The number of samples that the model takes at once; None where any will do."""
+    firsts = {entry.extents[0] for entry in program.signature.samples if entry.extents}
+    fixed = next(iter(firsts), None)
+    return fixed if isinstance(fixed, int) and len(firsts) == 1 and not program.options.get("batch") else None
+
+
+def _check_fixed(program: Program, samples: int, batch_size: int, workers: int) -> None:
+    """Raise ConfigurationError where no batch is of the size that a model fixes."""
+    fixed = fixed_batch(program)
+    if fixed is None or min(samples, batch_size) == fixed * workers:
+        return
+    opened = (
+        "compile it with batch='open' (--batch open), which lets it take batches of any size"
+        if fixed == 1
+        else "export it with an open batch (dynamic axes)"
+    )
+    size, at_once = fixed * workers, f"the model takes {fixed} sample{'' if fixed == 1 else 's'} at once"
+    if samples < size:
+        raise ConfigurationError(f"samples: the data have {samples}, and {at_once}: give more, or {opened}")
+    raise ConfigurationError(f"batch_size={batch_size}: {at_once}: give {size} (--batch-size {size}), or {opened}")

@@ -22,7 +22,7 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, InputError
 from burnish.program import Program
-from burnish.training.epoch_length import samples_left_out
+from burnish.training.epoch_length import fixed_batch, samples_left_out
 from burnish.training.features import FeatureDataset, Features
 from burnish.training.inputs import check_batch
 from burnish.training.text_length import within_the_model
@@ -92,7 +92,8 @@ class RunData:
         eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
         if program.features is None:
             try:
-                check_batch(program.signature["evaluate"], eval_set.batch(np.arange(1)), part=True)
+                some = np.arange(fixed_batch(program) or 1) % max(1, len(eval_set))
+                check_batch(program.signature["evaluate"], eval_set.batch(some), part=True)
             except InputError as error:
                 raise InputError(f"eval_data: {error}") from error
         sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
@@ -165,7 +166,7 @@ class RunData:
         if isinstance(self.train, Batches):
             assert self.spec is not None
             return BatchLoader(self.train, self.spec)
-        drop_last = samples_left_out(program, len(self.train), batch_size) > 0
+        drop_last = samples_left_out(program, len(self.train), batch_size, group.world_size) > 0
         if processes is None or program.features is not None:
             processes = reading_processes(self.train)
         return Loader(
@@ -179,12 +180,23 @@ class RunData:
             processes=processes,
         )
 
-    def evaluation_loader(self, batch_size: int) -> Loader | None:
-        """Return the batches to evaluate on, in order."""
+    def evaluation_loader(self, program: Program, batch_size: int) -> Loader | None:
+        """Return the batches to evaluate on, in order; a last one is left out where the model takes no other size."""
         if isinstance(self.evaluation, Batches):
             assert self.spec is not None
             return BatchLoader(self.evaluation, self.spec)
-        return None if self.evaluation is None else Loader(self.evaluation, batch_size, shuffle=False)
+        if self.evaluation is None:
+            return None
+        return Loader(self.evaluation, batch_size, shuffle=False, drop_last=self._not_evaluated(program, batch_size) > 0)
+
+    def _not_evaluated(self, program: Program, batch_size: int) -> int:
+        """How many of the samples to evaluate on make no batch that the model takes."""
+        if self.evaluation is None or isinstance(self.evaluation, Batches) or fixed_batch(program) is None:
+            return 0
+        try:
+            return samples_left_out(program, len(self.evaluation), batch_size)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"eval_data: {error}") from error
 
     def fill(self, features: Features, batch_size: int, folder: Path) -> Iterator[str]:
         """Compute the features of data sets that begin at them, where they are not there; give a line for each.
@@ -196,14 +208,16 @@ class RunData:
             if isinstance(data, FeatureDataset) and not data.is_filled:
                 yield data.fill(features, batch_size, folder, reading_processes(data.source, is_once=True))
 
-    def notes(self, program: Program, batch_size: int) -> list[str]:
+    def notes(self, program: Program, batch_size: int, workers: int) -> list[str]:
         """Return what a person wants to know of the data."""
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
         notes = notes if self.cut is None else [self.cut, *notes]
         if isinstance(self.train, Batches):
             return notes
-        if rest := samples_left_out(program, len(self.train), batch_size):
+        if rest := samples_left_out(program, len(self.train), batch_size, workers):
             notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
+        if rest := self._not_evaluated(program, batch_size):
+            notes.append(f"Evaluation leaves out the last {rest} samples: the program takes no batch of {rest}")
         return notes
 
     def new_remarks(self) -> list[str]:

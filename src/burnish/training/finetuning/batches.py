@@ -9,6 +9,7 @@ import numpy as np
 
 from burnish.analysis.memory_plan import planned_peak
 from burnish.program import Program, Role
+from burnish.training.epoch_length import fixed_batch
 
 MOST, FEWEST = 32, 8
 STEPS_OF_AN_EPOCH = 10
@@ -25,7 +26,7 @@ def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int
         samples: a batch of the data, as the steps take them.
         count: samples in the data.
     """
-    fixed = _fixed(program)
+    fixed = fixed_batch(program)
     if fixed is not None:
         return fixed, f"batch {fixed}: the model takes no other"
     size, why = MOST, ""
@@ -56,12 +57,6 @@ def available_memory() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return min(free, default=None)
-
-
-def _fixed(program: Program) -> int | None:
-    """The number of samples that the model takes at once; None where any will do."""
-    extents = {entry.extents[0] for entry in program.signature.samples if entry.extents and isinstance(entry.extents[0], int)}
-    return int(min(extents)) if len(extents) == 1 and not program.options.get("batch") else None
 
 
 def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, int]:
