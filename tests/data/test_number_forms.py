@@ -28,6 +28,8 @@ def numbers_of(*columns: list[str]) -> list[list[float]]:
         ([["1,234"], ["0,5"]], [[1.234], [0.5]]),  # another column tells
         ([["1,234"], ["1,234,567"]], [[1234], [1234567]]),
         ([["1,234"], ["0.5"]], [[1234], [0.5]]),
+        ([["1,5"], ["0.125", "1.234"]], [[1.5], [0.125, 1.234]]),  # no number of thousands begins with 0
+        ([["1.234", "3.421"]], [[1.234, 3.421]]),
     ],
 )
 def test_numbers_are_read_as_they_are_written(columns, expected):
@@ -50,6 +52,11 @@ def test_text_and_marks_stay():
         ),
         ([["1,234"], ["1,5"], ["1,234,567"]], "column '0' holds numbers such as '1,234'"),
         ([["1,5", "1.5"]], "column '0' holds '1,5' and '1.5', with other decimal signs: write all alike"),
+        (
+            [["1,5"], ["1.234", "12"]],
+            "column '1' holds numbers such as '1.234', whose point may stand between thousands, as column '0' has "
+            "decimal commas: write all alike, or '1' without points",
+        ),
         ([["1,5", "1,234,567"]], "column '0' holds '1,5' and '1,234,567', with other decimal signs"),
     ],
 )

@@ -15,6 +15,8 @@ FORMS: dict[Form, re.Pattern[str]] = {
     "thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?"),
 }
 SAID: dict[Form, str] = {"decimal": "with decimal commas", "thousands": "with commas between thousands"}
+POINTED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+"""What is a number with three decimals, or one with a point between thousands, as those write it who have decimal commas."""
 SHOWN = 3
 
 
@@ -23,13 +25,14 @@ def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[s
 
     A column holds numbers with commas where all of its cells are numbers, or stand for no value. ``1,5`` is a decimal comma and
     ``1,234.5`` or ``1,234,567`` one between thousands. ``1,234`` may be both: other cells tell, of the same column or of others.
+    So may ``1.234`` in a column without commas, where another column has decimal ones.
 
     Args:
         cells: name of a column -> its cells, without spaces around them.
         source: what to call the data in an error.
 
     Raises:
-        DataError: a column has decimal commas and points, or nothing tells what its commas are.
+        DataError: a column has decimal commas and points, or nothing tells what its commas or points are.
     """
     ways = {name: ways for name, values in cells.items() if (ways := _ways(name, values, source))}
     settled = {way for possible in ways.values() if len(possible) == 1 for way in possible}
@@ -45,6 +48,8 @@ def with_points(cells: Mapping[str, Sequence[str]], source: str) -> tuple[dict[s
                 "thousands: write them with a point, or without commas"
             )
         chosen[left.pop()].append(name)
+    if chosen["decimal"]:
+        _check_points({name: values for name, values in cells.items() if name not in ways}, chosen["decimal"][0], source)
     read = dict(cells)
     for name in chosen["decimal"]:
         read[name] = [value.replace(".", "").replace(",", ".") if "," in value else value for value in cells[name]]
@@ -70,6 +75,17 @@ def _ways(name: str, values: Sequence[str], source: str) -> set[Form]:
         comma = next(value for value in with_comma if FORMS["decimal"].fullmatch(value))
         raise DataError(f"{source}: column '{name}' holds '{comma}' and '{other}', with other decimal signs: write all alike")
     return ways
+
+
+def _check_points(cells: Mapping[str, Sequence[str]], decimal: str, source: str) -> None:
+    """Raise DataError for a column without commas whose points may stand between thousands, as those of ``decimal`` would."""
+    for name, values in cells.items():
+        pointed = [value for value in values if "." in value]
+        if pointed and _has_point(values) and all(map(POINTED.fullmatch, pointed)):
+            raise DataError(
+                f"{source}: column '{name}' holds numbers such as '{pointed[0]}', whose point may stand between thousands, as "
+                f"column '{decimal}' has decimal commas: write all alike, or '{name}' without points"
+            )
 
 
 def _has_point(values: Sequence[str]) -> bool:

@@ -208,13 +208,13 @@ class RunData:
             if isinstance(data, FeatureDataset) and not data.is_filled:
                 yield data.fill(features, batch_size, folder, reading_processes(data.source, is_once=True))
 
-    def notes(self, program: Program, batch_size: int, workers: int) -> list[str]:
+    def notes(self, program: Program, batch_size: int, group: ProcessGroup) -> list[str]:
         """Return what a person wants to know of the data."""
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
         notes = notes if self.cut is None else [self.cut, *notes]
         if isinstance(self.train, Batches):
             return notes
-        if rest := samples_left_out(program, len(self.train), batch_size, workers):
+        if rest := samples_left_out(program, len(self.train), batch_size, group.world_size):
             notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         if rest := self._not_evaluated(program, batch_size):
             notes.append(f"Evaluation leaves out the last {rest} samples: the program takes no batch of {rest}")
