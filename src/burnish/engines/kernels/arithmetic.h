@@ -5,25 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <new>
 
+#include "aligned_memory.h"
 #include "vectors.h"
 
 namespace burnish {
 namespace {
 
 constexpr int64_t kInstruction = 5;  // integers of one
-constexpr std::align_val_t kLine{64};  // of the cache: vectors across two take twice as long
-
-struct DeleteAligned {
-  void operator()(float* memory) const { ::operator delete[](memory, kLine); }
-};
-
-// Memory for floats that starts with a line of the cache.
-inline std::unique_ptr<float[], DeleteAligned> make_aligned(int64_t count) {
-  return std::unique_ptr<float[], DeleteAligned>(static_cast<float*>(::operator new[](count * sizeof(float), kLine)));
-}
 
 // Of both kernels; programs.py has the same numbers.
 enum Operation : int64_t {

@@ -84,8 +84,9 @@ template <bool add>
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_row, int64_t a_step, const float* b, float* c,
               int64_t c_row) {
   int vectors = static_cast<int>(divide_up(columns, kLanes));
-  while (rows > 0) {
-    int64_t count = std::min<int64_t>(rows, kRows);
+  // Blocks of about as many rows: one of few rows would have too few sums, and wait for each product that is added to them.
+  for (int64_t blocks = divide_up(rows, kRows); blocks > 0; --blocks) {
+    int64_t count = divide_up(rows, blocks);
     switch (count) {
       case 6: multiply_rows<6, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;
       case 5: multiply_rows<5, add>(vectors, depth, a, a_row, a_step, b, c, c_row); break;

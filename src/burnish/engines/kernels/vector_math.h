@@ -43,6 +43,23 @@ namespace burnish {
   return p * float_of(static_cast<uint32_t>(half + 127) << 23) * float_of(static_cast<uint32_t>(n - half + 127) << 23);
 }
 
+// e^x of a number that is never positive: as above in fewer instructions, as 2^(k + 64) is no denormal number for any of them.
+[[gnu::always_inline]] inline float falling_exponential(float x) {
+  float c = x < -104.5f ? -104.5f : x;
+  constexpr float kShift = 12582912.f + 127.f + 64.f;  // adding it rounds to an integer; the lowest bits hold what makes 2^(k + 64)
+  float shifted = c * 1.44269504f + kShift;
+  float k = shifted - kShift;
+  float whole = c - k * 0.693359375f;  // exact
+  float r = whole - k * -2.12194440e-4f;
+  float p = 0.00139517174f;
+  p = p * r + 0.00836959854f;
+  p = p * r + 0.0416661873f;
+  p = p * r + 0.166665122f;
+  p = p * r + 0.5f;
+  p = (p * (r * r) + r) + 1.f;
+  return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+}
+
 // log(2^e m) = e log(2) + log(1 + r) with m = 1 + r between sqrt(1/2) and sqrt(2).
 [[gnu::always_inline]] inline float logarithm(float x) {
   bool denormal = x < 1.17549435e-38f;
@@ -77,7 +94,8 @@ namespace burnish {
   p = p * z + 0.133332059f;
   p = p * z - 0.333333313f;
   float near = x + (x * z) * p;
-  float far = 1.f - 2.f / (exponential(2.f * a) + 1.f);
+  float e = falling_exponential(-2.f * a);
+  float far = 1.f - 2.f * e / (1.f + e);
   return std::copysign(a < 0.625f ? near : far, x);
 }
 
@@ -168,12 +186,12 @@ struct Normal {
   return {a < 1.f ? 0.5f + x * s : far, e * 0.398942280f};
 }
 
-// 1 / (1 + e) or e / (1 + e), corrected by what rounding left of 1 + e.
+// 1 / (1 + e) or e / (1 + e), less what rounding lost of 1 + e.
 [[gnu::always_inline]] inline float logistic(float x) {
-  float e = exponential(-std::fabs(x));
+  float e = falling_exponential(-std::fabs(x));
   float sum = 1.f + e, left = e - (sum - 1.f);
   float y = (x < 0.f ? e : 1.f) / sum;
-  return y - y * (left * (x < 0.f ? 1.f - y : y));
+  return y - y * left;
 }
 
 }  // namespace burnish

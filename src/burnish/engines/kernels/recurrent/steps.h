@@ -6,14 +6,17 @@
 #include <initializer_list>
 #include <vector>
 
+#include "aligned_memory.h"
 #include "matrix.h"
+#include "products.h"
 #include "tensor.h"
 #include "turns.h"
 
 namespace burnish::recurrent {
 
-constexpr int64_t kLeastSequences = 4;       // of a thread: each reads all of the weight for every frame
-constexpr int64_t kCachedWeights = 1 << 17;  // numbers of a weight that a core's cache holds beside what else it reads
+constexpr int64_t kLeastSequences = matrix::kLanes / 2;  // of a thread that reads all of the weight, in the time that it multiplies it in
+constexpr int64_t kSmallWeights = 1 << 16;               // numbers of a weight that a thread reads sooner than it waits for another
+constexpr int64_t kLargeWeights = 1 << 20;               // those that the cache which all cores share may not hold
 
 struct Extents {
   int64_t frames, sequences, hidden;
@@ -27,17 +30,11 @@ struct Extents {
 class Panels {
  public:
   Panels(const float* data, int64_t depth, int64_t columns, int64_t depth_stride, int64_t column_stride)
-      : depth_(depth), columns_(columns), packed_(matrix::round_up(columns, matrix::kPanel) * depth, 0.f) {
+      : depth_(depth), columns_(columns), packed_(make_aligned(matrix::round_up(columns, matrix::kPanel) * depth)) {
+    products::Lines<float> lines{data, column_stride, depth_stride};
     parallel_for(0, matrix::divide_up(columns, matrix::kPanel), std::max<int64_t>(1, (1 << 16) / (depth * matrix::kPanel)), [&](int64_t begin, int64_t end) {
-      for (int64_t first = begin * matrix::kPanel; first < std::min(end * matrix::kPanel, columns); first += matrix::kPanel) {
-        int64_t wide = std::min(matrix::kPanel, columns - first);
-        float* panel = packed_.data() + first * depth;
-        if (depth_stride == 1)
-          for (int64_t column = 0; column < wide; ++column)
-            for (int64_t d = 0; d < depth; ++d) panel[d * matrix::kPanel + column] = data[d + (first + column) * column_stride];
-        else
-          for (int64_t d = 0; d < depth; ++d) std::copy_n(data + d * depth_stride + first, wide, panel + d * matrix::kPanel);
-      }
+      int64_t first = begin * matrix::kPanel, count = std::min(end * matrix::kPanel, columns) - first;
+      products::pack<float, matrix::kPanel>(lines, first, count, 0, depth, packed_.get() + first * depth);
     });
   }
 
@@ -52,7 +49,7 @@ class Panels {
     for (int64_t index = 0; index < count; ++index) {
       int64_t place = backwards ? count - 1 - index : index;
       int64_t first = place < pairs ? begin + place * 2 * matrix::kPanel : single + (place - pairs) * matrix::kPanel;
-      const float* panel = packed_.data() + first * depth_;
+      const float* panel = packed_.get() + first * depth_;
       if (place < pairs)
         matrix::multiply_by_two_panels(rows, depth_, rows_of, step, panel, product + first, pitch());
       else
@@ -62,18 +59,18 @@ class Panels {
 
  private:
   int64_t depth_, columns_;
-  std::vector<float> packed_;
+  AlignedFloats packed_;
 };
 
-// Sequences do not know of each other: where there are enough of them, and all of the weight stays in a core's cache, each thread takes some
-// through all frames. Else each thread takes some of the hidden units, so that it reads only their part of the weight, and waits for the
-// others at each frame (turns.h). The bits are the same.
+// Sequences do not know of each other: where there are enough of them for all threads, each takes some through all frames. Else each takes
+// some of the hidden units, so that it reads only their part of the weight, and waits for the others at each frame (turns.h), whose results
+// it has to fetch from their caches. The bits are the same.
 class Division {
  public:
   Division(const Extents& extents, int64_t weights)
       : extents_(extents), threads_(std::max<int64_t>(get_num_threads(), 1)), panels_(matrix::divide_up(extents.hidden, matrix::kPanel)) {
-    bool few = extents.sequences < 2 * kLeastSequences && weights >= kCachedWeights / 2;
-    by_units_ = threads_ > 1 && panels_ > 1 && (weights > kCachedWeights || few);
+    bool few = extents.sequences < threads_ * kLeastSequences && weights >= kSmallWeights;
+    by_units_ = threads_ > 1 && panels_ > 1 && (few || weights > kLargeWeights);
   }
 
   // Calls `frame(index, row, row_end, phase, unit, unit_end)` for the places `from`, `from + step`, ... of `frames` frames, in each for the
