@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.engines.kernels.building import build_library, cores, find_built, is_switched_off
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
+from burnish.engines.kernels.indexing.fusion import use_gather_kernels
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.kernels.normalization.operators import (
     FUSED_BATCH_NORM,
@@ -35,6 +36,7 @@ from burnish.lowering import lower_semantic_operators
 from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
 from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
+from burnish.ops.indexing import GATHER_GRAD
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.ops.pooling import MAX_POOL_GRAD
@@ -47,7 +49,7 @@ COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
 """Those that also count labels, which workers tell each other."""
 ROWS = (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE, *COUNTING)
 RECURRENT = (LSTM_STEPS, LSTM_STEPS_GRAD, GRU_STEPS, GRU_STEPS_GRAD)
-OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, *IMAGES, *ROWS, *RECURRENT)
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, GATHER_GRAD, *IMAGES, *ROWS, *RECURRENT)
 """The semantic operators that there are kernels for, be it for some of their nodes alone."""
 
 _WITH_OPTIONAL_OPERANDS = (
@@ -100,6 +102,7 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     fuse_normalization(graph)
     use_cross_entropy_kernels(graph)
     use_recurrent_kernels(graph, int(threads or cores()))
+    use_gather_kernels(graph, int(threads or cores()))
     graph.sort()
     called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
     lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})

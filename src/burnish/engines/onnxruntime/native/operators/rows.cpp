@@ -1,1 +1,2 @@
+#include "indexing_operators.h"
 #include "row_operators.h"

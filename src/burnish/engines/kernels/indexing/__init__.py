@@ -1,0 +1,1 @@
+"""Operators that read elements by index: gradients that add where was read."""
