@@ -59,7 +59,7 @@ def operators_of(model: ir.Model) -> set[str]:
     return {node.op_type for node in model.graph}
 
 
-@pytest.mark.parametrize("threads", (1, 2, 3))
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", SHAPES)
 def test_bits_are_those_of_standard_operators(name, threads):
     data, axis, read = SHAPES[name]
@@ -89,11 +89,11 @@ def test_an_index_beyond_the_axis_is_refused():
 
 @pytest.mark.parametrize(
     "model",
-    (
+    [
         model_of((6, 5), 0, (3,), dtype=ir.DataType.DOUBLE),
         model_of((None, 5), 0, (3,)),
         model_of((6, 5), 0, (1,), constant=[2]),
-    ),
+    ],
     ids=("float64", "an extent that is not known", "one constant index, which is a matter of padding"),
 )
 def test_others_are_left_to_standard_operators(model):

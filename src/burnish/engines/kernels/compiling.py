@@ -141,7 +141,9 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
 def header_folders(source: Path) -> tuple[Path, ...]:
     """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
-    families = [KERNELS / family for family in ("elementwise", "normalization", "softmax", "convolution", "recurrent", "indexing")]
+    families = [
+        KERNELS / family for family in ("elementwise", "normalization", "softmax", "convolution", "recurrent", "indexing")
+    ]
     return tuple(dict.fromkeys((source.parent, KERNELS, *families, engine / "native")))
 
 
