@@ -1,4 +1,4 @@
-"""What only the numbers tell: whether the output that the loss reads holds probabilities already, and the data another scale."""
+"""What only the numbers tell: an output that holds probabilities already, data on another scale, rows from the end of a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.errors import EngineError, ObjectiveWarning
 from burnish.graph import attribute_value, describe_node
-from burnish.program import Program
+from burnish.program import Program, Role
 
 MOMENTUM = 0.9
 """Of a BatchNormalization that says nothing."""
@@ -31,6 +31,7 @@ def checked_step(program: Program, runner: ProgramRunner, inputs: Mapping[str, n
         inputs: a checked batch, and the hyperparameters.
     """
     warn_of_probabilities(program, runner, inputs)
+    warn_of_negative_rows(program, inputs)
     layers = list(_first_normalizations(program))
     before = [runner.state_entry(variance) for _, variance, _ in layers]
     outputs = runner.step(inputs)
@@ -83,6 +84,28 @@ def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: fl
     growth = float(np.median(following[known].astype(np.float64) / running[known]))
     times = (growth - momentum) / (1 - momentum)
     return times if times > 8 * np.finfo(running.dtype).eps / (1 - momentum) else None
+
+
+def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray]) -> None:
+    """Warn of numbers below 0 for rows of a table: the standard counts them from its end, and people mean no row by them.
+
+    Args:
+        program: what is trained.
+        inputs: a checked batch.
+    """
+    for entry in program.signature["step"].inputs_of(Role.DATA):
+        array = inputs.get(entry.name)
+        if entry.minimum is None or entry.maximum is None or array is None or not array.size or array.min() >= 0:
+            continue
+        smallest = int(array.min())
+        warnings.warn(
+            ObjectiveWarning(
+                f"the input '{entry.name}' holds {smallest}, and the model takes numbers below 0 for rows from the end of its "
+                f"table, here row {entry.maximum + 1 + smallest}: where {smallest} stands for no token, give the number that the "
+                "model was made to read there, such as that of its padding token"
+            ),
+            stacklevel=5,
+        )
 
 
 def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
