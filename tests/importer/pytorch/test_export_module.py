@@ -184,7 +184,9 @@ class FixedBatch(nn.Module):
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.quick_cases(1)
 def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
-    with pytest.warns(FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, "):
+    with pytest.warns(
+        FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, .* batch_first=True"
+    ):
         exported = export_module(FixedBatch(samples), (torch.randn(samples, 2, 3),))
     assert list(exported.model.graph.inputs[0].shape) == [samples, 2, 3]
 

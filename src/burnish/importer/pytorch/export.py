@@ -132,8 +132,9 @@ def _traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         warnings.warn(
             FixedBatchWarning(
                 f"{type(module).__name__} takes batches of {fixed} alone: its forward fixes how many samples there are, as "
-                f"reshape({fixed}, ...) and len(x) do. Read it from the input (x.shape[0]) or write -1, and export again; "
-                "where that is meant, say so with dynamic_shapes={}"
+                f"reshape({fixed}, ...) and len(x) do. Read it from the input (x.shape[0]) or write -1, and export again. A "
+                "recurrent layer without batch_first=True takes the first axis for time, and fixes it too. Where that is meant, "
+                "say so with dynamic_shapes={}"
             ),
             stacklevel=users_stack_level(),
         )
