@@ -116,6 +116,8 @@ def test_adapters_are_written_beside_the_tuned_model_and_taken_up_again(folder):
     )
     assert again.exit_code == 0, again.output
     assert f"adapters: dora of {folder / 'run' / 'peft'} beside 1 layers" in " ".join(again.output.split())
+    assert f"head: 'head.weight' is that of {folder / 'run' / 'peft'}, for" in " ".join(again.output.split())
+    assert "rates: the new head" not in again.output
     taken_up = onnxruntime.InferenceSession(folder / "again" / "tuned.onnx").run(None, {"ids": ids})[0]
     np.testing.assert_allclose(taken_up, merged, atol=1e-5)
     assert read_adapters({entry.key: entry.value for entry in onnx.load(folder / "again" / "kept.onnx").metadata_props})

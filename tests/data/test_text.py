@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from pathlib import Path
@@ -71,6 +72,14 @@ def test_long_texts_keep_what_the_tokenizer_puts_around_them_and_are_counted() -
     assert (data.cut, data.note) == (1, "data: of 2 texts, 1 had more than 4 tokens, and lost the rest")
     with pytest.raises(DataError, match=r"sample 0 has 8 tokens, and 4 at most are read: raise the length"):
         opened("label", (["w0 w1 w2 w3 w4 w5", "w1"], [0, 1]), length=4, too_long="error")
+
+
+def test_a_text_is_told_as_the_model_reads_it() -> None:
+    dataset = labelled()
+    assert [dataset.words(index) for index in (0, 7)] == [texts(20)[index] for index in (0, 7)]
+    copied = copy.copy(dataset)  # as for a process that reads ahead, which takes no tokenizer
+    assert copied.words(0) is None
+    np.testing.assert_array_equal(copied.batch(np.arange(3))["input_ids"], dataset.batch(np.arange(3))["input_ids"])
 
 
 def test_a_tokenizer_s_own_padding_and_truncation_are_not_taken() -> None:

@@ -249,3 +249,12 @@ def test_the_command_takes_them(tmp_path):
     evaluated = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), str(tmp_path / "data.npz")])
     assert evaluated.exit_code == 0, evaluated.output
     assert "accuracy" in evaluated.output
+
+
+def test_adapters_before_the_cut_are_frozen_with_their_layers():
+    """They are asked for by name, as all adapters are, and are no more there."""
+    adapted = burnish.surgery.lora(model(), rank=2, also_trained="classifier*")
+    held = optim.groups(optim.sgd(lr=0.1), {"*lora*": "frozen"})
+    compiled = burnish.compile(adapted, optimizer=held, cached_features="auto")
+    step = compiled.signature["step"]
+    assert [name for name in step.updates if name.startswith("param/")] == ["param/classifier.weight", "param/classifier.bias"]

@@ -17,14 +17,14 @@ import burnish
 from burnish.cli.application import app
 from burnish.data.preprocessing import Preprocessing
 from burnish.models import residual_network
-from burnish.training import Trainer, run_folder
+from burnish.training import Session, Trainer, run_folder
 from burnish.training.callbacks import HtmlReport
 from burnish.training.html_report.charts import LEFT, WIDTH, Line, line_chart
 from burnish.training.html_report.contents import stages_before, with_stages
 from burnish.training.html_report.page import _matrix, _shortened
 from burnish.training.html_report.pictures import pixels_of, png
 from burnish.training.html_report.samples import judge
-from burnish.training.trained_model import open_model
+from burnish.training.trained_model import model_of_session, open_model
 from oracles.small_networks import Network
 
 Image = pytest.importorskip("PIL.Image")
@@ -252,6 +252,11 @@ def test_a_chart_of_any_numbers():
     assert "nan" not in drawn
     assert "inf" not in drawn
     assert drawn.count("<circle") == 2
+    second = line_chart("second", [Line("none", []), Line("one", points)])
+    assert "line line-1" in second  # in its own colour, with its name
+    assert "line line-0" not in second
+    assert ">one<" in second
+    assert ">none<" not in second
     assert line_chart("empty", [Line("none", [])]) == ""
     long = line_chart("long", [Line("x", [(float(step), 5.0) for step in range(10_000)])])
     assert len(long) < 30_000
@@ -281,6 +286,46 @@ def test_long_names_of_classes_are_shortened_beside_the_matrix():
         assert len(_shortened(name)) <= 29
         assert _shortened(name).endswith(f"number {number}")
     assert _shortened("owl") == "owl"
+
+
+class Masks:
+    """Pictures and masks."""
+
+    def __init__(self, x, masks):
+        self.arrays = {"x": x, "labels": masks}
+
+    def __len__(self):
+        return len(self.arrays["x"])
+
+    def batch(self, indices):
+        return {name: array[indices] for name, array in self.arrays.items()}
+
+
+def test_masks_are_judged_by_their_pixels():
+    """A model that says what the channels of the picture say, of which the second sample has two exchanged."""
+    network = Network("pixels", [3, 4, 4])
+    weights = network.weight("head.weight", np.eye(3).reshape(3, 3, 1, 1))
+    program = burnish.compile(network.model(network.builder.op("Conv", network.input, weights)), metrics=("mean_iou",))
+    masks = (np.arange(32).reshape(2, 4, 4) % 3).astype(np.int64)
+    x = np.eye(3, dtype=np.float32)[masks].transpose(0, 3, 1, 2)
+    x[1] = x[1, [0, 2, 1]]
+    masks[0, 0, 0] = -100  # which the loss ignores
+    model = model_of_session("the model", Session(program))
+    judgement = judge(model, Masks(x, masks))
+    assert judgement.of_pixels
+    wrong = int((masks[1] > 0).sum())
+    np.testing.assert_array_equal(judgement.confusion.sum(axis=1), np.bincount(masks[masks >= 0], minlength=3))
+    assert judgement.confusion.trace() == 31 - wrong
+    (example,) = judgement.worst
+    assert example.index == 1
+    assert {example.truth, example.said} == {"1", "2"}
+    assert example.error == pytest.approx(wrong / 16)
+    assert example.pixels.shape == (4, 3 * 4 + 2 * 2, 3)
+    right, said = example.pixels[:, 6:10], example.pixels[:, 12:]
+    np.testing.assert_array_equal((right != said).any(axis=2), masks[1] > 0)
+    smaller = judge(model, Masks(x, masks[:, ::2, ::2]))
+    assert smaller.confusion is None
+    assert "is of another size than the masks" in smaller.missing
 
 
 def test_stages_are_one_run(tmp_path):

@@ -119,3 +119,5 @@ def test_a_few_steps_on_a_folder_make_the_loss_smaller(tmp_path: Path) -> None:
     assert result.best["metric"] == "coco_map"
     evaluated = [row["eval_loss"] for row in result.history if row.get("eval_loss") is not None]
     assert evaluated[-1] < evaluated[0]
+    # What evaluation alone reports stands in the table too.
+    assert result.history[-1]["eval_coco_map"] == result.metrics["coco_map"]

@@ -59,5 +59,9 @@ def state_within(state: ModelState, model: ir.Model) -> ModelState:
         return tuple(name for name in names if name in model.graph.initializers)
 
     return replace(
-        state, parameters=present(state.parameters), statistics=present(state.statistics), trainable=present(state.trainable)
+        state,
+        parameters=present(state.parameters),
+        statistics=present(state.statistics),
+        trainable=present(state.trainable),
+        asked_for={pattern: held for pattern, names in state.asked_for.items() if (held := present(names))},
     )

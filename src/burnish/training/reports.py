@@ -29,14 +29,23 @@ class MetricsTable:
         names: loss and metrics, and what else a step reports.
         last_step: keep the rows of an earlier file up to this step, and drop later ones; None starts a new file.
         training_only: those of ``names`` that evaluation has no figure of.
+        evaluation_only: what evaluation alone has a figure of, as the average precision of a whole data set.
 
     Raises:
         CheckpointError: the earlier file is no such table, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, names: Sequence[str], last_step: int | None = None, training_only: Collection[str] = ()):
+    def __init__(
+        self,
+        path: Path,
+        names: Sequence[str],
+        last_step: int | None = None,
+        training_only: Collection[str] = (),
+        evaluation_only: Sequence[str] = (),
+    ):
         self.path = path
-        self.columns = (*POSITION_COLUMNS, *names, *(EVALUATION_PREFIX + name for name in names if name not in training_only))
+        evaluated = [*(name for name in names if name not in training_only), *evaluation_only]
+        self.columns = (*POSITION_COLUMNS, *names, *(EVALUATION_PREFIX + name for name in evaluated))
         earlier = [] if last_step is None else self._read()
         self.rows: list[Row] = [row for row in earlier if last_step is not None and (row["step"] or 0) <= last_step]
         with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:

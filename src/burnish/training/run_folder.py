@@ -89,13 +89,16 @@ class RunFolder:
         self._callbacks.load_states(extra.get("callbacks"))
         return position, passed_over
 
-    def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
+    def begin(
+        self, names: Sequence[str], training_only: Collection[str], last_step: int | None, evaluation_only: Sequence[str] = ()
+    ) -> None:
         """Make the folder and its table; a new run drops the checkpoints of an earlier one.
 
         Args:
             names: the figures that a step reports.
             training_only: those of them that evaluation does not.
             last_step: the step that a resumed run goes on from; None for a new run.
+            evaluation_only: the figures that evaluation alone reports.
 
         Raises:
             CheckpointError: the folder or the table cannot be written, or the table is not this run's.
@@ -106,8 +109,8 @@ class RunFolder:
             raise CheckpointError(
                 f"The folder '{self.path}' cannot be made: {error}. Choose a folder you can write to"
             ) from error
-        self._names = names
-        self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only=training_only)
+        self._names = [*names, *evaluation_only]
+        self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only, evaluation_only)
         if last_step is None:
             self.checkpoints.clear()
 
@@ -164,7 +167,9 @@ class RunFolder:
 class FollowedFolder(RunFolder):
     """The folder of a run for all workers but the first. The first one keeps it; these give it their part of the state."""
 
-    def begin(self, names: Sequence[str], training_only: Collection[str], last_step: int | None) -> None:
+    def begin(
+        self, names: Sequence[str], training_only: Collection[str], last_step: int | None, evaluation_only: Sequence[str] = ()
+    ) -> None:
         pass
 
     def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from burnish.training.result import TrainingResult
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
-from burnish.training.trainer_options import check_run, evaluated_parameters, watched_figure
+from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, watched_figure
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
@@ -175,7 +176,9 @@ class Trainer:
         self._rates.check_end(self.session.step_count, self.steps - self._position.step)
         diagnostics = [entry.name for entry in self.program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
         last_step = self._position.step if resume else None
-        workers.on_first(self._group, lambda: self.run_folder.begin(self._names, diagnostics, last_step), "the folder of the run")
+        evaluated = () if self.eval_loader is None else evaluation_only(self.program, self._names)
+        begin = functools.partial(self.run_folder.begin, self._names, diagnostics, last_step, evaluated)
+        workers.on_first(self._group, begin, "the folder of the run")
 
     @property
     def latest(self) -> Path:

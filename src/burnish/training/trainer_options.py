@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from burnish.distributed import DataParallel
 from burnish.errors import ConfigurationError
+from burnish.metrics.base import total_of
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
@@ -25,6 +28,13 @@ def evaluated_parameters(program: Program, parameters: str | None) -> str | None
     if parameters is not None:
         averages(program.signature, parameters)
     return parameters
+
+
+def evaluation_only(program: Program, reported: Collection[str]) -> list[str]:
+    """Return the figures that evaluation gives and a step does not: those of whole data sets, such as an average precision."""
+    totals = (total_of(entry.name) for entry in program.signature["evaluate"].outputs)
+    names = dict.fromkeys(total[0] for total in totals if total is not None)
+    return [name for name in names if name not in reported and name.partition(":")[0] != "loss"]
 
 
 def watched_figure(program: Program, best_metric: str | None, data: RunData) -> str:

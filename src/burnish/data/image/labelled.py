@@ -65,8 +65,8 @@ class LabelledImages:
         self._notes = tuple(notes)
 
     def name_of(self, index: int) -> str:
-        """Return the file, or the member of an archive, that a sample is read from."""
-        return str(self._pictures[index])
+        """Return the file, or the member of an archive, that a sample is read from: the one in its place, where it cannot be."""
+        return str(self._pictures[next((place for place in self._same_class(index) if place not in self._unreadable), index)])
 
     def __len__(self) -> int:
         return len(self._pictures)

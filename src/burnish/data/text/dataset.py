@@ -79,6 +79,7 @@ class TextDataset:
         texts = read_texts(source, text.column, label, is_labelled, name)
         self._source, self.cut = texts.source, 0
         tokenizer = None if text.tokenizer is None else TextTokenizer(text.tokenizer, text.length or 0)
+        self._tokenizer = tokenizer
         self._check_tokenizer(tokenizer, spec, texts)
         self._notes = [f"{texts.left_out} empty lines are left out"] if texts.left_out else []
         self._padding = 0 if tokenizer is None or tokenizer.padding is None else tokenizer.padding
@@ -108,8 +109,16 @@ class TextDataset:
         self.described = TextDescription.of(text, None if tokenizer is None else tokenizer.checksum)
         self.note = f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What processes that read ahead take: the tokens, without the tokenizer, which not every library lets be copied."""
+        return {**self.__dict__, "_tokenizer": None}
+
     def __len__(self) -> int:
         return len(self._table)
+
+    def words(self, index: int) -> str | None:
+        """Return a text as the model reads it: what its tokens stand for. None where they come without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.words(self._table.text(index).tolist())
 
     @property
     def longest(self) -> int:

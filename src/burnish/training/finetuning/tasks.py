@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import losses
-from burnish.data import Dataset, DataSpec, ImageAugmentation
+from burnish.data import Dataset, DataSource, DataSpec, ImageAugmentation
 from burnish.data.annotated.masks import MaskImages
 from burnish.data.image.augmentation import read_augmentation
 from burnish.data.sources import data_kind
@@ -126,7 +126,7 @@ def absent_classes(occurring: Sequence[int]) -> str | None:
 
 def task_of(
     model: ir.Model,
-    data: str | Path,
+    data: DataSource,
     output: str | Sequence[str] | None = None,
     loss: losses.LossLike | None = None,
     metrics: Sequence[str] | None = None,
@@ -144,7 +144,7 @@ def task_of(
     Raises:
         ConfigurationError: the model has no head for such data, or what must be said of it.
     """
-    kind = data_kind(data)
+    kind = data_kind(data) if isinstance(data, str | Path) else None
     if kind in ("coco", "voc"):
         task = _objects(model, output, loss)
     elif output is not None and not isinstance(output, str):

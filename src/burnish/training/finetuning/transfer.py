@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish import losses, optim
 from burnish.analysis.adapters import read_adapters
 from burnish.compiler.compile import compile
-from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, Text, TextDataset, open_dataset
+from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import garbage_kept, hold_single_precision
@@ -26,6 +27,7 @@ from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
+from burnish.training.finetuning.sources import name_of, open_source
 from burnish.training.finetuning.tasks import Task, absent_classes, task_of
 from burnish.training.text_length import length_of, within_the_model
 
@@ -114,7 +116,7 @@ class Transfer:
 @garbage_kept()
 def transfer(
     source: Source,
-    data: str | Path,
+    data: DataSource,
     *,
     output: str | Sequence[str] | None = None,
     loss: losses.LossLike | None = None,
@@ -131,7 +133,7 @@ def transfer(
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        data: as ``burnish.data.open_dataset`` takes it.
+        data: as ``open_source`` takes it.
         output: of the model, where it has several; of a detector boxes and scores, where these are not found.
         loss: in place of the one that fits: cross-entropy, of masks resized to them, or that of the detector which is found.
         metrics: in place of those that fit.
@@ -156,9 +158,9 @@ def transfer(
         settle_outputs(model)
     task = task_of(model, data, output, loss, metrics, augment)
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
-    names = _class_names(task, dataset, data)
+    names = _class_names(task, dataset, name_of(data))
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
-    _check_occurring(task, occurring, data)
+    _check_occurring(task, occurring, name_of(data))
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
     before, notes = task.classes, _said(task)
     is_new = count != before or (names is not None and spec.described.classes != names)
@@ -176,7 +178,11 @@ def transfer(
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
     if adapters is not None:
+        drawn = _arrays(model, head)
         model = _with_adapters(model, head, adapters, seed, notes)
+        if any(not np.array_equal(drawn[name], array) for name, array in _arrays(model, head).items()):
+            is_new, notes[:] = False, [note for note in notes if not note.startswith("head:")]
+            notes.insert(0, f"head: {task.called} that of {adapters}, for {count} classes")
     frozen = _frozen(model, head, freeze_until)
     trained = {*_trainable(model)} - {*frozen, *head.initializers}
     model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
@@ -193,7 +199,7 @@ def transfer(
     return made, dataset
 
 
-def _class_names(task: Task, dataset: Dataset, data: str | Path) -> tuple[str, ...] | None:
+def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | None:
     """The names of the classes in data, where they have some.
 
     Raises:
@@ -208,7 +214,7 @@ def _class_names(task: Task, dataset: Dataset, data: str | Path) -> tuple[str, .
     return names
 
 
-def _check_occurring(task: Task, occurring: Sequence[int], data: str | Path) -> None:
+def _check_occurring(task: Task, occurring: Sequence[int], data: str) -> None:
     """Raise DataError for numbers of classes from which samples cannot be told apart."""
     if task.kind != "classes" or not occurring:
         return
@@ -221,6 +227,12 @@ def _check_occurring(task: Task, occurring: Sequence[int], data: str | Path) -> 
         raise DataError(
             f"{data}: all samples have the label {occurring[0]}, and nothing can be told apart: give samples of other classes too"
         )
+
+
+def _arrays(model: ir.Model, head: Head | ClassLayers) -> dict[str, np.ndarray]:
+    """What a head holds."""
+    values = ((name, model.graph.initializers[name].const_value) for name in head.initializers)
+    return {name: tensor.numpy() for name, tensor in values if tensor is not None}
 
 
 def _said(task: Task) -> list[str]:
@@ -284,14 +296,14 @@ def folding_said() -> Iterator[None]:
         yield
 
 
-def _opened(probe: Program, data: str | Path, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
+def _opened(probe: Program, data: DataSource, options: Mapping[str, Any]) -> tuple[Dataset, DataSpec, str | None]:
     """The data, what the model takes of them, and a line that says so where texts are longer."""
     spec = _unbounded(DataSpec.by(probe))
 
     def opened(text: Text) -> Dataset:
-        return open_dataset(data, spec, **{**options, "text": text})
+        return open_source(data, spec, **{**options, "text": text})
 
-    dataset, cut = within_the_model(probe, open_dataset(data, spec, **options), as_text(options.get("text")), opened)
+    dataset, cut = within_the_model(probe, open_source(data, spec, **options), as_text(options.get("text")), opened)
     return dataset, spec, cut
 
 

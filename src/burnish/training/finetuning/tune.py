@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnish import losses
-from burnish.data import DataDescription, Dataset, DataSpec, ImageAugmentation, open_dataset
+from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation
 from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
@@ -30,6 +30,7 @@ from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
 from burnish.training.finetuning.quantization import Quantization, accuracies_line, figure_of
+from burnish.training.finetuning.sources import open_source
 from burnish.training.finetuning.transfer import Transfer, transfer
 from burnish.training.result import TrainingResult
 from burnish.training.trainer import Trainer
@@ -60,9 +61,9 @@ class Finetuned:
 
 def finetune(
     source: Source,
-    data: str | Path,
+    data: DataSource,
     *,
-    eval_data: str | Path | None = None,
+    eval_data: DataSource | None = None,
     output: str | Path = "tuned.onnx",
     epochs: int = 5,
     batch_size: int | None = None,
@@ -97,7 +98,8 @@ def finetune(
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        data: as ``burnish.data.open_dataset`` takes it.
+        data: a path, as ``burnish.data.open_dataset`` takes it; ``(x, y)``, arrays by input name, a data set, or one of Hugging
+            Face ``datasets``, as ``Trainer`` takes them. No batches as they come: the data are read before they are trained on.
         eval_data: the same, to evaluate on after every epoch.
         output: where the tuned model is written.
         epochs, seed, engine, device, threads: as ``Trainer`` takes them.
@@ -215,7 +217,7 @@ class _Run:
 
     plan: Plan
     dataset: Dataset
-    eval_data: str | Path | None
+    eval_data: DataSource | None
     options: Mapping[str, Any]
     patience: int | None
     callbacks: Sequence[Callback]
@@ -347,10 +349,10 @@ def _carried(program: Program, state: Mapping[str, np.ndarray] | None) -> dict[s
     return {**carried, STEP: np.zeros_like(carried[STEP])} if STEP in carried else carried
 
 
-def _evaluation(program: Program, dataset: Dataset, source: str | Path | None, options: Mapping[str, Any]) -> Dataset | None:
+def _evaluation(program: Program, dataset: Dataset, source: DataSource | None, options: Mapping[str, Any]) -> Dataset | None:
     """Data to evaluate on, read as those that are trained on; None where there are none."""
     if source is None:
         return None
     described = DataDescription.of(dataset)
     spec = DataSpec.by(program).like(described)
-    return open_dataset(source, spec, classes=described.classes, **{**options, "pixels": None})
+    return open_source(source, spec, classes=described.classes, **{**options, "pixels": None})

@@ -32,10 +32,9 @@ class Line:
 def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
     """Return a chart of lines as an SVG element; empty where there is no point."""
     drawn = [Line(line.name, _thinned([point for point in line.points if all(map(math.isfinite, point))])) for line in lines]
-    drawn = [line for line in drawn if line.points]
-    if not drawn:
-        return ""
     points = [point for line in drawn for point in line.points]
+    if not points:
+        return ""
     across, up = ([*values] for values in zip(*points, strict=True))
     x_ticks, y_ticks = _ticks(min(across), max(across), whole=True), _ticks(min(up), max(up))
     x_low, x_high = min(x_ticks[0], *(x for x, _ in points)), max(x_ticks[-1], *(x for x, _ in points))
@@ -57,6 +56,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
         parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>')
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>')
     for number, line in enumerate(drawn):
+        if not line.points:
+            continue
         places = [place(*point) for point in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline class="line line-{number}" points="{path}"/>')
@@ -65,7 +66,7 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
             for (x, y), (step, value) in shown:
                 told = f"<title>{_number(step)}: {value:.6g}</title>"
                 parts.append(f'<circle class="dot dot-{number}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>')
-        if len(drawn) > 1:
+        if len(lines) > 1:
             x = WIDTH - RIGHT - 110 * (len(drawn) - number) + 24
             parts.append(f'<rect class="dot-{number}" x="{x}" y="10" width="12" height="4"/>')
             parts.append(f'<text class="tick" x="{x + 17}" y="16">{escape(line.name)}</text>')

@@ -94,9 +94,10 @@ class Contents:
 
     @property
     def names(self) -> list[str]:
-        """Loss, metrics and what else a step reports."""
+        """Loss, metrics and what else a step reports, and then what an evaluation alone does."""
         columns = self.rows[0] if self.rows else {}
-        return [name for name in columns if name not in POSITION_COLUMNS and not name.startswith(EVALUATION_PREFIX)]
+        names = [name for name in columns if name not in POSITION_COLUMNS]
+        return [*dict.fromkeys(sorted(map(_figure, names), key=lambda name: name not in columns))]
 
     def points(self, column: str) -> list[tuple[float, float]]:
         """Return (step, value) of a column of the rows."""
@@ -147,6 +148,11 @@ class Contents:
         """Steps, epochs, samples and seconds of the whole run."""
         last = self.rows[-1] if self.rows else {}
         return {name: float(last.get(name) or 0) for name in (*sorted(COUNTS), "seconds")}
+
+
+def _figure(column: str) -> str:
+    """The figure that a column of ``metrics.csv`` holds, on whichever data."""
+    return column.removeprefix(EVALUATION_PREFIX)
 
 
 def stages_before(run: Path) -> list[Path]:

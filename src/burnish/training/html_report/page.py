@@ -123,7 +123,8 @@ def _confusion(judgement: Judgement | None, data: str) -> str:
         return "" if judgement is None or not judgement.missing else f"<p>{_text(judgement.missing)}</p>"
     matrix, names = judgement.confusion, judgement.classes
     accuracy = np.trace(matrix) / max(matrix.sum(), 1)
-    right = f"{matrix.trace():,} of {matrix.sum():,} right, {accuracy:.2%}"
+    what = "pixels right" if judgement.of_pixels else "right"
+    right = f"{matrix.trace():,} of {matrix.sum():,} {what}, {accuracy:.2%}"
     said = f"<p>Of {_text(data)}: rows are the right classes, columns what the model says; {right}.</p>"
     shown = _matrix(matrix, names) if len(names) <= MATRIX_CLASSES else _mixed_up(matrix, names)
     return said + shown + _classes(matrix, names)
@@ -182,7 +183,11 @@ def _worst(judgement: Judgement | None, data: str) -> str:
     if not judgement.worst:
         return "" if judgement.missing else f"<p>None: the model is right about all of {_text(data)}.</p>"
     shown = "".join(map(_example, judgement.worst))
-    return f'<p>Of {_text(data)}, {judgement.samples:,} samples; the worst first.</p><div class="examples">{shown}</div>'
+    what = (
+        ": picture, mask and what the model says. Classes are the pair that most wrong pixels are of, errors the share of these"
+    )
+    said = f"Of {_text(data)}, {judgement.samples:,} samples; the worst first{what if judgement.of_pixels else ''}."
+    return f'<p>{said}</p><div class="examples">{shown}</div>'
 
 
 def _example(example: Example) -> str:

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import Dataset, Loader
+from burnish.data import Dataset, Loader, TextDataset
 from burnish.data.batches import BatchLoader
 from burnish.data.image.labelled import LabelledImages
 from burnish.errors import BurnishError
 from burnish.training.answers import Answer, read_answer
 from burnish.training.features import FeatureDataset
+from burnish.training.html_report.masks import compared, is_of_pixels, most_mixed_up, side_by_side
 from burnish.training.html_report.pictures import pixels_of
 from burnish.training.trained_model import TrainedModel
 
 MOST_CLASSES = 1000
 """Beyond so many classes no matrix is kept."""
+LONGEST_TEXT = 240
+"""Characters of a text that are shown."""
 SMALLEST = 1e-12
 
 
@@ -32,7 +35,7 @@ class Example:
         probability: that the model gives to the right class; None where it gives values.
         error: by which examples are ordered, the larger the worse: the cross-entropy, or the squared error.
         pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
-        values: the numbers of the sample, in words, where it is no image.
+        values: a text, or the numbers of the sample, where it is no image.
         name: of its file; empty where it has none of its own.
     """
 
@@ -61,6 +64,9 @@ class Judgement:
         confusion: int64, [right class, class that the model says]; None where there are no classes, or too many.
         worst: the samples that it gets most wrong, the worst first.
         missing: why there is no matrix, or no examples; empty where there are.
+        of_pixels: whether classes are those of pixels: the matrix counts these, examples are a picture, its mask and what the
+            model says beside each other, ``truth`` and ``said`` the pair of classes that most wrong pixels are of, and ``error``
+            the share of these.
     """
 
     samples: int
@@ -68,6 +74,7 @@ class Judgement:
     confusion: np.ndarray | None
     worst: tuple[Example, ...]
     missing: str = ""
+    of_pixels: bool = False
 
 
 class _Part:
@@ -113,10 +120,18 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         part = _Part(dataset, start, min(start + batch_size, len(dataset)))
         batch = part.batch(np.arange(len(part)))
         labels = batch[label.name]
+        outputs = model.predict(part, batch_size)[answer.output]
+        if answer.kind != "values" and is_of_pixels(outputs, labels):
+            if outputs.shape[2:] != labels.shape[1:]:
+                missing = f"the output '{answer.output}' is of another size than the masks: its figures are those of the metrics"
+                return Judgement(0, (), None, (), missing)
+            confusion = kept.add_masks(start, batch, labels, outputs, confusion)
+            continue
         try:
-            numbers = answer.numbers(model.predict(part, batch_size)[answer.output])
-        except BurnishError as error:
-            return Judgement(0, (), None, (), str(error))
+            numbers = answer.numbers(outputs)
+        except BurnishError:
+            missing = f"the output '{answer.output}' gives each sample more than one row, for which no matrix has a place"
+            return Judgement(0, (), None, (), missing)
         if len(numbers) != len(part) or labels.shape[1:] not in ((), (1,), numbers.shape[1:]):
             return Judgement(0, (), None, (), f"the labels '{label.name}' have more than one entry for each sample")
         if answer.kind == "values":
@@ -130,7 +145,16 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
     examples = kept.examples()
     if isinstance(dataset, LabelledImages):
         examples = tuple(replace(example, name=dataset.name_of(example.index)) for example in examples)
-    return Judgement(len(dataset), kept.names, None if is_large else confusion, examples)
+    if isinstance(dataset, TextDataset):
+        examples = tuple(replace(each, values=_words(dataset.words(each.index), each.values)) for each in examples)
+    return Judgement(len(dataset), kept.names, None if is_large else confusion, examples, of_pixels=kept.of_pixels)
+
+
+def _words(text: str | None, otherwise: str) -> str:
+    """A text, cut off where it is long; ``otherwise`` where there is none."""
+    if not text:
+        return otherwise
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT].rstrip()}…"
 
 
 def _added(confusion: np.ndarray | None, labels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -150,13 +174,13 @@ class _Worst:
         self._model, self._count = model, count
         self._heap: list[tuple[float, int, Example]] = []
         self.names: tuple[str, ...] = ()
+        self.of_pixels = False
 
     def add_classes(
         self, start: int, batch: dict[str, np.ndarray], labels: np.ndarray, numbers: np.ndarray, answer: Answer
     ) -> None:
         count = numbers.shape[1]
-        known = self._model.described.classes
-        self.names = known if known is not None and len(known) == count else tuple(map(str, range(count)))
+        self._name(count)
         said = numbers.argmax(axis=1)
         for row, (right, guess) in enumerate(zip(labels.tolist(), said.tolist(), strict=True)):
             if right == guess or not 0 <= right < count:
@@ -168,6 +192,24 @@ class _Worst:
                 named = (self.names[right], self.names[guess], own if is_probability else None)
                 self._keep(float(error), start + row, *named, self._sample(batch, row))
 
+    def add_masks(
+        self, start: int, batch: dict[str, np.ndarray], masks: np.ndarray, outputs: np.ndarray, confusion: np.ndarray | None
+    ) -> np.ndarray:
+        """Add pictures with a class for each pixel, and return the matrix with their pixels."""
+        count, self.of_pixels = outputs.shape[1], True
+        self._name(count)
+        said = outputs.argmax(axis=1)
+        total = np.zeros((count, count), np.int64) if confusion is None else confusion
+        for row, (mask, prediction) in enumerate(zip(masks, said, strict=True)):
+            matrix = compared(prediction, mask, count)
+            total = total + matrix
+            right, guess, error = most_mixed_up(matrix)
+            if error and self._takes(error):
+                picture = pixels_of(self._sample(batch, row), self._model.described.preprocessing)
+                pixels = side_by_side(picture, (mask, prediction), count)
+                self._push(error, start + row, (self.names[right], self.names[guess], None), pixels, "")
+        return total
+
     def add_values(self, start: int, batch: dict[str, np.ndarray], targets: np.ndarray, numbers: np.ndarray) -> None:
         errors = ((numbers - targets) ** 2).mean(axis=1)
         for row, error in enumerate(errors.tolist()):
@@ -178,6 +220,11 @@ class _Worst:
     def examples(self) -> tuple[Example, ...]:
         return tuple(example for _, _, example in sorted(self._heap, key=lambda item: (-item[0], -item[1])))
 
+    def _name(self, count: int) -> None:
+        """Learn what so many classes are called: by their numbers, where the model does not say."""
+        known = self._model.described.classes
+        self.names = known if known is not None and len(known) == count else tuple(map(str, range(count)))
+
     def _takes(self, error: float) -> bool:
         return len(self._heap) < self._count or error > self._heap[0][0]
 
@@ -187,7 +234,12 @@ class _Worst:
     def _keep(self, error: float, index: int, truth: str, said: str, probability: float | None, sample: np.ndarray) -> None:
         pixels = pixels_of(sample, self._model.described.preprocessing)
         values = "" if pixels is not None else _numbers(sample.reshape(-1))
-        item = (error, -index, Example(index, truth, said, probability, error, pixels, values))
+        self._push(error, index, (truth, said, probability), pixels, values)
+
+    def _push(
+        self, error: float, index: int, answer: tuple[str, str, float | None], pixels: np.ndarray | None, values: str
+    ) -> None:
+        item = (error, -index, Example(index, *answer, error, pixels, values))
         (heapq.heappush if len(self._heap) < self._count else heapq.heappushpop)(self._heap, item)
 
 
