@@ -52,6 +52,7 @@ from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern, without_freezing
 from burnish.passes import (
     compute_in_float32,
+    compute_integers,
     has_sixteen_bit_values,
     recognize_normalization,
 )
@@ -249,6 +250,7 @@ def compile_inference(
     signatures: dict[str, GraphSignature] = {}
     for name in ("predict",) if loss is None else ("predict", "evaluate"):
         graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, runtime)
+        compute_integers(graphs[name], runtime.float64)
     _warn_of_objective(predictions, objective)
     reported = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
     options = {name: value for name, value in compilation.options().items() if name in reported}

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import burnish
 from burnish import surgery
+from burnish.data.dataset import ArrayDataset
 from burnish.passes.integer_operators import EXACT, GREATEST_ACTIVATION, digits
+from burnish.training.trained_model import open_model
 from oracles.integer_networks import Drawing
 
 ENGINES = ("onnxruntime", "torch")
@@ -55,6 +58,22 @@ def coarse(state: dict[str, np.ndarray], generator: np.random.Generator) -> dict
 
 
 FORMATS = ({}, {"weights": "int8"}, {"weights": "int4 per channel", "activations": "int8"}, {"scales": "observed"})
+
+
+@pytest.mark.filterwarnings("ignore::burnish.errors.UntrainedWeightsWarning")
+def test_a_file_to_train_evaluates_as_the_file_that_is_exported(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(16, 3, 6, 6)).astype(np.float32)
+    proto = ir.to_proto(surgery.quantize(Drawing(0).model(), calibration=[{"x": x}]))
+    arrays = coarse({tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}, generator)
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(arrays[tensor.name], tensor.name))
+    onnx.save(proto, tmp_path / "to-train.onnx")
+    program = burnish.compile(tmp_path / "to-train.onnx", loss="mse", optimizer="sgd")
+    assert_same_bits(program, None, x, tmp_path)
+    data = ArrayDataset({"x": x})
+    files = [open_model(tmp_path / f"{name}.onnx").predict(data, 16)["y"] for name in ("to-train", "quantized")]
+    np.testing.assert_array_equal(*files)
 
 
 def check_drawn(seed: int, folder: Path) -> None:
