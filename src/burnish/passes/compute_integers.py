@@ -4,7 +4,7 @@ Rounded numbers beside integers differ where a sum lies between two integers: ra
 two. So each operator that ONNX Runtime makes an integer operator of is computed in whole numbers, with the integers of weights
 and biases that ``fold_quantization`` writes, and rounded as its kernels do. What they are is in ``integer_operators``.
 
-Layers, activations' products, Mul and pooling are the same on every processor. QLinearAdd is that of x86 processors with AVX2.
+Layers, products of activations and Mul are the same on every processor; QLinearAdd and pooling are those of x86 with AVX2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from burnish.passes.integer_operators import (
     GREATEST_ACTIVATION,
     LARGEST_BIAS,
     ROOM,
-    Grid,
+    Activation,
     Target,
     accumulated,
     added,
@@ -103,15 +103,13 @@ class _Walk:
         if chain is None or len(node.inputs) < 3:
             return
         builder = Builder(node.graph, before=node)  # type: ignore[arg-type]
-        scale, zero_point = _grid(builder, node)
-        dtype = node.outputs[0].dtype
-        assert dtype is not None
-        self._replace(node.outputs[0], self._integers(builder, chain, Target(scale, zero_point, dtype, chain.low, chain.high)))
+        target = Target(_operand(builder, node, 1), _operand(builder, node, 2), chain.low, chain.high)
+        self._replace(node.outputs[0], self._integers(builder, chain, target))
 
     def visit_unrounded(self, node: ir.Node) -> None:
         """Compute a product whose result is not rounded from integers, as QGemm and MatMulIntegerToFloat do."""
         output = node.outputs[0]
-        reader = next(iter(output.uses()))[0] if is_read_once(output) else None
+        reader = next(iter(output.uses()))[0] if is_read_once(output) and node.op_type == "Gemm" else None
         normalization = reader if reader is not None and reader.op_type == "BatchNormalization" else None
         builder = Builder(node.graph, before=normalization or node)  # type: ignore[arg-type]
         layer = self._layer(builder, _Chain(node, normalization))
@@ -158,8 +156,9 @@ class _Walk:
             return None if other is None or chain.normalization is not None else _product(node, x, other)
         shape, axis = static_shape(weight.outputs[0]), output_axis(node)
         mark = QuantizationMark.of(weight)
-        # Batch normalization goes into no weight that another layer reads, too.
-        if shape is None or mark is None or (chain.normalization is not None and not is_read_once(weight.outputs[0])):
+        is_own, is_folded = is_read_once(weight.outputs[0]), chain.normalization is not None
+        # An export folds batch normalization into no weight that another layer reads, too, and into none of a MatMul.
+        if shape is None or mark is None or (is_folded and (not is_own or node.op_type == "MatMul")):
             return None
         division = digits(mark.levels, terms_of(shape, axis))
         given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -171,7 +170,7 @@ class _Walk:
         if chain.normalization is not None:
             sign, scale, bias = self._folded(builder, chain.normalization, scale, bias)
             integers = integers * _at_axis(sign, axis, len(shape))
-        if bias is not None:
+        if bias is not None and is_own:
             ratio, scale = self._with_room(x, scale, bias)
             integers = builder.op("Round", integers * _at_axis(ratio, axis, len(shape)))
         total = accumulated(node, x.numbers, integers, division)
@@ -182,7 +181,7 @@ class _Walk:
             total = total + _of_channels(builder.cast(builder.op("Clip", whole, *bounds), ir.DataType.INT32), node)
         return _Layer(total, _of_channels(x.scale * scale, node))
 
-    def _with_room(self, x: Grid, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_room(self, x: Activation, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The scales of weights with which the integers of the bias leave room for the sum, and before them those given, as a
         part of these: ``fold_quantization`` tells why."""
         builder = scale.builder
@@ -205,7 +204,7 @@ class _Walk:
         return builder.cast(builder.op("Sign", factor), ir.DataType.FLOAT), folded, total
 
 
-def _product(node: ir.Node, x: Grid, other: Grid) -> _Layer | None:
+def _product(node: ir.Node, x: Activation, other: Activation) -> _Layer | None:
     """A product of two activations."""
     terms = None if x.integers.shape is None or not x.integers.rank else x.integers.dimension(-1)
     division = None if node.op_type != "MatMul" else digits(GREATEST_ACTIVATION, terms or UNKNOWN_TERMS)
@@ -250,18 +249,13 @@ def _limits(node: ir.Node) -> tuple[float | None, float | None] | None:
     return limits[0], limits[1]
 
 
-def _grid(builder: Builder, node: ir.Node) -> tuple[Tensor, Tensor | None]:
-    """The scale and the zero point of a quantization of an activation, as float32."""
-    zero_point = _operand(builder, node, 2)
-    array = zero_point.array
-    is_zero = array is not None and not array.any()
-    return _operand(builder, node, 1), None if is_zero else builder.cast(zero_point, ir.DataType.FLOAT)
-
-
-def _activation(builder: Builder, value: ir.Value | None) -> Grid | None:
+def _activation(builder: Builder, value: ir.Value | None) -> Activation | None:
     """The integers of an activation that is quantized."""
     node = _dequantized(value, "activation")
-    return None if node is None else Grid(_operand(builder, node, 0), *_grid(builder, node))
+    if node is None or len(node.inputs) < 3:
+        return None
+    integers, scale, zero_integer = (_operand(builder, node, index) for index in range(3))
+    return Activation(scale, zero_integer, integers)
 
 
 def _weight(value: ir.Value | None) -> ir.Node | None:

@@ -32,17 +32,40 @@ ROOM = 2**29
 
 @dataclass(frozen=True)
 class Grid:
-    """Integers of 8 bits, and the numbers that they stand for: ``(integer - zero_point) * scale``.
+    """The numbers that integers of 8 bits stand for: ``(integer - zero_point) * scale``.
 
     Attributes:
-        integers: UINT8 or INT8.
         scale: float32, one number.
-        zero_point: float32, one number; None for zero.
+        zero_integer: one number, UINT8 or INT8.
     """
 
-    integers: Tensor
     scale: Tensor
-    zero_point: Tensor | None
+    zero_integer: Tensor
+
+    @property
+    def lowest(self) -> int:
+        """The least integer."""
+        return 0 if self.zero_integer.dtype == ir.DataType.UINT8 else -128
+
+    @property
+    def zero_point(self) -> Tensor | None:
+        """As float32; None for zero."""
+        array = self.zero_integer.array
+        builder = self.scale.builder
+        return None if array is not None and not array.any() else builder.cast(self.zero_integer, ir.DataType.FLOAT)
+
+    @property
+    def _one(self) -> Tensor:
+        """A scale of one, in the shape of the zero point."""
+        shape = [1] * (self.zero_integer.rank or 0)
+        return self.scale.builder.constant(np.ones(shape, np.float32))
+
+
+@dataclass(frozen=True)
+class Activation(Grid):
+    """Integers of 8 bits, and the numbers that they stand for."""
+
+    integers: Tensor
 
     @property
     def raw(self) -> Tensor:
@@ -52,52 +75,50 @@ class Grid:
     @property
     def numbers(self) -> Tensor:
         """The integers less the zero point, as float32."""
-        return self.raw if self.zero_point is None else self.raw - self.zero_point
+        builder = self.integers.builder
+        return builder.op("DequantizeLinear", self.integers, self._one, self.zero_integer, axis=0)
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Grid):
     """What a result is quantized to.
 
     Attributes:
-        scale, zero_point: as of a ``Grid``.
-        dtype: UINT8 or INT8.
         low, high: what a Relu or Clip before it limits the result to; None for no limit.
     """
 
-    scale: Tensor
-    zero_point: Tensor | None
-    dtype: ir.DataType
     low: float | None = None
     high: float | None = None
 
-    def limited(self, number: Tensor) -> Tensor:
-        """Emit ``number``, which counts steps from the zero point, within the integers and the limits."""
-        builder, zero = number.builder, self.zero_point
-        lowest, highest = (0, 255) if self.dtype == ir.DataType.UINT8 else (-128, 127)
-        least, greatest = (
-            builder.scalar(bound, number) if zero is None else builder.scalar(bound, number) - _scalar(zero)
-            for bound in (lowest, highest)
-        )
-        if self.low is not None:
-            least = builder.op("Max", least, builder.op("Round", builder.scalar(self.low, number) / _scalar(self.scale)))
-        if self.high is not None:
-            greatest = builder.op("Min", greatest, builder.op("Round", builder.scalar(self.high, number) / _scalar(self.scale)))
-        return builder.op("Clip", number, least, greatest, like=number)
+    @property
+    def _has_limits(self) -> bool:
+        """Whether integers stand for numbers beyond the limits: from the least integer on, they reach no further than a Clip."""
+        if self.low is None and self.high is None:
+            return False
+        array = self.zero_integer.array
+        return self.low != 0 or array is None or bool((array != self.lowest).any())
 
     def integers(self, number: Tensor) -> Tensor:
         """Emit the integers of steps from the zero point, which are rounded before the zero point is added."""
-        builder = number.builder
-        rounded = builder.op("Round", self.limited(number))
-        return builder.cast(rounded if self.zero_point is None else rounded + self.zero_point, self.dtype)
+        if self._has_limits:
+            number = self._limited(number)
+        return number.builder.op("QuantizeLinear", number, self._one, self.zero_integer, axis=0, like=number, dtype=self._dtype)
 
     def integers_from_zero(self, number: Tensor) -> Tensor:
         """Emit the integers of steps from the integer zero, which are rounded with the zero point in them."""
-        builder, zero = number.builder, self.zero_point
-        steps = builder.op("Round", number)
-        if zero is None:
-            return builder.cast(self.limited(steps), self.dtype)
-        return builder.cast(self.limited(steps - zero) + zero, self.dtype)
+        steps = number.builder.op("Round", number)
+        return self.integers(steps if self.zero_point is None else steps - self.zero_point)
+
+    @property
+    def _dtype(self) -> ir.DataType:
+        return self.zero_integer.dtype
+
+    def _limited(self, number: Tensor) -> Tensor:
+        for operator, limit in (("Max", self.low), ("Min", self.high)):
+            if limit is not None:
+                bound = number.builder.op("Round", number.builder.scalar(limit, number) / self.scale)
+                number = number.builder.op(operator, number, bound, like=number)
+        return number
 
 
 def digits(greatest: int, terms: int) -> tuple[int, int] | None:
@@ -148,7 +169,7 @@ def accumulated(node: ir.Node, x: Tensor, y: Tensor, division: tuple[int, int]) 
     return total
 
 
-def added(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
+def added(a: Activation, b: Activation, target: Target, wide: ir.DataType) -> Tensor:
     """Emit QLinearAdd, as its kernel for AVX2 computes it.
 
     With the ratios ``p = a_scale / y_scale`` and ``q = b_scale / y_scale`` that is ``a * p + (b * q + (y_zero - offset))``, with
@@ -169,7 +190,7 @@ def added(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
     return target.integers_from_zero(fused(a.raw, ratios[0], fused(b.raw, ratios[1], fixed)))
 
 
-def multiplied(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
+def multiplied(a: Activation, b: Activation, target: Target, wide: ir.DataType) -> Tensor:
     """Emit QLinearMul: the product of the integers times ``a_scale * b_scale / y_scale``, and the zero point, then rounded."""
     builder = a.scale.builder
     ratio = builder.cast(a.scale * b.scale / target.scale, wide)
@@ -178,7 +199,7 @@ def multiplied(a: Grid, b: Grid, target: Target, wide: ir.DataType) -> Tensor:
     return target.integers_from_zero(product if target.zero_point is None else product + target.zero_point)
 
 
-def averaged_globally(x: Grid, target: Target, wide: ir.DataType) -> Tensor | None:
+def averaged_globally(x: Activation, target: Target, wide: ir.DataType) -> Tensor | None:
     """Emit QLinearGlobalAveragePool: the sum of the integers times ``x_scale / (y_scale * pixels)``; None for an unknown rank."""
     numbers, builder = x.numbers, x.scale.builder
     if numbers.rank is None or numbers.rank < 3:
@@ -189,7 +210,7 @@ def averaged_globally(x: Grid, target: Target, wide: ir.DataType) -> Tensor | No
     return target.integers(total * (x.scale / (target.scale * pixels)))
 
 
-def averaged(node: ir.Node, x: Grid, target: Target) -> Tensor | None:
+def averaged(node: ir.Node, x: Activation, target: Target) -> Tensor | None:
     """Emit QLinearAveragePool: windows are added pixel after pixel in float32, and divided by their pixels and by the scale.
 
     Returns:
@@ -240,8 +261,3 @@ def _pixels(images: ir.Value) -> tuple[int, ...] | None:
     """The extents of images behind their channels, where they are known."""
     extents = [] if images.shape is None else images.shape.dims[2:]
     return tuple(extents) if all(isinstance(extent, int) for extent in extents) and extents else None  # type: ignore[arg-type]
-
-
-def _scalar(one: Tensor) -> Tensor:
-    """One number without axes, as the bounds of Clip have to be."""
-    return one if one.rank == 0 else one.builder.op("Reshape", one, one.builder.integers([]))

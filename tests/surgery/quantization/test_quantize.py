@@ -343,6 +343,21 @@ def test_a_clip_becomes_part_of_the_integer_operator_though_scales_are_learned(t
     assert np.abs(runtime.run(None, {"x": x})[0] - session.predict({"x": x})["y"]).max() <= 1.01 * step
 
 
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-2.0, 6.0)])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_clip_below_zero_keeps_its_range(low: float, high: float, symmetric: bool) -> None:
+    """Learned scales reach as far as it lets through, and no further."""
+    proto = with_weights(
+        CLIPPED.replace("low = {0}", f"low = {{{low}}}").replace("{6}", f"{{{high}}}"), 3.0, w=(3, 2, 3, 3), b=(3,)
+    )
+    x = np.random.default_rng(5).normal(size=(8, 2, 5, 5)).astype(np.float32)
+    plain, quantized = (
+        burnish.Session(burnish.compile(source, loss="mse", optimizer="sgd")).predict({"x": x})["y"]
+        for source in (proto, surgery.quantize(proto, calibration=[{"x": x}], symmetric=symmetric))
+    )
+    assert np.abs(quantized - plain).max() < 0.06 * (high - low)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -159,8 +159,7 @@ def quantize_activation(
     dtype = np.dtype(activations.dtype)
     constant = builder.constant(np.asarray([zero_point], dtype))
     if training.scales != "observed":
-        # Rounded down: the greatest integer is not to stand for more than the Clip lets through, or both stay.
-        ceiling = None if place.ceiling is None else float(np.nextafter(np.float32(place.ceiling / 255), np.float32(0)))
+        ceiling = _ceiling(place, scale, zero_point - activations.lowest)
         return _scale(builder, names, name, np.asarray([scale]), mark, ceiling), constant
     ends = [limits.low, limits.high]
     # Where it is seen whether it settles: also the range at the begin of the present window, and the steps since.
@@ -173,6 +172,24 @@ def quantize_activation(
     lowest = float(activations.lowest)
     zero = builder.op("Clip", builder.op("Round", lowest - low / step), *(builder.scalar(lowest + n, low) for n in (0, 255)))
     return step, builder.cast(zero, ir.DataType.from_numpy(dtype))
+
+
+def _ceiling(place: Place, scale: float, below: int) -> float | None:
+    """The largest scale with which no integer stands for more than a Clip lets through, or the Clip would stay.
+
+    Args:
+        place: the activation.
+        scale: as it was calibrated.
+        below: integers below its zero point, of 255.
+
+    Returns:
+        Rounded down; None where nothing limits the activation. A limit that the calibrated integers pass by far is none: a
+        symmetric range reaches as far on either side.
+    """
+    sides = ((place.high, 255 - below), (None if place.low is None else -place.low, below))
+    bounds = [bound / integers for bound, integers in sides if bound is not None and bound > 0 and integers > 0]
+    bounds = [bound for bound in bounds if bound > 0.99 * scale]
+    return float(np.nextafter(np.float32(min(bounds)), np.float32(0))) if bounds else None
 
 
 def put_pair(

@@ -48,12 +48,13 @@ class Place:
     Attributes:
         value: the activation.
         grid: the activation whose scale and zero point it has; ``value`` itself where it has its own.
-        ceiling: what it is never larger than, as a Clip before it says; None where nothing does.
+        low, high: what it is never less and never larger than, as a Clip before it says; None where nothing does.
     """
 
     value: ir.Value
     grid: ir.Value
-    ceiling: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def layers_of(graph: ir.Graph) -> list[Layer]:
@@ -153,7 +154,7 @@ class _Walk:
         elif node.inputs and node.inputs[0] in self.found and node.outputs[0] not in self.found:
             if node.op_type in MOVING and len(node.outputs) == 1:
                 grid = self.found[node.inputs[0]]
-                self.found[node.outputs[0]] = Place(node.outputs[0], grid.grid, grid.ceiling)
+                self.found[node.outputs[0]] = Place(node.outputs[0], grid.grid, grid.low, grid.high)
             elif node.op_type in REDUCING:
                 self._add_result(node)
 
@@ -170,27 +171,28 @@ class _Walk:
                 self.found.setdefault(value, Place(value, value))
 
     def _add_result(self, node: ir.Node) -> None:
-        value, ceiling = _end_of(node)
-        self.found.setdefault(value, Place(value, value, ceiling))
+        value, low, high = _end_of(node)
+        self.found.setdefault(value, Place(value, value, low, high))
 
 
-def _end_of(node: ir.Node) -> tuple[ir.Value, float | None]:
-    """The value behind what an integer operator takes in, and what it is never larger than."""
+def _end_of(node: ir.Node) -> tuple[ir.Value, float | None, float | None]:
+    """The value after what an integer operator takes in, and what it is never less and never larger than."""
     value = node.outputs[0]
     while is_read_once(value):
         reader = next(iter(value.uses()))[0]
         if reader.domain != "" or reader.graph is not node.graph:
             break
         if reader.op_type == "Relu":
-            return reader.outputs[0], None
+            return reader.outputs[0], None, None
         if reader.op_type == "Clip" and reader.inputs[0] is value:
-            high = constant_array(reader.inputs[2]) if len(reader.inputs) > 2 else None
-            return reader.outputs[0], None if high is None or high <= 0 else float(high)
+            bounds = (constant_array(bound) for bound in (*reader.inputs[1:3], None, None)[:2])
+            low, high = (None if bound is None else float(bound.reshape(())) for bound in bounds)
+            return reader.outputs[0], low, high
         is_normalization = reader.op_type == "BatchNormalization" and reader.inputs[0] is value
         if not (node.op_type in LAYERS and (is_normalization or _adds_bias(node, reader))):
             break
         value = reader.outputs[0]
-    return value, None
+    return value, None, None
 
 
 def _adds_bias(node: ir.Node, reader: ir.Node) -> bool:
