@@ -56,7 +56,7 @@ def test_event_files_hold_the_figures_of_the_run(tmp_path):
     run.run()
     read = events(tmp_path / "tb")
     assert [step for step, _ in read["train/loss"]] == [2, 4, 6, 8]
-    assert "| epochs | 2 |" in read["configuration/text_summary"][0][1].tensor.string_val[0].decode()
+    assert "\n    epochs: 2\n" in read["configuration/text_summary"][0][1].tensor.string_val[0].decode()
     rows = {row["step"]: row for row in run.rows}
     for step, value in read["train/loss"]:
         assert value.simple_value == pytest.approx((rows[step]["loss"] + rows[step - 1]["loss"]) / 2, rel=1e-6)

@@ -78,11 +78,11 @@ class TensorBoard(Callback):
     def on_run_begin(self, run: Run) -> None:
         self._writer = self.package().SummaryWriter(str(self.folder))
         self._gradients = Gradients(run.session)
-        step = run.session.step_count
+        step = int(run.rows[-1]["step"] or 0) if run.rows else 0  # of the run: its state may have taken others before
         if run.loader.batch_size:  # that of batches as they come is not known before
             self._writer.add_scalar("memory/planned_step_bytes", run.program.planned_peak(run.loader.batch_size).bytes, step)
-        lines = ["| option | value |", "|---|---|"]
-        lines += [f"| {_cell(name)} | {_cell(option_text(value))} |" for name, value in options_of(run).items()]
+        # As a block of code, which Markdown leaves as it is.
+        lines = [f"    {name}: {escaped(option_text(value))}" for name, value in options_of(run).items()]
         self._writer.add_text("configuration", "\n".join(lines), step)
 
     def on_step_end(self, run: Run, report: StepReport) -> None:
