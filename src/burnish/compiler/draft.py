@@ -17,6 +17,7 @@ from burnish.norms import ExtentRule
 from burnish.passes import (
     complete_axes,
     concatenate_padded_parts,
+    gather_reordered_blocks,
     join_updates,
     merge_casts,
     merge_scalars,
@@ -202,6 +203,8 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
         compute_without_float64(model)
     merge_casts(model)
     concatenate_padded_parts(model)
+    if target.gathers_blocks and model.graph.name != "predict":  # of which an export is made
+        gather_reordered_blocks(model)
     if not target.kernels:  # else the scalars stay as its kernels look for them
         merge_scalars(model)
         raise_scalar_ranks(model)

@@ -113,6 +113,11 @@ class Target:
         with kernels of its own, and one on a graphics processor, does not want."""
         return not self.kernels and self.operators is STANDARD_OPERATORS
 
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether blocks of a tensor are best gathered into another order: ONNX Runtime slices and concatenates on one thread."""
+        return self.name == ONNXRUNTIME.name
+
     def covers(self, other: Target) -> bool:
         """Whether it is known, without a look at a graph, to run whatever another target runs."""
         if self is other:

@@ -16,6 +16,7 @@ from burnish.passes.fold_constants import fold_constants
 from burnish.passes.fold_pruning import fold_pruning
 from burnish.passes.fold_quantization import fold_quantization
 from burnish.passes.fold_weight_normalization import fold_weight_normalization
+from burnish.passes.gather_reordered_blocks import gather_reordered_blocks
 from burnish.passes.hoist_gather import hoist_gather
 from burnish.passes.join_updates import join_updates
 from burnish.passes.merge_adapters import merge_adapters
@@ -51,6 +52,7 @@ __all__ = [
     "fold_pruning",
     "fold_quantization",
     "fold_weight_normalization",
+    "gather_reordered_blocks",
     "has_depthwise_rows",
     "has_sixteen_bit_values",
     "hoist_gather",

@@ -1,0 +1,102 @@
+"""Slices of a tensor that are concatenated in another order become one ``Gather`` of blocks.
+
+PyTorch's exporter brings the gates of a recurrent layer into the standard's order in this way, and their gradients come back so.
+ONNX Runtime copies every slice, and then their concatenation, on one thread; it gathers once, on all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, attribute_value, constant_array, replace_value
+from burnish.graph.uses import producer_of, remove_unread
+
+LEAST_BLOCK = 1 << 12
+"""Elements of a block from which on copying it takes longer than the two nodes that reshape."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows ``start`` to ``end`` of a tensor."""
+
+    whole: ir.Value
+    start: int
+    end: int
+
+
+def gather_reordered_blocks(model: ir.Model) -> ir.Model:
+    """Replace concatenations, along the first axis, of slices of one tensor, in place; in the main graph alone.
+
+    Shapes are static, and the slices begin and end at multiples of one number of rows, of ``LEAST_BLOCK`` elements or more.
+
+    Returns:
+        The same model, for the same inputs and outputs.
+    """
+    for node in list(model.graph):
+        if node.domain != "" or node.op_type != "Concat" or attribute_value(node, "axis", None) != 0 or len(node.inputs) < 2:
+            continue
+        parts = [part for value in node.inputs if (part := _part(value)) is not None]
+        if len(parts) < len(node.inputs) or len({part.whole for part in parts}) > 1 or _is_in_order(parts):
+            continue
+        whole, result = parts[0].whole, node.outputs[0]
+        assert whole.shape is not None
+        extents = [int(extent) for extent in whole.shape]  # type: ignore[arg-type]  # static
+        rows = math.gcd(extents[0], *(place for part in parts for place in (part.start, part.end)))
+        block = rows * math.prod(extents[1:])
+        if block < LEAST_BLOCK:
+            continue
+        places = [place for part in parts for place in range(part.start // rows, part.end // rows)]
+        builder = Builder(model.graph, before=node)
+        blocks = builder.op("Reshape", builder.tensor(whole), builder.integers([extents[0] // rows, block]))
+        gathered = builder.op("Gather", blocks, builder.integers(places), axis=0)
+        shape = builder.integers([len(places) * rows, *extents[1:]])
+        replace_value(result, builder.op("Reshape", gathered, shape, like=builder.tensor(result)).value)
+        remove_unread(model.graph, node)
+    return model
+
+
+def _part(value: ir.Value | None) -> _Part | None:
+    """The rows that a value is of another of static extents; None where it is none."""
+    node = producer_of(value, "Slice", "Split")
+    whole = None if node is None else node.inputs[0]
+    if node is None or value is None or whole is None or whole.shape is None or value.shape is None:
+        return None
+    if not whole.shape.is_static() or not value.shape.is_static():
+        return None
+    count = int(whole.shape[0])  # type: ignore[arg-type]  # static
+    start = _start_of_slice(node, count) if node.op_type == "Slice" else _start_of_output(node, value)
+    return None if start is None else _Part(whole, start, start + int(value.shape[0]))  # type: ignore[arg-type]  # static
+
+
+def _start_of_slice(node: ir.Node, count: int) -> int | None:
+    """Where a ``Slice`` of the first axis alone begins, row by row; None for any other."""
+    starts, _, axes, steps = (*node.inputs[1:], None, None)[:4]
+    start, axis, step = (constant_array(operand) for operand in (starts, axes, steps))
+    of_rows = start is not None and start.size == 1 and axis is not None and axis.tolist() == [0]
+    if start is None or not of_rows or not (steps is None or (step is not None and step.tolist() == [1])):
+        return None
+    begin = int(start[0])
+    return min(max(begin + count if begin < 0 else begin, 0), count)
+
+
+def _start_of_output(node: ir.Node, value: ir.Value) -> int | None:
+    """Where an output of a ``Split`` of the first axis begins."""
+    if attribute_value(node, "axis", 0) != 0:
+        return None
+    start = 0
+    for output in node.outputs:
+        if output is value:
+            return start
+        if output.shape is None or not isinstance(output.shape[0], int):
+            return None
+        start += output.shape[0]
+    return None
+
+
+def _is_in_order(parts: list[_Part]) -> bool:
+    """Whether the parts lie side by side as they did: other passes leave no such concatenation, and it is one slice."""
+    return all(first.end == second.start for first, second in pairwise(parts))
