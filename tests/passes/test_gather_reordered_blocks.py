@@ -74,3 +74,29 @@ def test_what_is_read_elsewhere_stays():
 def test_others_stay_as_they_are(nodes):
     before = [node.op_type for node in parsed(nodes[1], f"float[{ROWS}, {COLUMNS}] z").graph if node.op_type != "Constant"]
     assert operators_after(nodes[1]) == before
+
+
+def test_a_weight_in_another_order_and_its_gradient_are_gathered_in_a_step_but_not_in_predictions():
+    text = f"""
+<ir_version: 10, opset_import: ["" : 18]>
+g (float["N", {ROWS}] x) => (float["N", {COLUMNS}] z)
+<float[{ROWS}, {COLUMNS}] w>
+{{ {CONSTANTS} a = Slice(w, n0, n2, n0) b = Slice(w, n6, n8, n0) c = Slice(w, n2, n6, n0)
+   v = Concat<axis = 0>(a, b, c) z = MatMul(x, v) }}
+"""
+    model = onnx.parser.parse_model(text)
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(FEEDS["x"], "w"))
+    program = burnish.compile(model, loss="mse", optimizer="sgd")
+    counts = {name: [node.op_type for node in getattr(program, name).graph] for name in ("step", "predict")}
+    assert counts["step"].count("Gather") == 2
+    assert not {"Concat", "Slice", "Split"} & set(counts["step"])
+    assert "Gather" not in counts["predict"]
+    batch = {"x": FEEDS["y"][:5, :ROWS], "targets": FEEDS["y"][:5]}
+    states = []
+    for engine in (OnnxRuntimeEngine(kernels=False), "reference"):
+        session = burnish.Session(program, engine=engine)
+        session.step(batch)
+        states.append(session.state()["param/w"])
+    np.testing.assert_allclose(*states, rtol=1e-6, atol=1e-7)
+    assert np.abs(states[0] - FEEDS["x"]).max() > 1e-6
