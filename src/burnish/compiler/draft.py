@@ -209,7 +209,8 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
         merge_scalars(model)
         raise_scalar_ranks(model)
     # An export is made of ``predict``, and integers are computed of convolutions: ``executable`` multiplies after that.
-    if target.takes_products and model.graph.name != "predict" and not simulates_quantization(model.graph):
+    is_later = model.graph.name == "predict" or (model.graph.name == "evaluate" and simulates_quantization(model.graph))
+    if target.takes_products and not is_later:
         multiply_depthwise_rows(model)
     remove_unused(model)
     settle_opset(model, target)
