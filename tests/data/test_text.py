@@ -360,5 +360,6 @@ def test_a_tokenizer_of_transformers_is_taken_too() -> None:
     theirs = TextDataset(texts(9), Text(tokenizer=OfTransformers(), task="masked", length=5), spec("masked"))
     ours = TextDataset(texts(9), Text(tokenizer=word_tokenizer(WORDS), task="masked", length=5), spec("masked"))
     assert theirs.cut == ours.cut > 0
+    assert theirs.words(0) is None  # this one does not tell
     for name, array in theirs.batch(np.arange(9)).items():
         np.testing.assert_array_equal(array, ours.batch(np.arange(9))[name])

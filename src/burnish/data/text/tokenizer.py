@@ -58,14 +58,14 @@ class TextTokenizer:
             each.no_truncation()
         cut.enable_truncation(length)
         self._whole, self._cut = _encoder(whole), _encoder(cut)
-        self._decode = whole.decode
+        self._decode: Callable[..., Any] | None = whole.decode
         self.size = int(whole.get_vocab_size())
         self.special = frozenset(index for index, token in whole.get_added_tokens_decoder().items() if token.special)
         self.mask, self.padding, self.end = (_first(whole.token_to_id, names) for names in (MASKS, PADDINGS, ENDS))
         self.checksum = hashlib.sha256(whole.to_str().encode()).hexdigest()
 
     def _of_transformers(self, source: Any, length: int) -> None:
-        self._decode = source.decode
+        self._decode = getattr(source, "decode", None)
         self._whole = lambda texts: source(list(texts), truncation=False, padding=False)["input_ids"]
         self._cut = lambda texts: source(list(texts), truncation=True, max_length=length, padding=False)["input_ids"]
         self.size = len(source)
@@ -78,9 +78,9 @@ class TextTokenizer:
         for start in range(0, len(texts), AT_ONCE):
             yield from self._whole(texts[start : start + AT_ONCE])
 
-    def words(self, tokens: Sequence[int]) -> str:
-        """Return tokens as the text that they stand for, without those that the tokenizer puts around it."""
-        return str(self._decode(list(tokens), skip_special_tokens=True))
+    def words(self, tokens: Sequence[int]) -> str | None:
+        """Return tokens as the text that they stand for, without those around it; None where the tokenizer does not tell."""
+        return None if self._decode is None else str(self._decode(list(tokens), skip_special_tokens=True))
 
     def cut(self, text: str) -> list[int]:
         """Return the tokens of a text that is cut off."""
