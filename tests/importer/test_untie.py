@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import warnings
@@ -107,6 +108,72 @@ def test_shared_weights_stay_shared() -> None:
         "last.weight": 1,
         "last.bias": 1,
     }
+
+
+class Twice(nn.Module):
+    """Layers that are called twice on sequences, for which the exporter transposes their weights ahead of time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4, bias=False)
+        self.recurrent = nn.LSTM(4, 4, batch_first=True)
+        nn.init.zeros_(self.recurrent.bias_ih_l0)
+        nn.init.zeros_(self.recurrent.bias_hh_l0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.dense(torch.relu(self.dense(x))))
+        return self.recurrent(self.recurrent(x)[0])[0]
+
+
+def test_weights_that_the_exporter_computed_for_each_call_of_a_layer_are_one() -> None:
+    proto = export(Twice(), torch.randn(2, 3, 4), training=False, folding=True)
+    assert merged(proto) == 4
+    graph = load(proto).graph
+    read = {
+        (node.op_type, index): value.name
+        for node in graph
+        for index, value in enumerate(node.inputs)
+        if value in graph.initializers.values()
+    }
+    assert len(read) == len(set(read.values())) == len(graph.initializers) == 4
+    assert all(len(value.uses()) == 2 for value in graph.initializers.values())
+
+
+def test_a_layer_that_is_called_twice_trains_as_one() -> None:
+    torch.manual_seed(0)
+    module, x, targets = Twice(), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    session = burnish.Session(burnish.compile(export(module, x, False, folding=True), loss="mse", optimizer="sgd:lr=0.5"))
+    session.step({"x": x.numpy(), "targets": targets.numpy()})
+    module.train()
+    nn.functional.mse_loss(module(x), targets).backward()
+    (dense,) = (array for name, array in session.state().items() if array.shape == (4, 4) and name.startswith("param/"))
+    assert module.dense.weight.grad is not None
+    expected = module.dense.weight - 0.5 * module.dense.weight.grad
+    np.testing.assert_allclose(dense.T, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+class Copies(nn.Module):
+    """Two dense layers of the same numbers, whose biases are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        nn.init.zeros_(self.first.bias)
+        self.second = copy.deepcopy(self.first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(("module", "count"), [(ENCODER, 8), (Copies(), 2)])
+def test_copies_of_a_layer_that_was_not_trained_are_separate(module: nn.Module, count: int) -> None:
+    model = load(export(module, torch.randn(2, 3, 4), training=False, folding=True))
+    weights = [value for value in model.graph.initializers.values() if value.shape is not None and len(value.shape) == 2]
+    assert len(weights) == count
+    assert all(len(value.uses()) == 1 for value in weights)
 
 
 def _model(*nodes: onnx.NodeProto, output: str = "y") -> onnx.ModelProto:

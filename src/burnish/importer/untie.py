@@ -2,37 +2,88 @@
 
 At initialization many parameters are equal (scales of one, biases of zero). The TorchScript exporter then writes one
 initializer, and ``Identity`` nodes on it whose outputs carry the names of the others. A model that shares a weight on purpose
-has one initializer with several consumers, and no Identity.
+has one initializer with several consumers, and no Identity; but a weight that the exporter computes ahead of time, such as a
+transposed one, it computes for each call of the layer, and merges in the same way, under names of its own.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
+
 import onnx_ir as ir
 
 from burnish.graph.constants import constant_array
+from burnish.graph.edits import remove_node, replace_uses
 from burnish.graph.initializers import add_initializer, replace_by_initializer
 from burnish.graph.names import Names
 from burnish.importer.operands import STATISTIC_OPERANDS
 
+_COMPUTED = re.compile(r"onnx::\w+_\d+")
+
 
 def untie_parameters(model: ir.Model) -> bool:
     """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name.
+
+    Where a layer is called twice, and the exporter computed its weight for each call, both calls read one weight.
 
     Returns:
         Whether there was any.
     """
     graph = model.graph
     untied = False
+    of_one_layer = _of_one_layer([node for node in graph if _is_merged(node, graph)])
     for node in list(graph):
-        source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
-        output = node.outputs[0]
-        if source is None or source.const_value is None or not source.is_initializer() or output.is_graph_output():
+        if not _is_merged(node, graph):
             continue
-        if source.graph is graph and not _names_the_operation(node):
+        source = node.inputs[0]
+        assert source is not None
+        if node in of_one_layer:
+            replace_uses(node.outputs[0], source)
+            remove_node(node)
+        else:
             tensor = source.const_value
+            assert tensor is not None
             replace_by_initializer(graph, node, ir.Tensor(tensor.numpy().copy(), tensor.dtype))
-            untied = True
+        untied = True
     return untied
+
+
+def _is_merged(node: ir.Node, graph: ir.Graph) -> bool:
+    source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
+    if source is None or source.const_value is None or not source.is_initializer() or node.outputs[0].is_graph_output():
+        return False
+    return source.graph is graph and not _names_the_operation(node)
+
+
+def _of_one_layer(merged: Sequence[ir.Node]) -> Collection[ir.Node]:
+    """Return those of merged weights that are one weight, of a layer that is called several times.
+
+    Numbers that differ among each other are never equal by chance, but in copies of a layer that was not trained yet, such as
+    those of ``nn.TransformerEncoder``. These have parameters too that keep their own names, and are merged: some of numbers that
+    differ, or a bias that is added to the product. Of numbers that are all alike, as biases of zero, those are one weight whose
+    readers read such a one beside.
+    """
+    named = {node.outputs[0] for node in merged if not _is_computed(node)}
+    same = [node for node in merged if _is_computed(node) and _differs(node)]
+    readers = {reader for node in same for reader, _ in node.outputs[0].uses()}
+    added = {value for reader in readers for output in reader.outputs for sum_, _ in output.uses() for value in sum_.inputs}
+    if any(_differs(node) for node in merged if node.outputs[0] in named) or not named.isdisjoint(added):
+        return ()
+    computed = [node for node in merged if _is_computed(node)]
+    alike = [node for node in computed if node not in same and readers.issuperset(reader for reader, _ in node.outputs[0].uses())]
+    return {*same, *alike}
+
+
+def _is_computed(node: ir.Node) -> bool:
+    """Whether the output has a name that the exporter made up: it is no parameter of the module, but computed from some."""
+    return _COMPUTED.fullmatch(node.outputs[0].name or "") is not None
+
+
+def _differs(node: ir.Node) -> bool:
+    """Whether the elements of a merged weight differ among each other."""
+    array = None if node.inputs[0] is None else constant_array(node.inputs[0])
+    return array is not None and array.size > 1 and bool((array != array.flat[0]).any())
 
 
 def separate_statistics(model: ir.Model) -> bool:
