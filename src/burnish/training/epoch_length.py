@@ -1,8 +1,9 @@
-"""How many steps an epoch has, where a program does not take a last batch of any size."""
+"""How many steps an epoch has, where a program does not take a last batch of any size, and whether they make whole updates."""
 
 from __future__ import annotations
 
 from burnish.errors import ConfigurationError
+from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Program
 from burnish.training.inputs import broken_rule
 
@@ -44,6 +45,30 @@ def fixed_batch(program: Program) -> int | None:
     firsts = {entry.extents[0] for entry in program.signature.samples if entry.extents}
     fixed = next(iter(firsts), None)
     return fixed if isinstance(fixed, int) and len(firsts) == 1 and not program.options.get("batch") else None
+
+
+def accumulation_notes(program: Program, steps: int) -> list[str]:
+    """Return a note on the last steps of a run, where they are too few for an update that accumulates.
+
+    Args:
+        program: what trains.
+        steps: of the run.
+
+    Raises:
+        ConfigurationError: so are all of its steps, and nothing would train.
+    """
+    every = steps_to_an_update(program.options.get("optimizer"))
+    if steps < every:
+        raise ConfigurationError(
+            f"accumulate: an update takes {every} steps, and the run has {steps}, so that nothing would train: accumulate fewer, "
+            "or give smaller batches or more epochs"
+        )
+    rest = steps % every
+    return (
+        [f"The last {rest} of the {steps:,} steps wait for an update that the run does not reach: it takes {every}"]
+        if rest
+        else []
+    )
 
 
 def _check_fixed(program: Program, samples: int, batch_size: int, workers: int) -> None:

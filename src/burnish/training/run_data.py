@@ -22,7 +22,7 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, InputError
 from burnish.program import Program
-from burnish.training.epoch_length import fixed_batch, samples_left_out
+from burnish.training.epoch_length import accumulation_notes, fixed_batch, samples_left_out
 from burnish.training.features import FeatureDataset, Features
 from burnish.training.inputs import check_batch
 from burnish.training.text_length import within_the_model
@@ -208,17 +208,27 @@ class RunData:
             if isinstance(data, FeatureDataset) and not data.is_filled:
                 yield data.fill(features, batch_size, folder, reading_processes(data.source, is_once=True))
 
-    def notes(self, program: Program, batch_size: int, group: ProcessGroup) -> list[str]:
-        """Return what a person wants to know of the data."""
+    def notes(self, program: Program, loader: Loader, epochs: int) -> list[str]:
+        """Return what a person wants to know of the data, and of the steps that a run over them has.
+
+        Args:
+            program: what trains.
+            loader: as ``training_loader`` returns it.
+            epochs: of the run.
+
+        Raises:
+            ConfigurationError: the run has fewer steps than an update accumulates.
+        """
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
         notes = notes if self.cut is None else [self.cut, *notes]
         if isinstance(self.train, Batches):
             return notes
-        if rest := samples_left_out(program, len(self.train), batch_size, group.world_size):
+        batch_size = loader.batch_size
+        if rest := samples_left_out(program, len(self.train), batch_size, loader.workers):
             notes.append(f"Each epoch leaves {rest} of its samples out: the program takes no batch of {rest}")
         if rest := self._not_evaluated(program, batch_size):
             notes.append(f"Evaluation leaves out the last {rest} samples: the program takes no batch of {rest}")
-        return notes
+        return notes + accumulation_notes(program, epochs * len(loader))
 
     def new_remarks(self) -> list[str]:
         """Return what became known of the data as they were read, and was not known at the last call."""

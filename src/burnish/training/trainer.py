@@ -140,7 +140,7 @@ class Trainer:
             parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
         self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
         self._data, self.loader = data, data.training_loader(program, batch_size, seed, self._group, data_workers)
-        self.eval_loader, self._notes = data.evaluation_loader(program, batch_size), data.notes(program, batch_size, self._group)
+        self.eval_loader, self._notes = data.evaluation_loader(program, batch_size), data.notes(program, self.loader, epochs)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = watched_figure(program, best_metric, data), evaluated_parameters(program, parameters)
         self._clock, self._rates = StepClock(), Rates.of(program, lr, schedule, monitor, self._names)
