@@ -281,3 +281,16 @@ def test_a_portable_distribution_has_kernels_for_every_level_of_the_machine():
     levels = {level.name for level in compiling.LEVELS if level.machine == compiling.platform.machine()}
     assert levels
     assert set(done.stdout.split()) == levels
+
+
+@needs_compiler
+@needs_linux
+@pytest.mark.slow
+@pytest.mark.skipif(compiling.platform.machine() != "x86_64", reason="needs a compiler for levels of x86-64")
+@pytest.mark.parametrize("name", ["x86-64-v4", "x86-64-v2"])
+def test_a_kernel_of_products_compiles_for_registers_of_other_widths(name, tmp_path):
+    """A distribution has kernels that this machine may never compile for itself."""
+    (level,) = (level for level in compiling.LEVELS if level.name == name)
+    source = compiling.TORCH / "families" / "recurrent" / "lstm.cpp"
+    compiling.compile_ahead(source, tmp_path / "lstm.so", compiling.find_compiler(), level)
+    assert (tmp_path / "lstm.so").stat().st_size

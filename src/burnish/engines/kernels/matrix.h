@@ -32,7 +32,7 @@ inline int64_t round_up(int64_t number, int64_t to) { return divide_up(number, t
 // The same vector, which stays in a register: GCC would load one again for each of few rows that it multiplies, and loading would take longer
 // than multiplying.
 [[gnu::always_inline]] inline Vector held(Vector value) {
-#if defined(__x86_64__)
+#if defined(__AVX__)  // else a vector takes two registers
   asm("" : "+v"(value));
 #endif
   return value;
