@@ -1,6 +1,6 @@
 """``burnish finetune`` beside the same transfer by hand in PyTorch: accuracy, seconds, and frozen tensors bit for bit.
 
-    python benchmarks/finetune.py [MODEL ...] [--what all head] [--seeds 3] [--threads 2]
+    python benchmarks/finetune.py [MODEL ...] [--what all head] [--seeds 3] [--threads 2] [--no-fused]
     make bench-finetune   # with torchvision, timm, transformers, Keras and scikit-learn, in environments of their own
 
 Each model (``finetune_models.py``, and ``finetune_packages.py`` those of packages) is pretrained here on the digits 0 to 4, or on
@@ -222,11 +222,18 @@ class Outcome:
 
 
 def compare(
-    name: str, what: str, data: dict[str, Path], folder: Path, file: Path, threads: int, seeds: Sequence[int] = (0,)
+    name: str,
+    what: str,
+    data: dict[str, Path],
+    folder: Path,
+    file: Path,
+    threads: int,
+    seeds: Sequence[int] = (0,),
+    is_fused_too: bool = True,
 ) -> list[str]:
     """One line of the table."""
     model = ALL[name]
-    outcomes = [tune(name, what, data, folder, file, threads, seed) for seed in seeds]
+    outcomes = [tune(name, what, data, folder, file, threads, seed, is_fused_too) for seed in seeds]
     accuracies = [100 * np.mean([getattr(each, part) for each in outcomes]) for part in ("burnish", "pytorch")]
     fused = [each.fused for each in outcomes if each.fused is not None]
     seconds = [f"{np.mean([getattr(each, part) for each in outcomes]):.1f}" for part in ("seconds", "pytorch_seconds")]
@@ -238,8 +245,10 @@ def compare(
     return [name, form, what, *shown, within, *seconds, bits, ", ".join(notes)]
 
 
-def tune(name: str, what: str, data: dict[str, Path], folder: Path, file: Path, threads: int, seed: int) -> Outcome:
-    """Tune a file with burnish and its module by hand."""
+def tune(
+    name: str, what: str, data: dict[str, Path], folder: Path, file: Path, threads: int, seed: int, is_fused_too: bool = True
+) -> Outcome:
+    """Tune a file with burnish and its module by hand; ``is_fused_too``: the module with fused normalization as well."""
     model, run = ALL[name], folder / f"run-{what}-{seed}"
     place = data[model.kind]
     train, held = (
@@ -279,7 +288,7 @@ def tune(name: str, what: str, data: dict[str, Path], folder: Path, file: Path, 
     }
     by_hand, accuracy = run_by_hand(folder, chosen)
     fused = None
-    if what == "all" and any(isinstance(layer, nn.BatchNorm2d) for layer in model.build().modules()):
+    if is_fused_too and what == "all" and any(isinstance(layer, nn.BatchNorm2d) for layer in model.build().modules()):
         fused = run_by_hand(folder, {**chosen, "fused": True})[1]
     bits = None if what == "all" else kept_bits(run / "start.onnx", run / "tuned.onnx", choices["head"])
     return Outcome(accuracy_of(run / "tuned.onnx", model, held, classes), accuracy, fused, seconds, by_hand, bits, said)
@@ -306,6 +315,7 @@ def main() -> int:
     parser.add_argument("--what", nargs="+", choices=["all", "head"], default=["all", "head"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both; by default as many as there are cores")
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0")
+    parser.add_argument("--no-fused", action="store_true", help="do not train by hand with fused normalization, too")
     arguments = parser.parse_args()
     assert CLASSES == 5
     print(" | ".join(HEADER), flush=True)
@@ -326,7 +336,8 @@ def main() -> int:
             folder.mkdir(parents=True)
             file = pretrained(model, folder)
             for what in arguments.what:
-                rows.append(compare(model, what, data, folder, file, arguments.threads, range(arguments.seeds)))
+                seeds = range(arguments.seeds)
+                rows.append(compare(model, what, data, folder, file, arguments.threads, seeds, not arguments.no_fused))
                 print(" | ".join(rows[-1]), flush=True)
     failed = sum("NO" in row for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} as by hand or better; {sum(float(row[7]) for row in rows):.0f} s and "

@@ -11,7 +11,7 @@ import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.formats.identity import graph_hashes
 from burnish.formats.model_file import save_model
-from burnish.training.finetuning import Trial, plan, transfer
+from burnish.training.finetuning import Transfer, Trial, plan, transfer
 from burnish.training.finetuning.planning import Stage
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
@@ -43,7 +43,8 @@ def test_the_run_has_the_program_of_its_file(tmp_path, name, options):
     prepared, dataset = prepared_of(name, tmp_path, **options)
     planned = plan(prepared, dataset, epochs=2, batch_size=6, threads=1)
     (stage,) = planned.stages
-    assert planned.trial(stage) is not None
+    trial = planned.trial(stage)
+    assert trial is not None
     program = planned.program(stage, SAMPLES)
     assert program.semantic["grad"] is planned.trials[stage].program.semantic["grad"], "it was compiled anew"
     save_model(prepared.model, tmp_path / "start.onnx")
@@ -51,9 +52,10 @@ def test_the_run_has_the_program_of_its_file(tmp_path, name, options):
     anew = type(planned)(**{**vars(planned), "transfer": again}).program(stage, SAMPLES)
     assert graph_hashes(program) == graph_hashes(anew)
     assert program.options == anew.options
-    state, expected = program.initial_state(0), anew.initial_state(0)
-    assert state.keys() == expected.keys()
-    assert all(array.tobytes() == expected[name].tobytes() for name, array in state.items()), "trial steps have changed it"
+    expected = anew.initial_state(0)
+    for state in (program.initial_state(0), trial.read_from(tmp_path / "start.onnx").program.initial_state(0)):
+        assert state.keys() == expected.keys()
+        assert all(array.tobytes() == expected[name].tobytes() for name, array in state.items()), "trial steps have changed it"
 
 
 def test_a_plan_of_another_model_has_no_trial(tmp_path):
@@ -72,7 +74,7 @@ def test_what_concerns_who_trains_is_said_when_the_run_begins():
         return burnish.compile(perceptron())
 
     with pytest.warns(UserWarning, match="else") as at_once:
-        trial = Trial.of(None, warning)
+        trial = Trial.of(Transfer(None, None, False, (), None, (), None), warning)
     assert [str(each.message) for each in at_once] == ["of something else"]
     with pytest.warns(ObjectiveWarning, match="of the loss") as later:
         assert trial.taken() is trial.program

@@ -35,7 +35,7 @@ from burnish.cli.watching import Watching
 
 if TYPE_CHECKING:
     from burnish.training import TrainingResult
-    from burnish.training.finetuning import Plan, Trial
+    from burnish.training.finetuning import Trial
 
 EPOCHS = 5
 
@@ -71,18 +71,18 @@ def finetune(
     from burnish.training.checkpoint_folder import CheckpointFolder
 
     def run(course: Course, results: Results) -> TrainingResult | None:
-        own, planned = run_folder(model, results), None
+        own, trials = run_folder(model, results), ()
         if results.resume:
             choices = read_choices(own)
         else:
             if CheckpointFolder(own / "checkpoints").exists:
                 check_overwritten(own, results)
-            choices, planned = choose(model, own, data, pixels, texts, tuning, adapters, course)
+            choices, trials = choose(model, own, data, pixels, texts, tuning, adapters, course)
         chosen = {name: choices[name] for name in ("lr", "batch_size")}
         configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, **chosen)
         course = replace(course, batch_size=choices["batch_size"])
         watched = watching.of_seed(course.seed, repetition.seeds)
-        return _Stages(own, choices, planned, data, pixels, texts, course, results, watched, command, configuration).train(
+        return _Stages(own, choices, trials, data, pixels, texts, course, results, watched, command, configuration).train(
             tuning.patience, adapters.save_adapters or ()
         )
 
@@ -96,14 +96,14 @@ class _Stages:
     Attributes:
         folder: of the run, and of its last stage.
         choices: of the run.
-        planned: the plan that they are of; None where the run goes on.
+        trials: what was compiled of the stages when they were chosen; empty where the run goes on.
         data, pixels, texts, course, results, watching: of the command.
         command, configuration: as ``TrainingRun`` has them.
     """
 
     folder: Path
     choices: Mapping[str, Any]
-    planned: Plan | None
+    trials: Sequence[Trial | None]
     data: Data
     pixels: Pixels
     texts: TextOptions
@@ -148,7 +148,7 @@ class _Stages:
                 earlier=places[:number],
                 best_of_all=is_whole and integers is None,
                 adapter_forms=adapter_forms if is_last else (),
-                trial=self._trial(number),
+                trial=self.trials[number] if number < len(self.trials) else None,
             )
             result = run.train()
             if integers is not None:
@@ -157,11 +157,6 @@ class _Stages:
                 say_precision(run.tuned, *options, self.course)
             earlier = place
         return result
-
-    def _trial(self, number: int) -> Trial | None:
-        """What was compiled of a stage when the run was planned."""
-        stages = () if self.planned is None else self.planned.stages
-        return self.planned.trial(stages[number]) if self.planned is not None and number < len(stages) else None
 
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:

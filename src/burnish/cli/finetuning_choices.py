@@ -23,7 +23,7 @@ from burnish.cli.train_options import Course, Data, Results
 from burnish.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from burnish.training.finetuning import Plan, Quantization
+    from burnish.training.finetuning import Plan, Quantization, Trial
 
 MIXES = ("mixup", "cutmix")
 """Changes that the graph makes."""
@@ -129,10 +129,11 @@ def choose(
     tuning: Tuning,
     adapters: AdapterOptions,
     course: Course,
-) -> tuple[dict[str, Any], Plan]:
-    """Put the model with its head into the folder of the run, and return what was chosen, and of what plan it is a record.
+) -> tuple[dict[str, Any], list[Trial | None]]:
+    """Put the model with its head into the folder of the run, and return what was chosen; it is said, and kept beside.
 
-    It is said, and kept beside the model.
+    Returns:
+        What was chosen, and what was compiled for it of each stage, reading its weights from that model.
     """
     from burnish.formats.model_file import save_model
     from burnish.training.finetuning import check_quantized, plan, transfer
@@ -176,7 +177,8 @@ def choose(
     save_model(prepared.model, folder / START)
     choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning)}
     (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
-    return choices, planned
+    trials = [planned.trial(stage) for stage in planned.stages]
+    return choices, [None if trial is None else trial.read_from(folder / START) for trial in trials]
 
 
 def _of_plan(planned: Plan, tuning: Tuning) -> dict[str, Any]:

@@ -58,6 +58,14 @@ class Weights(LazyArrays):
         tensor.release()
         return array
 
+    def read_from(self, tensors: Mapping[str, ir.TensorProtocol]) -> Weights:
+        """Return the same arrays, of other tensors that hold them.
+
+        Args:
+            tensors: by the name of the initializer.
+        """
+        return Weights({name: tensors[name.partition("/")[2]] for name in self._tensors}, self._dtypes)
+
     def release(self) -> None:
         """Let the memory of arrays go that can be read again."""
         for tensor in self._tensors.values():

@@ -71,7 +71,7 @@ class Plan:
     def trial(self, stage: Stage) -> Trial | None:
         """Return what was compiled of a stage already, for a run to go on with; None where nothing was, or it does not serve."""
         trial = self.trials.get(stage)
-        return trial if trial is not None and trial.transfer is self.transfer and trial.is_of_any_length else None
+        return trial if trial is not None and trial.is_of(self.transfer) else None
 
     def program(self, stage: Stage, samples: int) -> Program:
         """Return the program of a stage over so many samples; it computes the rate, where that changes."""
@@ -155,7 +155,8 @@ def plan(
             notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
-    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), trials)
+    kept = {stage: trials[stage] for stage in stages if stage in trials}
+    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), kept)
     return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
 
 
