@@ -71,7 +71,8 @@ def finetune(
     from burnish.training.checkpoint_folder import CheckpointFolder
 
     def run(course: Course, results: Results) -> TrainingResult | None:
-        own, trials = run_folder(model, results), ()
+        own = run_folder(model, results)
+        trials: Sequence[Trial | None] = ()
         if results.resume:
             choices = read_choices(own)
         else:
