@@ -59,13 +59,16 @@ def test_the_rate_lies_below_that_from_which_on_the_loss_grows(monkeypatch, edge
     lr, said = find_rate(None, itertools.repeat({}), tests=2)
     assert edge / 6 < lr < edge / 2
     assert f"lr: {lr:g}; in 2 range tests" in said
+    assert "and diverged at" in said
     assert "a third of the geometric mean" in said
+    assert "a tenth of the last, which counts twice" in said
 
 
 def test_a_loss_that_never_comes_back_is_taken_to_be_back_at_eight_times_the_rate(monkeypatch):
     monkeypatch.setattr(rates, "Session", told(lambda rate, draw: 0.6 + 0.01 * draw + abs(np.log10(rate) + 2) / 3))
-    lr, _ = find_rate(None, itertools.repeat({}))
+    lr, said = find_rate(None, itertools.repeat({}))
     assert lr == pytest.approx(0.01 * math.sqrt(8) / 3, rel=0.7)
+    assert "had not diverged in every test by" in said
 
 
 def test_several_tests_vary_less_than_one(monkeypatch):
@@ -76,6 +79,43 @@ def test_several_tests_vary_less_than_one(monkeypatch):
     assert np.std(logarithms[4]) < 0.7 * np.std(logarithms[1])
     assert max(logarithms[4]) - min(logarithms[4]) < 2  # a factor of two to either side
     assert 3e-3 < 2 ** np.mean(logarithms[4]) < 3e-2
+
+
+@pytest.mark.parametrize("lucky", [8, 10])
+def test_a_lucky_batch_at_a_low_rate_moves_the_rate_little(monkeypatch, lucky):
+    """Its loss is the least of its test, at a rate far below the others'; the rate at which the test diverges stays."""
+    found = []
+    for fall in (0.0, 1.2):
+        steps = itertools.count()
+        losses = valley(3e-3, 3e-2)
+        monkeypatch.setattr(rates, "Session", told(lambda rate, draw: losses(rate, draw) - fall * (next(steps) == lucky)))  # noqa: B023
+        found.append(find_rate(None, itertools.repeat({}), tests=2)[0])
+    assert found[0] / 1.6 < found[1] < found[0]
+
+
+def test_two_noisy_tests_tell_the_rate_within_a_fifth(monkeypatch):
+    logarithms = []
+    for seed in range(16):
+        monkeypatch.setattr(rates, "Session", told(valley(3e-3, 3e-2, noise=0.2), seed))
+        logarithms.append(np.log(find_rate(None, itertools.repeat({}), tests=2)[0]))
+    assert np.std(logarithms) < 0.1
+    assert np.ptp(logarithms) < 2 * np.log(1.2)
+
+
+def test_without_a_clear_fall_a_single_test_that_diverges_tells_the_rate(monkeypatch):
+    """The other test does no harm at any rate; it does not say that 0.001 is right."""
+    taken: list[float] = []
+
+    def losses(rate: float, draw: float) -> float:
+        taken.append(rate)
+        is_first = sorted(taken) == taken
+        return math.inf if is_first and rate > 0.02 else 1.6 + 0.005 * draw
+
+    monkeypatch.setattr(rates, "Session", told(losses))
+    lr, said = find_rate(None, itertools.repeat({}), tests=2)
+    assert max(taken) == pytest.approx(1.0)
+    assert 0.02 / 10 / rates.RATIO < lr <= 0.02 / 10
+    assert "a tenth of the rate at which trial steps diverged" in said
 
 
 def test_the_tests_end_where_the_loss_diverges(monkeypatch):

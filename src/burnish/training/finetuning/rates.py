@@ -31,12 +31,16 @@ BELOW_THE_LEAST = 6
 LOWER, TIMES_LOWER = 1e-3, 2
 """Where a test diverges at once, it is taken again at rates a thousandth as high, twice at most."""
 BACK_AT_MOST = 8.0
-"""Times the rate at the least loss: there the loss is taken to be back at the latest, and at the last rate that was tried."""
+"""Times the rate at the least loss: there the loss is taken to be back at the latest, and at the last rate that was tried.
+
+Where a test has not diverged by then, it is taken to diverge there too."""
 BELOW_THE_EDGE = 3
 """Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
 """Of SGD with momentum 0.9 where nothing is known: that of PyTorch's tutorial on transfer learning."""
 BELOW_DIVERGENCE = 10
+WEIGHT_OF_DIVERGENCE = 2 / 3
+"""Of a tenth of the diverging rate beside a third of that of the valley: it differs half as much from test to test."""
 FAR_BELOW_DIVERGENCE, FAR_BELOW_THE_LAST = 30, 300
 """Times lower than the diverging rate, or than the last of tests that never diverge, the least loss is that of easy batches."""
 LEAST_FALL, DEVIATIONS = 0.02, 2.0
@@ -77,6 +81,16 @@ class RangeTest:
         steps = (step for step in range(self.least, len(self.smoothed)) if self.smoothed[step] > begun)
         found = next(steps, len(self.losses) - 1)
         return min(self.rate(found), BACK_AT_MOST * self.rate(self.least))
+
+    @property
+    def last(self) -> float:
+        """The last rate that was tried."""
+        return self.rate(len(self.losses) - 1)
+
+    @property
+    def diverging(self) -> float:
+        """The rate at which the loss diverges, as far as the test tells."""
+        return self.last if self.has_diverged else min(self.last, BACK_AT_MOST * self.rate(self.least))
 
     @property
     def is_too_high(self) -> bool:
@@ -120,14 +134,16 @@ def find_rate(
 
     A range test takes steps on the batches at rates that rise from 1e-5 to 1, and ends where the loss diverges. Between the rate
     at its least loss and that at which the loss is back where it began, training turns from fast to unstable: a third of their
-    geometric mean is what the test says. One test is noisy, as each batch has its own loss, so several are taken, each from the
-    program's initial state on the batches that follow; the rate is the geometric mean of what they say.
+    geometric mean is one estimate. It is noisy, as each batch has its own loss: a lucky batch puts the least loss at a rate many
+    times lower. A tenth of the rate at which the loss diverges is another, less noisy one, and counts twice as much in the
+    geometric mean of both. Several tests are taken, each from the program's initial state on the batches that follow; the rate is
+    the geometric mean over them.
 
     Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, or only at rates far below
-    those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where it does not.
+    those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where no test did.
 
-    Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and where between
-    the two rates: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
+    Source of the test: Smith, "Cyclical learning rates for training neural networks", 2017. Mean of several, and how the two
+    estimates are weighed: fitted on small networks (``docs/finetuning.md`` says which, and what it comes to on others).
 
     Args:
         program: takes ``lr`` with each step.
@@ -158,20 +174,24 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
     """The rate that range tests say, and a line that says why."""
     if not tests:
         return UNKNOWN_RATE, f"lr: {UNKNOWN_RATE:g}, the usual one of SGD with momentum, as there was no batch to try"
-    is_diverged = all(test.has_diverged for test in tests)
-    last = _mean([test.rate(len(test.losses) - 1) for test in tests])
+    diverged = [test.last for test in tests if test.has_diverged]
     if _have_fallen(tests):
         least = _mean([test.rate(test.least) for test in tests])
         back = _mean([test.back for test in tests])
-        lr = math.sqrt(least * back) / BELOW_THE_EDGE
-        many = f"{len(tests)} range test{'s' * (len(tests) != 1)}"
-        if lr >= last / (FAR_BELOW_DIVERGENCE if is_diverged else FAR_BELOW_THE_LAST):
-            return _rounded(lr), (
-                f"lr: {_rounded(lr):g}; in {many}, {sum(len(test.losses) for test in tests)} steps, the loss was least at "
-                f"{least:.2g} and back where it began from {back:.2g} on: a third of the geometric mean"
+        edge = math.sqrt(least * back) / BELOW_THE_EDGE
+        far_below = FAR_BELOW_DIVERGENCE if len(diverged) == len(tests) else FAR_BELOW_THE_LAST
+        if edge >= _mean([test.last for test in tests]) / far_below:
+            diverging = _mean([test.diverging for test in tests])
+            lr = _rounded(edge ** (1 - WEIGHT_OF_DIVERGENCE) * (diverging / BELOW_DIVERGENCE) ** WEIGHT_OF_DIVERGENCE)
+            end = "diverged at" if len(diverged) == len(tests) else "had not diverged in every test by"
+            many = f"{len(tests)} range test{'s' * (len(tests) != 1)}, {sum(len(test.losses) for test in tests)} steps"
+            return lr, (
+                f"lr: {lr:g}; in {many}, the loss was least at {least:.2g}, back where it began from {back:.2g} on, and {end} "
+                f"{diverging:.2g}: between a third of the geometric mean of the first two, {edge:.2g}, and a tenth of the last, "
+                "which counts twice"
             )
-    if is_diverged:
-        lr = _rounded(last / BELOW_DIVERGENCE)
+    if diverged:
+        lr = _rounded(_mean(diverged) / BELOW_DIVERGENCE)
         return lr, f"lr: {lr:g}, a tenth of the rate at which trial steps diverged, as their loss fell clearly at none near it"
     lr = UNKNOWN_RATE
     return lr, f"lr: {lr:g}, the usual one of SGD with momentum, as the loss of trial steps fell clearly at no rate near it"
