@@ -12,6 +12,7 @@ import torch
 
 import burnish
 from burnish.engines.torch.native import kernels
+from burnish.errors import ObjectiveWarning
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads
 
@@ -135,7 +136,9 @@ bool true = {{1}}> {{
     {body}
     logits = MatMul (y, w)
 }}""")
-    return burnish.compile(model, optimizer="sgd:lr=0.05,momentum=0.9")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ObjectiveWarning)  # some work along the samples
+        return burnish.compile(model, optimizer="sgd:lr=0.05,momentum=0.9")
 
 
 def tokens(steps: int, samples: int = SAMPLES) -> list[dict[str, np.ndarray]]:

@@ -210,7 +210,7 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     if not target.kernels:  # else the scalars stay as its kernels look for them
         merge_scalars(model)
         raise_scalar_ranks(model)
-    # An export is made of ``predict``, and integers are computed of convolutions: ``executable`` multiplies after that.
+    # An export is made of ``predict``. Integers are computed of convolutions: ``executable`` multiplies after that.
     is_later = model.graph.name == "predict" or (model.graph.name == "evaluate" and simulates_quantization(model.graph))
     if target.takes_products and not is_later:
         multiply_depthwise_rows(model)

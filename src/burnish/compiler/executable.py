@@ -167,8 +167,9 @@ def lower(program: Program, target: Target) -> Executable:
     is_quantized = simulates_quantization(predict)
     if is_quantized:
         executable = executable.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
-    if target.takes_products and has_depthwise_rows(predict):
-        executable = executable.rewritten(multiply_depthwise_rows, "predict", *(("evaluate",) if is_quantized else ()))
+        # In floating-point numbers ``predict`` stays as it is saved: clients in other languages and exports have its bits.
+        if target.takes_products and has_depthwise_rows(predict):
+            executable = executable.rewritten(multiply_depthwise_rows, "predict", "evaluate")
     return executable
 
 
