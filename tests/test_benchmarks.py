@@ -268,7 +268,7 @@ def test_quantization_is_measured_after_training_and_in_it(tmp_path):
     assert min(row.longer, row.trained) > 0.1  # a hundredth is chance; so short a run in float32 is just above it
     assert row.trained > row.after
     assert row.steps <= 1.01
-    assert row.beyond == 0
+    assert row.differ == 0
     assert row.integer_layers == row.layers == 10
     assert row.faster > 0
     assert quantization.Row(0.97, 0.97, 0.93, 0.96, 0.96, 1.0, 0.0, 9, 9, 1.2).recovered.strip() == "75%"
