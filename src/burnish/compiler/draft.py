@@ -15,7 +15,6 @@ from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
 from burnish.norms import ExtentRule
 from burnish.passes import (
-    accumulate_gradients,
     complete_axes,
     concatenate_padded_parts,
     gather_reordered_blocks,
@@ -178,7 +177,6 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     lower_to_target(model, target)
     if name in UPDATING and target.takes_joined_updates:
         join_updates(model)
-        accumulate_gradients(model)
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     inputs, outputs = tuple(draft.inputs), tuple(entry for _, entry in draft.outputs)

@@ -4,7 +4,6 @@ What a single operator becomes is in ``burnish.ops``; what is only read off a gr
 what leads from a model to a program, in ``burnish.compiler``.
 """
 
-from burnish.passes.accumulate_gradients import accumulate_gradients
 from burnish.passes.complete_axes import complete_axes
 from burnish.passes.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.passes.compute_integers import compute_integers
@@ -41,7 +40,6 @@ from burnish.passes.train_quantization import train_quantization
 from burnish.passes.widen_reductions import widen_reductions
 
 __all__ = [
-    "accumulate_gradients",
     "complete_axes",
     "compute_in_float32",
     "compute_integers",
