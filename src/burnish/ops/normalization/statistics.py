@@ -15,8 +15,6 @@ from burnish.graph import Tensor
 
 LONGEST_RUN = 16384
 LONGEST_LEADING_RUN = 1024
-SHORTEST_DOT_PRODUCT, LONGEST_DOT_PRODUCT = 1024, 4096
-"""ONNX Runtime takes more time for shorter ones than to multiply, write and sum; longer ones lose digits."""
 
 
 def channel_axes(x: Tensor) -> list[int]:
@@ -26,18 +24,12 @@ def channel_axes(x: Tensor) -> list[int]:
 
 def has_short_runs(x: Tensor) -> bool:
     """Whether a plain reduction of ``x`` [N, C, ...] over its channel axes is known to keep its digits."""
-    if (x.rank or 0) <= 2:
+    extents = [x.dimension(axis) for axis in range(2, x.rank or 0)]
+    if not extents:
         batch = x.dimension(0)
         return batch is not None and batch <= LONGEST_LEADING_RUN
-    run = _run(x)
-    return run is not None and run <= LONGEST_RUN
-
-
-def _run(x: Tensor) -> int | None:
-    """How many elements of a channel of ``x`` [N, C, ...] lie in a row in memory; None where that is not known."""
-    extents = [x.dimension(axis) for axis in range(2, x.rank or 0)]
     known = [extent for extent in extents if extent is not None]
-    return math.prod(known) if known and len(known) == len(extents) else None
+    return len(known) == len(extents) and math.prod(known) <= LONGEST_RUN
 
 
 def channel_sum(x: Tensor) -> Tensor:
@@ -48,29 +40,6 @@ def channel_sum(x: Tensor) -> Tensor:
     if (x.rank or 0) > 2:
         x = blocked_sum(builder.op("Reshape", x, builder.integers([0, 0, -1]), shape=[None, x.dimension(1), None]), axis=2)
     return blocked_sum(x, axis=0)
-
-
-def channel_dot(x: Tensor, y: Tensor) -> Tensor:
-    """Sum ``x y``, both [N, C, ...], over all axes but the channel's: [C].
-
-    Of float32 images of known sizes by dot products, which read both once and write nothing: a row [1, P] times a transposed row,
-    for which ONNX Runtime takes a quarter of what a row times a column takes.
-    """
-    length = _dot_product_length(x)
-    if length is None or x.dtype != ir.DataType.FLOAT:
-        return channel_sum(x * y)
-    builder, rows = x.builder, x.builder.integers([0, 0, -1, 1, length])
-    columns = builder.op("Transpose", builder.op("Reshape", y, rows), perm=[0, 1, 2, 4, 3])
-    return channel_sum(builder.op("MatMul", builder.op("Reshape", x, rows), columns))
-
-
-def _dot_product_length(x: Tensor) -> int | None:
-    """The longest part of a run of ``x`` that is as long as a dot product may be; None where there is none."""
-    run = _run(x)
-    if run is None or run > LONGEST_RUN:
-        return None
-    lengths = (run // parts for parts in range(1, LONGEST_RUN // SHORTEST_DOT_PRODUCT + 1) if run % parts == 0)
-    return next((length for length in lengths if SHORTEST_DOT_PRODUCT <= length <= LONGEST_DOT_PRODUCT), None)
 
 
 def channel_mean(x: Tensor) -> Tensor:
