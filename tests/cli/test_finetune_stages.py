@@ -155,7 +155,7 @@ def test_stages_that_train_all_layers_stop_early_and_the_last_is_reported(monkey
     choices |= dict.fromkeys(("schedule", "layer_decay", "outputs", "metrics", "loss", "batch")) | {"schedule": "constant"}
     options = Data(data="data.npz"), Pixels(), TextOptions(), Course(epochs=2), Results(folder=tmp_path)
     watching = Watching(report=tmp_path / "r.html", tensorboard=tmp_path / "events", profile=True)
-    _Stages(tmp_path, choices, None, *options, watching, (), "").train(3, ())
+    _Stages(tmp_path, choices, (), *options, watching, (), "").train(3, ())
     watched = [next(value for value in arguments if isinstance(value, Watching)) for _, arguments, _ in begun]
     assert [value.tensorboard for value in watched] == [tmp_path / "events" / f"stage-{number}" for number in (1, 2, 3)]
     assert [(value.report is not None, value.profile) for value in watched] == [(False, False), (False, False), (True, True)]
