@@ -27,8 +27,8 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """What a name alone asks for."""
 RATE = 0.1
-"""The learning rate of the quantized model, in that of the run: the weights were tuned already. Chosen on pictures of training digits
-alone, where 4 bits came to more at 0.1 than at 0.3 in four of four runs (``docs/quantization.md``)."""
+"""The learning rate of the quantized model, in that of the run: the weights were tuned already. Chosen on pictures of training
+digits alone, where 4 bits came to more at 0.1 than at 0.3 in four of four runs (``docs/quantization.md``)."""
 PARTS = {8: 3, 4: 1}
 """The quantized model trains for this part of the epochs before, rounded up. Four bits take weights far from where they were:
 Esser et al. (2020) train one epoch for eight bits, and as long as for float32, ten times as fast, for fewer."""
