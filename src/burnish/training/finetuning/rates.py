@@ -33,7 +33,7 @@ LOWER, TIMES_LOWER = 1e-3, 2
 BACK_AT_MOST = 8.0
 """Times the rate at the least loss: there the loss is taken to be back at the latest, and at the last rate that was tried.
 
-Where a test has not diverged by then, it is taken to diverge there too."""
+What a test did without harm counts no further either."""
 BELOW_THE_EDGE = 3
 """Half came to as much in the mean over models, and to far less where a long run is unstable at lower rates than a test."""
 UNKNOWN_RATE = 0.001
@@ -88,9 +88,19 @@ class RangeTest:
         return self.rate(len(self.losses) - 1)
 
     @property
-    def diverging(self) -> float:
-        """The rate at which the loss diverges, as far as the test tells."""
-        return self.last if self.has_diverged else min(self.last, BACK_AT_MOST * self.rate(self.least))
+    def below_the_edge(self) -> float:
+        """A rate below that at which training turns unstable, which lies between that of the least loss and ``back``."""
+        return math.sqrt(self.rate(self.least) * self.back) / BELOW_THE_EDGE
+
+    @property
+    def below_divergence(self) -> float:
+        """A tenth of the rate at which the loss diverged.
+
+        Where it did not, the last rate is a lower bound of that, which raises ``below_the_edge`` or leaves it.
+        """
+        if self.has_diverged:
+            return self.last / BELOW_DIVERGENCE
+        return max(self.below_the_edge, min(self.last, BACK_AT_MOST * self.rate(self.least)) / BELOW_DIVERGENCE)
 
     @property
     def is_too_high(self) -> bool:
@@ -136,8 +146,8 @@ def find_rate(
     at its least loss and that at which the loss is back where it began, training turns from fast to unstable: a third of their
     geometric mean is one estimate. It is noisy, as each batch has its own loss: a lucky batch puts the least loss at a rate many
     times lower. A tenth of the rate at which the loss diverges is another, less noisy one, and counts twice as much in the
-    geometric mean of both. Several tests are taken, each from the program's initial state on the batches that follow; the rate is
-    the geometric mean over them.
+    geometric mean of both; where the loss does not diverge, it is the first, or more where higher rates did no harm. Several
+    tests are taken, each from the program's initial state on the batches that follow; the rate is the geometric mean over them.
 
     Where the loss falls by no more than losses of batches differ, as it may on a few dozen samples, or only at rates far below
     those that do no harm, the rate is a tenth of that at which it diverges, or 0.001 where no test did.
@@ -178,17 +188,17 @@ def _judged(tests: list[RangeTest]) -> tuple[float, str]:
     if _have_fallen(tests):
         least = _mean([test.rate(test.least) for test in tests])
         back = _mean([test.back for test in tests])
-        edge = math.sqrt(least * back) / BELOW_THE_EDGE
+        edge = _mean([test.below_the_edge for test in tests])
         far_below = FAR_BELOW_DIVERGENCE if len(diverged) == len(tests) else FAR_BELOW_THE_LAST
         if edge >= _mean([test.last for test in tests]) / far_below:
-            diverging = _mean([test.diverging for test in tests])
-            lr = _rounded(edge ** (1 - WEIGHT_OF_DIVERGENCE) * (diverging / BELOW_DIVERGENCE) ** WEIGHT_OF_DIVERGENCE)
-            end = "diverged at" if len(diverged) == len(tests) else "had not diverged in every test by"
+            below = _mean([test.below_divergence for test in tests])
+            lr = _rounded(edge ** (1 - WEIGHT_OF_DIVERGENCE) * below**WEIGHT_OF_DIVERGENCE)
             many = f"{len(tests)} range test{'s' * (len(tests) != 1)}, {sum(len(test.losses) for test in tests)} steps"
+            where = "where it diverged" if len(diverged) == len(tests) else "where it diverged or did no harm"
+            both = f", {edge:.2g}, and, counted twice, a tenth of {where}, {below:.2g}" if lr != _rounded(edge) else ""
             return lr, (
-                f"lr: {lr:g}; in {many}, the loss was least at {least:.2g}, back where it began from {back:.2g} on, and {end} "
-                f"{diverging:.2g}: between a third of the geometric mean of the first two, {edge:.2g}, and a tenth of the last, "
-                "which counts twice"
+                f"lr: {lr:g}; in {many}, the loss was least at {least:.2g} and back where it began from {back:.2g} on: a third "
+                f"of the geometric mean{both}"
             )
     if diverged:
         lr = _rounded(_mean(diverged) / BELOW_DIVERGENCE)
