@@ -13,6 +13,7 @@ import burnish.engines.torch
 from burnish.engines.kernels.convolution import operators as convolution
 from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE_GROUPS
 from burnish.engines.kernels.engine_operator import EngineOperator, engine_operators, may_share_memory
+from burnish.engines.kernels.indexing.operators import FUSED_GATHER_GRAD
 from burnish.engines.kernels.recurrent.operators import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD
 from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
 from burnish.engines.torch.families.precision.translation import CAST_APART
@@ -53,8 +54,8 @@ def test_every_operator_is_translated() -> None:
     without = {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None}
     channels_last = {it.name for it in vars(convolution).values() if isinstance(it, EngineOperator)}
     gru = {FUSED_GRU_STEPS.name, FUSED_GRU_STEPS_GRAD.name}
-    # This engine updates the state in place (families/update), and PyTorch knows where channels are last and has a GRU.
-    assert without == {FUSED_ELEMENTWISE_GROUPS.name, *channels_last, *gru}
+    # This engine updates the state in place (families/update), and PyTorch knows where channels are last, adds rows and has a GRU.
+    assert without == {FUSED_ELEMENTWISE_GROUPS.name, FUSED_GATHER_GRAD.name, *channels_last, *gru}
 
 
 def test_no_operator_has_the_name_of_a_semantic_one() -> None:
