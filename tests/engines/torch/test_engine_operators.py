@@ -54,7 +54,7 @@ def test_every_operator_is_translated() -> None:
     without = {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None}
     channels_last = {it.name for it in vars(convolution).values() if isinstance(it, EngineOperator)}
     gru = {FUSED_GRU_STEPS.name, FUSED_GRU_STEPS_GRAD.name}
-    # This engine updates the state in place (families/update), and PyTorch knows where channels are last, adds rows and has a GRU.
+    # This engine updates the state in place (families/update); PyTorch knows where channels are last, adds rows and has a GRU.
     assert without == {FUSED_ELEMENTWISE_GROUPS.name, FUSED_GATHER_GRAD.name, *channels_last, *gru}
 
 
