@@ -63,8 +63,8 @@ def test_frozen_weights_stay_and_python_does_the_same(folder) -> None:
     ("asked", "epochs", "rate"),
     [
         ("int8", 2, 0.1),
-        ("int4", 5, 0.1),
-        ({"weights": "int4 blocks of 32"}, 5, 0.1),
+        ("int4", 5, 0.3),
+        ({"weights": "int4 blocks of 32"}, 5, 0.3),
         ("int4:epochs=1,rate=0.5", 1, 0.5),
         ({"weights": "int4"}, 5, 0.1),
     ],
