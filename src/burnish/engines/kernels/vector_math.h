@@ -43,6 +43,16 @@ namespace burnish {
   return p * float_of(static_cast<uint32_t>(half + 127) << 23) * float_of(static_cast<uint32_t>(n - half + 127) << 23);
 }
 
+// e^r of the remainder r that is left of a number once multiples of log(2) are taken off.
+[[gnu::always_inline]] inline float exponential_of_remainder(float r) {
+  float p = 0.00139517174f;
+  p = p * r + 0.00836959854f;
+  p = p * r + 0.0416661873f;
+  p = p * r + 0.166665122f;
+  p = p * r + 0.5f;
+  return (p * (r * r) + r) + 1.f;
+}
+
 // e^x of a number that is never positive: as above in fewer instructions, as 2^(k + 64) is no denormal number for any of them.
 [[gnu::always_inline]] inline float falling_exponential(float x) {
   float c = x < -104.5f ? -104.5f : x;
@@ -51,12 +61,7 @@ namespace burnish {
   float k = shifted - kShift;
   float whole = c - k * 0.693359375f;  // exact
   float r = whole - k * -2.12194440e-4f;
-  float p = 0.00139517174f;
-  p = p * r + 0.00836959854f;
-  p = p * r + 0.0416661873f;
-  p = p * r + 0.166665122f;
-  p = p * r + 0.5f;
-  p = (p * (r * r) + r) + 1.f;
+  float p = exponential_of_remainder(r);
   return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
 }
 
@@ -157,12 +162,7 @@ struct Normal {
   float r = power - k * 0.693359375f;
 #endif
   r = (r - k * -2.12194440e-4f) + lost;
-  float p = 0.00139517174f;
-  p = p * r + 0.00836959854f;
-  p = p * r + 0.0416661873f;
-  p = p * r + 0.166665122f;
-  p = p * r + 0.5f;
-  p = (p * (r * r) + r) + 1.f;
+  float p = exponential_of_remainder(r);
   float e = p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
   float above = 0.00364335235f;
   above = above * a + 0.0375727641f;
