@@ -247,6 +247,37 @@ def test_void_pixels_are_refused_where_the_loss_ignores_none(tmp_path: Path) -> 
             open_dataset(folder, spec).batch(np.array([0]))
 
 
+def test_masks_of_0_and_255_alone_say_yes_where_they_hold_255(tmp_path: Path) -> None:
+    folder, yes_or_no = tmp_path / "masks", mask_spec(("batch", 1, 32, 32), FLOAT, None)
+    write_masks(folder, [one._replace(mask=(one.mask > 0).astype(np.uint8) * 255) for one in SHAPES])
+    labels = open_dataset(folder, yes_or_no).batch(np.arange(6))["labels"]
+    np.testing.assert_array_equal(labels[:, 0], np.stack([one.mask > 0 for one in SHAPES]))
+    with pytest.raises(DataError, match=r"the masks hold 0 and 255 alone, .* write 1 in its place; or .* bce_with_logits"):
+        open_dataset(folder, mask_spec())
+    Image.fromarray(SHAPES[5].mask).save(folder / "masks" / "0005.png")
+    with pytest.raises(DataError, match=r"0000.png: pixels of 255 have no class, .* a loss of yes or no ignores none"):
+        open_dataset(folder, yes_or_no).batch(np.arange(1))
+
+
+def test_a_voc_folder_holds_masks_for_a_loss_of_pixels(tmp_path: Path) -> None:
+    folder = write_voc(tmp_path / "voc", SHAPES)
+    masks = folder / "SegmentationClass"
+    masks.mkdir()
+    for number in (1, 2, 4):
+        Image.fromarray(SHAPES[number].mask).save(masks / f"{number:04}.png")
+    whole = open_dataset(folder, mask_spec())
+    np.testing.assert_array_equal(whole.batch(np.arange(3))["labels"], np.stack([SHAPES[place].mask for place in (1, 2, 4)]))
+    listed = folder / "ImageSets" / "Segmentation" / "train.txt"
+    listed.parent.mkdir()
+    listed.write_text("0002\n0003\n0009\n", encoding="utf-8")
+    some = open_dataset(listed, mask_spec())
+    np.testing.assert_array_equal(some.batch(np.arange(1))["labels"][0], SHAPES[2].mask)
+    note = str(some.note)  # type: ignore[attr-defined]
+    assert "1 of 3 pictures left out, they are not in 'JPEGImages': 0009" in note
+    assert "1 of 3 pictures left out, they have no masks" in note
+    assert isinstance(open_dataset(folder, spec_of()), ObjectImages)
+
+
 def test_data_of_another_kind_than_the_loss_are_refused(tmp_path: Path) -> None:
     coco, masks = write_coco(tmp_path / "coco", SHAPES[:1]), write_masks(tmp_path / "masks", SHAPES[:1])
     with pytest.raises(DataError, match=r"objects with boxes, and the loss compares with 'labels': use a loss of detectors"):

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from burnish.data.annotated.coco import instance_files, open_coco
-from burnish.data.annotated.masks import MaskImages, is_masks
-from burnish.data.annotated.voc import is_voc, open_voc
+from burnish.data.annotated.masks import MaskImages, is_masks, is_of_positions
+from burnish.data.annotated.voc import has_masks, is_voc, open_voc
 from burnish.data.batches import Batches
 from burnish.data.column_images import ColumnImages, image_column
 from burnish.data.csv import read_csv
@@ -100,10 +100,10 @@ def open_dataset(
         return MappedArrays(path, spec, classes, pixels)
     if kind == "coco":
         return open_coco(path, spec, classes, image_size, pixels)
+    if kind == "masks" or (kind == "voc" and has_masks(path) and is_of_positions(spec)):
+        return MaskImages(path, spec, image_size, pixels)
     if kind == "voc":
         return open_voc(path, spec, classes, image_size, pixels)
-    if kind == "masks":
-        return MaskImages(path, spec, image_size, pixels)
     if kind == "npz":
         return open_npz(path, spec, classes, pixels)
     refuse_pixels(source, kind, pixels)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from burnish.data.annotated import voc
 from burnish.data.annotated.images import AnnotatedImages, LeftOut
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.decoding import UnreadableImage, resized_sides, upright_size
@@ -25,21 +27,26 @@ def is_masks(path: Path) -> bool:
     return (path / PICTURES).is_dir() and (path / MASKS).is_dir()
 
 
+def is_of_positions(spec: DataSpec) -> bool:
+    """Whether a program compares with one array of labels, which has a place for each pixel."""
+    return spec.label is not None and not spec.further_labels and len(spec.label.extents) in (3, 4)
+
+
 class MaskImages(AnnotatedImages):
     """Pictures in ``images`` and masks of the same names in ``masks``, with one channel of class indices or a palette.
 
     A mask is resized to the labels of the loss, its values as they are (nearest), and follows a cut of the centre and a flip. 255
-    is what the loss ignores (``ignore_index``). For a loss of yes or no, any value above 0 is a yes. Pairs that cannot be used
-    are left out and counted.
+    is what the loss ignores (``ignore_index``). For a loss of yes or no, any value above 0 is a yes, and 255 too where the masks
+    hold no other. Pairs that cannot be used are left out and counted.
 
     Args:
-        path: the folder.
+        path: the folder; or one of VOC, or a list of its pictures, whose masks lie in ``SegmentationClass``.
         spec: what the program takes.
         size, pixels: as ``open_dataset`` takes them.
 
     Raises:
-        DataError: no pair can be used, or a loss that compares no positions. ``batch`` raises it for a class that the model
-            does not have.
+        DataError: no pair can be used, a loss that compares no positions, or one of classes for masks of 0 and 255 alone.
+            ``batch`` raises it for a class that the model does not have.
     """
 
     def __init__(self, path: Path, spec: DataSpec, size: tuple[int, int] | None = None, pixels: PixelsLike | None = None):
@@ -56,6 +63,13 @@ class MaskImages(AnnotatedImages):
         left_out = LeftOut("pictures")
         pairs = _pairs(path, left_out)
         self._masks = [mask for _, mask in pairs]
+        self._has_void = not _hold_void_alone(self._masks)
+        if rank == 3 and not self._has_void:
+            raise DataError(
+                f"{path}: the masks hold 0 and {VOID} alone, and {VOID} is a pixel that has no class: nothing can be told apart; "
+                f"write 1 in its place; or give a model with one channel a loss of yes or no, for which {VOID} is a yes "
+                "(loss='bce_with_logits', --loss bce_with_logits)"
+            )
         super().__init__([file for file, _ in pairs], reader, str(path), left_out.notes())
         assert self.preprocessing.size is not None
         sides = zip(label.extents[-2:], self.preprocessing.size, strict=True)
@@ -70,7 +84,7 @@ class MaskImages(AnnotatedImages):
         ]
         labels = np.stack(masks)
         if len(self._label.extents) == 4:
-            labels = (labels[:, None] > 0) & (labels[:, None] != VOID)
+            labels = labels[:, None] > 0
         return {self._label.name: labels.astype(self._label.numpy_dtype)}
 
     def _mask(self, file: Path) -> np.ndarray:
@@ -89,7 +103,33 @@ class MaskImages(AnnotatedImages):
                 values = np.asarray(mask.resize((self._size[1], self._size[0]), Image.Resampling.NEAREST)).astype(np.int64)
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"{file}: damaged, or no image ({error}); repair or remove it and its picture") from error
-        return values if len(self._label.extents) == 4 else _classes(values, self._label, file)
+        if len(self._label.extents) != 4:
+            return _classes(values, self._label, file)
+        if self._has_void and (values == VOID).any():
+            raise DataError(
+                f"{file}: pixels of {VOID} have no class, as other masks hold classes below it, and a loss of yes or no ignores "
+                f"none: use cross_entropy or dice on an output of two classes, or write 0 or 1 in place of {VOID}"
+            )
+        return values
+
+
+def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
+    """Give the values of the pixels of each mask, in ascending order; files that cannot be read are passed over."""
+    from PIL import Image
+
+    for file in files:
+        with suppress(OSError, ValueError, SyntaxError), Image.open(file) as image:
+            yield np.unique(np.asarray(image))
+
+
+def _hold_void_alone(files: Sequence[Path]) -> bool:
+    """Whether masks hold 255, and besides it 0 alone; reads as far as the first that has a class above 0."""
+    has_void = False
+    for values in mask_values(files):
+        if ((values > 0) & (values < VOID)).any():
+            return False
+        has_void = has_void or bool((values == VOID).any())
+    return has_void
 
 
 def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
@@ -112,15 +152,33 @@ def _classes(values: np.ndarray, label: Entry, file: Path) -> np.ndarray:
     return values
 
 
+def mask_files(path: Path) -> list[Path]:
+    """Return the masks of a folder of pictures and masks, or of one of VOC or a list of its pictures."""
+    if is_masks(path):
+        return image_files(path / MASKS)
+    files = image_files(voc.root_of(path) / voc.MASKS)
+    listed = None if path.is_dir() else {*voc.listed_names(path)}
+    return [file for file in files if listed is None or file.stem in listed]
+
+
 def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
-    masks = {mask.relative_to(path / MASKS).with_suffix(""): mask for mask in image_files(path / MASKS)}
-    files = image_files(path / PICTURES)
+    """The pictures and their masks, which have the same names."""
+    root, pictures, folder = (path, PICTURES, MASKS) if is_masks(path) else (voc.root_of(path), voc.PICTURES, voc.MASKS)
+    masks = {mask.relative_to(root / folder).with_suffix(""): mask for mask in mask_files(path)}
+    files = image_files(root / pictures)
     if not files:
-        raise DataError(f"{path}: no pictures in '{PICTURES}'; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
-    left_out.total = len(files)
+        raise DataError(f"{path}: no pictures in '{pictures}'; {', '.join(sorted(SUFFIXES))} files are read, in subfolders too")
+    absent: list[str] = []
+    if not is_masks(path):  # a VOC folder has many more pictures than masks, and a list says which are meant
+        wanted = [mask.stem for mask in mask_files(path)] if path.is_dir() else voc.listed_names(path)
+        absent = sorted({*wanted} - {file.stem for file in files})
+        files = [file for file in files if file.stem in {*wanted}]
+    left_out.total = len(files) + len(absent)
+    for name in absent:
+        left_out.add(f"they are not in '{pictures}'", name)
     pairs = []
     for file in files:
-        mask = masks.get(file.relative_to(path / PICTURES).with_suffix(""))
+        mask = masks.get(file.relative_to(root / pictures).with_suffix(""))
         if mask is None:
             left_out.add("they have no masks", file)
         elif (reason := _misfit(file, mask)) is not None:

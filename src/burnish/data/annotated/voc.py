@@ -15,7 +15,7 @@ from burnish.data.image.reader import reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
 
-ANNOTATIONS, PICTURES, SETS = "Annotations", "JPEGImages", "ImageSets"
+ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20
 """Bytes of the annotations of one picture; those of VOC take some thousand."""
 DEEPEST = 8
@@ -29,7 +29,12 @@ def is_voc(path: Path) -> bool:
     """Whether a path is a VOC folder, or a list of pictures in one."""
     if path.is_dir():
         return (path / ANNOTATIONS).is_dir() and (path / PICTURES).is_dir()
-    return path.suffix == ".txt" and SETS in path.parent.parts and is_voc(_root_of(path))
+    return path.suffix == ".txt" and SETS in path.parent.parts and is_voc(root_of(path))
+
+
+def has_masks(path: Path) -> bool:
+    """Whether a VOC folder, or that of a list in one, has masks beside the objects."""
+    return (root_of(path) / MASKS).is_dir()
 
 
 def open_voc(
@@ -51,14 +56,12 @@ def open_voc(
     Raises:
         DataError: no annotations, a file name that leads out of the folder, or data that do not fit the program.
     """
-    root = path if path.is_dir() else _root_of(path)
+    root = root_of(path)
     object_entries(spec, str(path))
     reader = reader_for(spec, str(path), size, pixels)
     files = sorted((root / ANNOTATIONS).glob("*.xml"))
     if not path.is_dir():
-        words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-        listed = [line[0] for line in words if line and line[-1] != "-1"]
-        files = [file_within(root / ANNOTATIONS, f"{name}.xml", str(path)) for name in listed]
+        files = [file_within(root / ANNOTATIONS, f"{name}.xml", str(path)) for name in listed_names(path)]
     unreadable, left_out = LeftOut("annotations"), LeftOut("objects")
     unreadable.total = len(files)
     read = []
@@ -83,7 +86,16 @@ def open_voc(
     return ObjectImages(scenes, chosen, spec, reader, str(path), [*unreadable.notes(), *left_out.notes()])
 
 
-def _root_of(path: Path) -> Path:
+def listed_names(path: Path) -> list[str]:
+    """Return the names of the pictures in a list; in one of a class (``cat_train.txt``) those that have it."""
+    words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line[0] for line in words if line and line[-1] != "-1"]
+
+
+def root_of(path: Path) -> Path:
+    """Return the VOC folder itself, of it or of a list in it."""
+    if path.is_dir():
+        return path
     parts = path.parts
     place = len(parts) - 1 - parts[::-1].index(SETS)
     return Path(*parts[:place]) if place else Path(".")
