@@ -23,7 +23,7 @@ from burnish.training.finetuning import transfer
 from burnish.training.finetuning.detectors import find_detector
 from burnish.training.finetuning.file_detections import file_line, file_precision, in_fractions
 from burnish.training.trained_model import model_of_session
-from oracles.shapes import drawn, write_coco, write_masks
+from oracles.shapes import drawn, write_coco, write_masks, write_voc
 from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, small_detr, small_ssd, small_unet, small_yolo
 
 
@@ -137,6 +137,43 @@ def test_void_pixels_are_no_class(masks, tmp_path):
     chosen = burnish.losses.resized(burnish.losses.cross_entropy(ignore_index=255))
     prepared, _ = transfer(small_unet(classes=6, reduction=2), folder, loss=chosen)
     assert prepared.head.classes == 3
+
+
+def yes_or_no_masks(folder: Path, yes: int) -> Path:
+    return write_masks(folder, [one._replace(mask=(one.mask > 0).astype(np.uint8) * yes) for one in drawn(8, 0)])
+
+
+@pytest.mark.parametrize("yes", [1, 255])
+def test_a_model_of_one_channel_learns_yes_or_no(tmp_path, yes):
+    folder = yes_or_no_masks(tmp_path / "shapes", yes)
+    prepared, dataset = transfer(small_unet(classes=1), folder)
+    assert (prepared.task.loss.name, prepared.head.classes, prepared.is_new) == ("bce_with_logits", 1, False)
+    assert prepared.notes[0].startswith("task: yes or no for each pixel: bce_with_logits of 'logits', mean_iou")
+    assert "stays, as the loss compares each of its scores with a target of its own" in prepared.notes[1]
+    labels = dataset.batch(np.arange(8))["targets"]
+    np.testing.assert_array_equal(labels[:, 0], np.stack([one.mask > 0 for one in drawn(8, 0)]))
+
+
+def test_the_head_gets_the_channels_that_masks_ask_for(masks, tmp_path):
+    prepared, _ = transfer(small_unet(classes=6), yes_or_no_masks(tmp_path / "shapes", 255), loss="binary_dice")
+    assert (prepared.head.classes, prepared.is_new) == (1, True)
+    assert prepared.notes[1].endswith("is drawn anew for one score of each pixel; the file had 6")
+    prepared, _ = transfer(small_unet(classes=1), masks)
+    assert (prepared.task.loss.name, prepared.head.classes, prepared.is_new) == ("cross_entropy", 3, True)
+    assert prepared.notes[1].endswith("is drawn anew for 3 classes; the file had 1")
+
+
+def test_a_model_of_pixels_reads_the_masks_of_a_voc_folder(tmp_path):
+    folder = write_voc(tmp_path / "voc", drawn(4, 0))
+    with pytest.raises(ConfigurationError, match="the data hold objects with boxes"):
+        transfer(small_unet(classes=6), folder)
+    (folder / "SegmentationClass").mkdir()
+    for number, one in enumerate(drawn(4, 0)):
+        Image.fromarray(one.mask).save(folder / "SegmentationClass" / f"{number:04}.png")
+    prepared, dataset = transfer(small_unet(classes=6), folder)
+    assert (prepared.task.kind, prepared.head.classes, len(dataset)) == ("masks", 3, 4)
+    prepared, _ = transfer(small_yolo(classes=6), folder)
+    assert (prepared.task.kind, prepared.task.classes) == ("objects", 2)
 
 
 def test_masks_want_a_class_for_each_pixel(masks):

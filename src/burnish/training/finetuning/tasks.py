@@ -13,18 +13,20 @@ import onnx_ir as ir
 
 from burnish import losses
 from burnish.data import Dataset, DataSource, DataSpec, ImageAugmentation
-from burnish.data.annotated.masks import MaskImages
+from burnish.data.annotated.masks import VOID, MaskImages, mask_files, mask_values
+from burnish.data.annotated.voc import has_masks
 from burnish.data.image.augmentation import read_augmentation
 from burnish.data.sources import data_kind
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import FLOATING
+from burnish.losses.base import SIGMOID
 from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
 from burnish.training.finetuning.detectors import find_detector
 
 Kind = Literal["classes", "masks", "objects"]
-CROSS_ENTROPY = "cross_entropy"
+CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
 SHOWN = 5
 """How many of several classes a line names."""
 METRICS: dict[Kind, tuple[str, ...]] = {
@@ -48,6 +50,7 @@ class Task:
         metrics: what is reported; the first decides which epoch is best.
         others: how many of the scores are of no class.
         is_yes_or_no: whether each score is a question of its own.
+        scores: of masks, how many scores the loss reads of each pixel; None: as many as the file gives.
     """
 
     kind: Kind
@@ -57,6 +60,7 @@ class Task:
     metrics: tuple[str, ...]
     others: int = 0
     is_yes_or_no: bool = False
+    scores: int | None = None
 
     @property
     def classes(self) -> int:
@@ -88,13 +92,15 @@ class Task:
         return class_layers(scores, self.head.scores)
 
     def occurring(self, dataset: Dataset, spec: DataSpec) -> list[int]:
-        """Return which classes there are in data that do not name them, in ascending order.
+        """Return which classes there are in data that do not name them, in ascending order; of yes or no, all scores.
 
         Raises:
             DataError: the data give no labels.
         """
         if spec.label is None:
             raise DataError("the data give no labels: fine-tuning learns classes")
+        if not is_of_classes(spec):  # one target for each score, and these are as many as the file has
+            return list(range(self.classes))
         classes: set[int] = set()
         for begin in range(0, len(dataset), 1024):
             indices = np.arange(begin, min(begin + 1024, len(dataset)))
@@ -104,6 +110,11 @@ class Task:
                 labels = dataset.batch(indices)[spec.label.name]
             classes.update(np.unique(labels[labels != spec.label.ignored]).tolist())
         return sorted(classes)
+
+
+def is_of_classes(spec: DataSpec) -> bool:
+    """Whether a program compares with indices of classes, and not with a target for each score."""
+    return spec.label is None or not spec.label.dtype.is_floating_point()
 
 
 def absent_classes(occurring: Sequence[int]) -> str | None:
@@ -145,13 +156,16 @@ def task_of(
         ConfigurationError: the model has no head for such data, or what must be said of it.
     """
     kind = data_kind(data) if isinstance(data, str | Path) else None
+    path = Path(data) if isinstance(data, str | Path) else Path()
+    if kind == "voc" and has_masks(path) and _is_of_pixels(model, output, loss):
+        kind = "masks"
     if kind in ("coco", "voc"):
         task = _objects(model, output, loss)
     elif output is not None and not isinstance(output, str):
         raise ConfigurationError(f"head_output: the classes come from one output, not from {list(output)}: name that one")
     else:
         head = find_head(model, output or output_of(model))
-        task = _masks(model, head, loss) if kind == "masks" else _classes(head, loss)
+        task = _masks(model, head, loss, path) if kind == "masks" else _classes(head, loss)
     if metrics is not None:
         task = replace(task, metrics=tuple(metrics))
     changes = None if augment is None else read_augmentation(augment)
@@ -175,21 +189,61 @@ def _classes(head: Head, loss: losses.LossLike | None) -> Task:
     return Task("classes", head, head.output, chosen, METRICS["classes"])
 
 
-def _masks(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
+def _is_of_pixels(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> bool:
+    """Whether a model gives classes for each pixel, and no boxes."""
+    if output is not None and not isinstance(output, str):
+        return False
+    try:
+        find_detector(model, None, loss)
+    except ConfigurationError:
+        with suppress(ConfigurationError):
+            head = find_head(model, output or output_of(model))
+            shape = next(value for value in model.graph.outputs if value.name == head.output).shape
+            return shape is not None and len(shape) == 4
+    return False
+
+
+def _masks(model: ir.Model, head: Head, loss: losses.LossLike | None, folder: Path) -> Task:
     output = next(value for value in model.graph.outputs if value.name == head.output)
     if output.shape is None or len(output.shape) != 4:
         raise ConfigurationError(
             f"finetune: the data are masks, with a class for each pixel, and the output '{head.output}' has shape "
             f"{output.shape}: name the one that is [batch, classes, height, width] (head_output=..., --outputs)"
         )
-    if loss is None:
+    chosen = None if loss is None else losses.get(loss)
+    scores, is_yes_or_no = _scores_of_pixels(head, chosen, folder)
+    if chosen is None:
+        plain = losses.get(YES_OR_NO if is_yes_or_no else CROSS_ENTROPY)
         sides = list(output.shape.dims[2:])
         pictures = [list(value.shape.dims) for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
         is_whole = all(isinstance(side, int) for side in sides) and any(
             dims[2:] == sides or dims[1:3] == sides for dims in pictures
         )
-        loss = CROSS_ENTROPY if is_whole else losses.resized(CROSS_ENTROPY)
-    return Task("masks", head, head.output, losses.get(loss), METRICS["masks"])
+        chosen = plain if is_whole else losses.resized(plain)
+    return Task("masks", head, head.output, chosen, METRICS["masks"], is_yes_or_no=is_yes_or_no, scores=scores)
+
+
+def _scores_of_pixels(head: Head, loss: losses.Loss | None, folder: Path) -> tuple[int, bool]:
+    """How many scores of each pixel are to be learned, and whether that is one of yes or no.
+
+    Where a file gives more than one, their number follows from the data when these are read.
+    """
+    if loss is not None and asks_yes_or_no(loss):
+        return 1, True
+    if head.classes > 1 or isinstance(loss, VALUES):
+        return head.classes, False
+    values = {int(value) for mask in mask_values(mask_files(folder)) for value in mask} - {0}
+    if loss is None and len(values) <= 1:
+        return 1, True
+    return max(values - {VOID}, default=1) + 1, False
+
+
+def asks_yes_or_no(loss: losses.Loss) -> bool:
+    """Whether a loss takes each element of its prediction for a question of yes or no."""
+    return any(
+        reading.activation == SIGMOID or (reading.takes == "probabilities" and reading.class_axis is None)
+        for reading in loss.readings
+    )
 
 
 def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> Task:

@@ -28,7 +28,7 @@ from burnish.surgery.class_layers import ClassLayers
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
 from burnish.training.finetuning.sources import name_of, open_source
-from burnish.training.finetuning.tasks import Task, absent_classes, task_of
+from burnish.training.finetuning.tasks import Task, absent_classes, is_of_classes, task_of
 from burnish.training.text_length import length_of, within_the_model
 
 HEAD = "head"
@@ -157,18 +157,18 @@ def transfer(
     if batch is not None:
         settle_outputs(model)
     task = task_of(model, data, output, loss, metrics, augment)
+    head, before = task.head, task.classes
+    if task.scores not in (None, before):
+        model, task = task.replaced(model, task.scores, seed)
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
     names = _class_names(task, dataset, name_of(data))
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
-    _check_occurring(task, occurring, name_of(data))
+    _check_occurring(task, spec, occurring, name_of(data))
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
-    before, notes = task.classes, _said(task)
-    is_new = count != before or (names is not None and spec.described.classes != names)
-    if is_new:
+    if count != task.classes or (names is not None and spec.described.classes != names):
         model, task = task.replaced(model, count, seed)
-        notes.append(f"head: {task.called} drawn anew for {count} classes; the file had {before}")
-    else:
-        notes.append(f"head: {task.called.rsplit(' ', 1)[0]} stays, as the file's {count} classes are those of the data")
+    is_new = task.head is not head
+    notes = [*_said(task), _said_of_head(task, is_new, before, is_of_classes(spec))]
     notes += [] if absent is None else [absent]
     head = task.head
     if cut is not None:
@@ -214,9 +214,9 @@ def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | N
     return names
 
 
-def _check_occurring(task: Task, occurring: Sequence[int], data: str) -> None:
+def _check_occurring(task: Task, spec: DataSpec, occurring: Sequence[int], data: str) -> None:
     """Raise DataError for numbers of classes from which samples cannot be told apart."""
-    if task.kind != "classes" or not occurring:
+    if task.kind != "classes" or not occurring or not is_of_classes(spec):
         return
     if occurring[0] < 0:
         raise DataError(
@@ -235,12 +235,24 @@ def _arrays(model: ir.Model, head: Head | ClassLayers) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in values if tensor is not None}
 
 
+def _said_of_head(task: Task, is_new: bool, before: int, has_classes: bool) -> str:
+    """What becomes of the head of a file that had ``before`` classes."""
+    layers = task.called.rsplit(" ", 1)[0]
+    if has_classes and not is_new:
+        return f"head: {layers} stays, as the file's {task.classes} classes are those of the data"
+    if not is_new:
+        return f"head: {layers} stays, as the loss compares each of its scores with a target of its own"
+    what = f"{task.classes} classes" if has_classes else "one score of each pixel"
+    return f"head: {task.called} drawn anew for {what}; the file had {before}"
+
+
 def _said(task: Task) -> list[str]:
     """What is said of a task that is not plain."""
     notes = []
     outputs = [task.outputs] if isinstance(task.outputs, str) else task.outputs
     if task.kind != "classes":
-        what = "a class for each pixel" if task.kind == "masks" else "boxes of objects"
+        of_pixels = "yes or no for each pixel" if task.is_yes_or_no else "a class for each pixel"
+        what = of_pixels if task.kind == "masks" else "boxes of objects"
         read = " and ".join(f"'{name}'" for name in outputs)
         notes.append(f"task: {what}: {task.loss.name} of {read}, {', '.join(task.metrics)}")
     if isinstance(task.loss, losses.Mixed):
