@@ -3,13 +3,15 @@
     python benchmarks/quantization.py              both models, three seeds; ten to fifteen minutes on two cores
     python benchmarks/quantization.py --models resnet --weights int8 --seeds 0 --epochs 2
     python benchmarks/quantization.py --rates 0.03 0.1 0.3 --seeds 0 1    what the rate of quantized models was chosen by
+    python benchmarks/quantization.py --rates 0.3 --distill 0 0.5 0.9     and how far they learn what the model in float32 says
     python benchmarks/quantization.py --speed                      how fast quantized files are, a minute
 
 A residual network and a MobileNetV2 (He et al. 2015, Sandler et al. 2018), small ones, learn 100 classes in float32: two of
 scikit-learn's digits side by side, moved, of different contrast, with noise. The 4,000 pictures to test on, others for each seed,
 are made of digits that no picture to train on holds. Each model is then quantized after training, by
 ``onnxruntime.quantization.quantize_static`` (min-max, 7 of 8 bits), and by ``burnish.surgery.quantize`` and further training, for
-as long and at the part of the rate that ``burnish finetune --quantize`` takes.
+as long, at the part of the rate and by the loss that ``burnish finetune --quantize`` takes: what the model in float32 says of the
+classes, and the labels.
 
 Columns: accuracy on the test pictures; that in float32 after the same further training without quantization; which part of the
 accuracy that was lost after training comes back; how far the exported file is from evaluation at most, in steps of its outputs;
@@ -44,10 +46,12 @@ import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import burnish
-from burnish import surgery
+from burnish import losses, surgery
 from burnish.data.digits import digits_arrays
+from burnish.losses import LossLike
 from burnish.models import residual_network
 from burnish.training.finetuning import Quantization
+from burnish.training.finetuning.quantization import DISTILLED
 from torch_models import MobileNetV2, export_onnx, mobilenet_v2
 
 BATCH = 64
@@ -163,14 +167,16 @@ def source(name: str, seed: int) -> tuple[ir.Model | onnx.ModelProto, int]:
     return export_onnx(module, torch.zeros(2, 3, HEIGHT, WIDTH)), 3
 
 
-def tuned(model: object, data: Pictures, epochs: int, rate: float, seed: int = 0) -> burnish.Session:
+def tuned(
+    model: object, data: Pictures, epochs: int, rate: float, seed: int = 0, loss: LossLike = "cross_entropy"
+) -> burnish.Session:
     """Train a model as ``burnish finetune`` does, with a rate that rises and falls by a cosine, and return the session."""
     steps = epochs * (len(data.x) // BATCH)
     rise = round(WARMUP * steps)
     falling = burnish.optim.schedules.cosine(rate, steps - rise)
     schedule = burnish.optim.schedules.warmup(falling, rise) if rise else falling
     session = burnish.Session(
-        burnish.compile(model, optimizer=burnish.optim.sgd(lr=schedule, momentum=0.9)), seed=seed, threads=1
+        burnish.compile(model, loss=loss, optimizer=burnish.optim.sgd(lr=schedule, momentum=0.9)), seed=seed, threads=1
     )
     for batch in data.batches(epochs, seed):
         session.step(batch)
@@ -277,11 +283,13 @@ def measure(
     for kind in kinds:
         integers = Quantization.read({"weights": WEIGHTS[kind]})
         course = integers.length(epochs), RATE * integers.rate
+        loss = integers.objective(losses.get("cross_entropy"), float32.plain, "logits")
         if course not in longer:
-            longer[course] = test.accuracy(tuned(float32.plain, train, *course, seed + 1).predict({"x": test.x})["logits"])
+            session = tuned(float32.plain, train, *course, seed + 1, loss)
+            longer[course] = test.accuracy(session.predict({"x": test.x})["logits"])
         after = test.accuracy(outputs(after_training(float32.folded, train, kind), test.x))
         quantized = surgery.quantize(float32.plain, WEIGHTS[kind], calibration=train.calibration)
-        trained = tuned(quantized, train, *course, seed + 1)
+        trained = tuned(quantized, train, *course, seed + 1, loss)
         path = trained.export(folder / f"{kind}.onnx")
         yield (
             kind,
@@ -341,9 +349,27 @@ def compare(arguments: argparse.Namespace) -> None:
             print(Row(*np.mean(each, axis=0)).text(name, kind, "mean"), flush=True)
 
 
+def searched(
+    plain: Path,
+    quantized: object,
+    train: Pictures,
+    kind: str,
+    tried: Sequence[tuple[float, float]],
+    epochs: int,
+    seed: int,
+) -> Iterator[burnish.Session]:
+    """Give the quantized model as it is, and trained at each factor of the rate and part of what the model in float32 says."""
+    yield burnish.Session(burnish.compile(quantized, optimizer="sgd"))
+    for rate, part in tried:
+        integers = Quantization.read({"weights": WEIGHTS[kind], "rate": rate, "distill": part})
+        loss = integers.objective(losses.get("cross_entropy"), plain, "logits")
+        yield tuned(quantized, train, integers.length(epochs), RATE * integers.rate, seed + 1, loss)
+
+
 def search(arguments: argparse.Namespace) -> None:
-    """Print how well each factor of the learning rate does, on pictures that judge no model."""
-    print("model      weights     seed  float32 quantized " + " ".join(f"{rate:>8g}" for rate in arguments.rates))
+    """Print how well each factor of the learning rate does, with each part of distillation, on pictures that judge no model."""
+    tried = [(rate, part) for rate in arguments.rates for part in arguments.distill]
+    print("model      weights     seed  float32 quantized " + " ".join(f"{f'{rate:g}, {part:g}':>8}" for rate, part in tried))
     for name in arguments.models:
         for seed in arguments.seeds:
             model, channels = source(name, seed)
@@ -352,12 +378,10 @@ def search(arguments: argparse.Namespace) -> None:
                 float32 = in_float32(model, train, judging, arguments.epochs, seed, Path(folder))
                 for kind in arguments.weights:
                     quantized = surgery.quantize(float32.plain, WEIGHTS[kind], calibration=train.calibration)
-                    epochs = Quantization.read({"weights": WEIGHTS[kind]}).length(arguments.epochs)
-                    sessions = [
-                        burnish.Session(burnish.compile(quantized, optimizer="sgd")),
-                        *(tuned(quantized, train, epochs, RATE * rate, seed + 1) for rate in arguments.rates),
-                    ]
-                    before, *each = (judging.accuracy(session.predict({"x": judging.x})["logits"]) for session in sessions)
+                    before, *each = (
+                        judging.accuracy(session.predict({"x": judging.x})["logits"])
+                        for session in searched(float32.plain, quantized, train, kind, tried, arguments.epochs, seed)
+                    )
                     figures = " ".join(f"{accuracy:8.2%}" for accuracy in each)
                     print(f"{name:10} {kind:11} {seed:4} {float32.accuracy:8.2%} {before:9.2%} {figures}", flush=True)
 
@@ -369,6 +393,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=12, help="in float32")
     parser.add_argument("--rates", nargs="+", type=float, help="factors of the learning rate to choose from")
+    parser.add_argument("--distill", nargs="+", type=float, default=[DISTILLED], help="parts of the loss to choose from")
     parser.add_argument("--speed", action="store_true", help="measure how fast files are, and nothing else")
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # the quantizer advises to prepare the model, which an export is

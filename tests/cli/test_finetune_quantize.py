@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import burnish
+from burnish import losses
 from burnish.errors import ConfigurationError
 from burnish.training.finetuning import Quantization
 
@@ -36,6 +37,11 @@ def test_a_run_ends_in_integers_and_says_what_they_cost(run, folder) -> None:
     kinds = {tensor.name: tensor.data_type for tensor in onnx.load("out/tuned.onnx").graph.initializer if len(tensor.dims) > 1}
     assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= set(kinds.values())  # the first and the last layer have 8 bits
     assert onnx.TensorProto.FLOAT not in kinds.values()
+
+    trained_on = json.loads({entry.key: entry.value for entry in onnx.load("out/tuned.onnx").metadata_props}["burnish.objective"])
+    assert trained_on["loss"]["name"] == "cross_entropy"  # the teacher need not go where the file goes
+    loss = burnish.Program.load("out/program").options["loss"]
+    assert (loss["name"], loss["teacher"]) == ("distill", "out/stages/1/tuned.onnx")
 
 
 @pytest.mark.slow
@@ -74,12 +80,30 @@ def test_four_bits_train_as_long_as_the_run(asked, epochs, rate) -> None:
     assert (integers.length(5), integers.rate) == (epochs, rate)
 
 
+def test_classes_are_learnt_of_the_tuned_model_too() -> None:
+    loss, other = losses.get("cross_entropy"), losses.get("mse")
+    taught = Quantization.read("int8").objective(loss, "float32.onnx", "logits")
+    assert taught == losses.distill("float32.onnx", temperature=4, alpha=0.5, loss=loss, teacher_output="logits")
+    assert Quantization.read("int4:distill=0.9").objective(loss, "float32.onnx", ["logits"]).alpha == 0.9
+    assert Quantization.read("int8:distill=0").objective(loss, "float32.onnx", "logits") is loss
+    mixed = losses.mixed(mixup=0.2)
+    for untaught in (other, mixed):
+        assert Quantization.read("int8").objective(untaught, "float32.onnx", "logits") is untaught
+    with pytest.raises(ConfigurationError, match="distill: the tuned model says nothing of mixed samples: leave distill out"):
+        Quantization.read("int8:distill=0.5").objective(mixed, "float32.onnx", "logits")
+    with pytest.raises(
+        ConfigurationError, match="a student learns the probabilities of classes, and the loss mean_squared_error reads no"
+    ):
+        Quantization.read("int8:distill=0.5").objective(other, "float32.onnx", "logits")
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ("int9", r"quantize='int9': there is no such form \(did you mean 'int8'\?\): give int8 or int4"),
         ("int8:epochs=0", "quantize: epochs=0: give a whole number of 1 or more"),
         ("int8:rate=0", "quantize: rate=0: give a factor of the learning rate above 0"),
+        ("int8:distill=2", "quantize: distill=2: give the part of the loss that is what the tuned model says, from 0 to 1"),
         ("int8:methd=entropy", r"quantize has no option 'methd' \(did you mean 'method'\?\)"),
         ({"weights": "int3"}, "quantize: weights='int3' is no format"),
         ({"calibration": []}, "quantize: calibration is the run's own: leave it out"),

@@ -152,7 +152,8 @@ def test_stages_that_train_all_layers_stop_early_and_the_last_is_reported(monkey
     stage = {"epochs": 1, "cached": False, "groups": {}}
     stages = [stage, stage, {**stage, "quantized": True}]
     choices = {"lr": 0.1, "batch_size": 8, "samples": 8, "stages": stages, "kind": "classes", "quantize": "int8"}
-    choices |= dict.fromkeys(("schedule", "layer_decay", "outputs", "metrics", "loss", "batch")) | {"schedule": "constant"}
+    choices |= {"schedule": "constant", "outputs": "logits", "loss": "cross_entropy"}
+    choices |= dict.fromkeys(("layer_decay", "metrics", "batch"))
     options = Data(data="data.npz"), Pixels(), TextOptions(), Course(epochs=2), Results(folder=tmp_path)
     watching = Watching(report=tmp_path / "r.html", tensorboard=tmp_path / "events", profile=True)
     _Stages(tmp_path, choices, (), *options, watching, (), "").train(3, ())

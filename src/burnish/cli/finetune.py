@@ -130,13 +130,14 @@ class _Stages:
             is_last = number == len(stages) - 1
             is_whole = is_last or bool(stages[number + 1].get("quantized"))
             options = unmixed(self.data), self.pixels, self.texts
-            integers = None
+            integers, compilation = None, compilation_of(self.choices, stage)
             if earlier is not None and stage.get("quantized"):
                 integers = QuantizedStage(self.folder, earlier, self.choices, *options, self.course).begun(self.results.resume)
+                compilation = replace(compilation, loss=integers.loss)
             run = TrainingRun(
                 self.folder / START if integers is None else integers.start,
                 *options,
-                for_language(compilation_of(self.choices, stage), self.texts),
+                for_language(compilation, self.texts),
                 course_of(self.course, self.choices, number, earlier if integers is None else None),
                 results_of(self.results, place, is_last),
                 self.watching if len(stages) == 1 else self.watching.of_stage(number + 1, is_last),

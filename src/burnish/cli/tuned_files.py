@@ -50,6 +50,15 @@ class QuantizedStage:
         """The tuned model in float32."""
         return self.earlier / TUNED
 
+    @property
+    def loss(self) -> Any:
+        """What the quantized model learns, as settings: for classes, what the tuned model says of them beside the labels."""
+        from burnish import losses
+        from burnish.training.finetuning import Quantization
+
+        integers = Quantization.read(self.choices["quantize"])
+        return integers.objective(losses.get(self.choices["loss"]), self.tuned, self.choices["outputs"]).options()
+
     def begun(self, is_resumed: bool) -> QuantizedStage:
         """Write the quantized model, calibrated on the training data, and say so; that of a run that goes on stays.
 

@@ -109,8 +109,7 @@ class Distillation(PlainSettings):
             raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
         if self.projection not in get_args(Projection):
             raise ConfigurationError(f"{self.name}: projection must be 'auto', 'never' or 'always', not {self.projection!r}")
-        readings = self.loss.readings
-        if len(readings) != 1 or readings[0].activation is None or readings[0].activation.axis is None:
+        if not reads_classes(self.loss):
             raise ConfigurationError(
                 f"{self.name}: a student learns the probabilities of classes, and the loss {self.loss.name} reads no logits of "
                 "classes: give a loss such as cross_entropy, focal or dice"
@@ -235,6 +234,12 @@ class Distillation(PlainSettings):
         read = {theirs: inputs[ours] for theirs, ours in self.prepared.inputs.items()}
         outputs = inlined(self.prepared.model, builder, read, f"{self.name}: the teacher")
         return tuple(STOP_GRADIENT(output) for output in outputs)
+
+
+def reads_classes(loss: Loss) -> bool:
+    """Whether a loss reads logits of classes and nothing else, beside which a student can learn a teacher's probabilities."""
+    readings = loss.readings
+    return len(readings) == 1 and readings[0].activation is not None and readings[0].activation.axis is not None
 
 
 def distill(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from burnish import losses
 from burnish.data import Dataset
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.importer import load
+from burnish.losses.distillation import reads_classes
+from burnish.losses.mixed import Mixed
 from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
 from burnish.surgery import quantize
 from burnish.surgery.quantization.calibration import check_method
@@ -21,6 +24,8 @@ from burnish.surgery.quantization.formats import activation_format, weight_forma
 from burnish.training.finetuning.planning import Plan, Stage
 from burnish.training.trained_model import open_model
 
+OWN = ("epochs", "rate", "distill")
+"""Settings of ``Quantization`` itself; all others are of ``burnish.surgery.quantize``."""
 SHORT: dict[str, dict[str, Any]] = {
     "int8": {"weights": "int8 per channel"},
     "int4": {"weights": "int4 per channel", "first_and_last": "int8"},
@@ -34,6 +39,10 @@ bits, and trains at 0.1 in both. So they take the rate of 8 bits."""
 PARTS = {8: 3, 4: 1}
 """The quantized model trains for this part of the epochs before, rounded up. Four bits take weights far from where they were:
 Esser et al. (2020) train one epoch for eight bits, and as long as for float32, ten times as fast, for fewer."""
+DISTILLED, TEMPERATURE = 0.5, 4.0
+"""What the tuned model says of the classes has this part of the loss, at this temperature, and the labels the rest (Hinton et al.
+2015): integers are to compute what it computes, and its probabilities say more of that than a label. Mishra and Marr (2017) train
+networks of few bits so."""
 SAMPLES = 256
 """Calibrated on so many at most."""
 
@@ -46,11 +55,14 @@ class Quantization:
         options: of ``burnish.surgery.quantize``.
         epochs: for which it trains quantized; None: with weights of 8 bits a third of the run's, rounded up, of 4 as many.
         rate: its learning rate, as a factor of the run's.
+        distill: which part of its loss is what the tuned model says, from 0 to 1; None: ``DISTILLED``, where the loss is one of
+            classes, and no samples are mixed.
     """
 
     options: Mapping[str, Any]
     epochs: int | None
     rate: float
+    distill: float | None = None
 
     @classmethod
     def read(cls, asked: str | Mapping[str, Any]) -> Quantization:
@@ -73,7 +85,7 @@ class Quantization:
             settings = {**SHORT[name], **settings}
         else:
             settings = {**SHORT["int8"], **asked}
-        own = {name: settings.pop(name) for name in ("epochs", "rate") if name in settings}
+        own = {name: settings.pop(name) for name in OWN if name in settings}
         for name in ("source", "calibration", "engine"):
             if name in settings:
                 raise ConfigurationError(f"quantize: {name} is the run's own: leave it out")
@@ -87,7 +99,13 @@ class Quantization:
             raise ConfigurationError(f"quantize: epochs={epochs!r}: give a whole number of 1 or more, of training with integers")
         if not is_number(rate) or rate <= 0:
             raise ConfigurationError(f"quantize: rate={rate!r}: give a factor of the learning rate above 0, such as {RATES[8]:g}")
-        return cls(settings, epochs, float(rate))
+        distill = own.get("distill")
+        if distill is not None and not (is_number(distill) and 0 <= distill <= 1):
+            raise ConfigurationError(
+                f"quantize: distill={distill!r}: give the part of the loss that is what the tuned model says, from 0 to 1, such "
+                f"as {DISTILLED:g}"
+            )
+        return cls(settings, epochs, float(rate), None if distill is None else float(distill))
 
     def applied(
         self, tuned: str | Path, dataset: Dataset, output: str, batch_size: int, engine: str | Engine = "auto"
@@ -108,13 +126,46 @@ class Quantization:
         given = {"quantize_outputs": ends_linear, **self.options}
         return quantize(model, calibration=batches, engine=engine, **given)
 
-    def planned(self, plan: Plan, model: ir.Model) -> tuple[Plan, Stage]:
-        """Return the plan of the part of a run in which the quantized model trains, and its only stage."""
+    def planned(self, plan: Plan, model: ir.Model, tuned: Path) -> tuple[Plan, Stage]:
+        """Return the plan of the part of a run in which the quantized model trains, and its only stage.
+
+        Args:
+            plan: of the parts before.
+            model: the quantized model.
+            tuned: that it was made of, a file.
+        """
         last = plan.stages[-1]
         stage = Stage(last.frozen, self.length(sum(stage.epochs for stage in plan.stages)))
         still_one = all(value.shape is not None and len(value.shape) > 1 and value.shape[0] == 1 for value in model.graph.inputs)
-        transfer = replace(plan.transfer, model=model, is_new=False, batch=plan.transfer.batch if still_one else None)
+        task = plan.transfer.task
+        task = replace(task, loss=self.objective(task.loss, tuned, task.outputs))
+        batch = plan.transfer.batch if still_one else None
+        transfer = replace(plan.transfer, model=model, task=task, is_new=False, batch=batch)
         return replace(plan, transfer=transfer, stages=(stage,), lr=plan.lr * self.rate, layer_decay=None), stage
+
+    def objective(self, loss: losses.Loss, tuned: str | Path, outputs: str | Sequence[str]) -> losses.Loss:
+        """Return what the quantized model learns: for classes, what the tuned model says of them beside the labels.
+
+        Args:
+            loss: of the run.
+            tuned: the tuned model in float32, a file.
+            outputs: what the loss reads.
+
+        Raises:
+            ConfigurationError: ``distill`` was asked for, and the loss reads no classes, or mixes samples.
+        """
+        part = self.distill
+        if part is None:
+            part = DISTILLED if reads_classes(loss) and not isinstance(loss, Mixed) else 0.0
+        if part == 0:
+            return loss
+        if isinstance(loss, Mixed):
+            raise ConfigurationError(
+                "quantize: distill: the tuned model says nothing of mixed samples: leave distill out, or MixUp and CutMix "
+                "(augment)"
+            )
+        output = outputs if isinstance(outputs, str) else next(iter(outputs), None)
+        return losses.distill(tuned, temperature=TEMPERATURE, alpha=part, loss=loss, teacher_output=output)
 
     def length(self, epochs: int) -> int:
         """Return for how many epochs the quantized model trains, after so many before."""

@@ -121,10 +121,11 @@ def finetune(
             adapters and the head train, and are merged into what is written; None trains the weights themselves.
         save_adapters: where adapters are written by themselves as well, by form, as ``Session.export`` takes it:
             ``{"apart": "tuned.onnx", "peft": "folder"}``.
-        quantize: ``int8`` or ``int4``, settings behind a colon, or settings of ``burnish.surgery.quantize`` with ``epochs`` and
-            ``rate`` (a factor of ``lr``): after the tuning, the model is quantized, calibrated on the data, and trained for a
-            third of the epochs (with 4 bits for as many) as it will compute with integers; what is written holds these.
-            ``accuracies`` of the result, and its last note, say what that costs.
+        quantize: ``int8`` or ``int4``, settings behind a colon, or settings of ``burnish.surgery.quantize`` with ``epochs``,
+            ``rate`` (a factor of ``lr``) and ``distill`` (the part of the loss that is what the tuned model says): after the
+            tuning, the model is quantized, calibrated on the data, and trained for a third of the epochs (with 4 bits for as
+            many) as it will compute with integers; what is written holds these. ``accuracies`` of the result, and its last note,
+            say what that costs.
         folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
             folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
             are.
@@ -261,7 +262,7 @@ class _Run:
         self.notes += [] if remaining is None else [f"quantized: {remaining}"]
         start = folder / "quantized.onnx"
         save_model(model, start)
-        plan, stage = integers.planned(self.plan, model)
+        plan, stage = integers.planned(self.plan, model, tuned)
         program = plan.program(stage, len(self.dataset))
         trainer = self._trainer(program, stage, folder / "integers", seed, True, None)
         result = trainer.run()
