@@ -83,8 +83,8 @@ def test_four_bits_train_as_long_as_the_run(asked, epochs, rate) -> None:
 def test_classes_are_learnt_of_the_tuned_model_too() -> None:
     loss, other = losses.get("cross_entropy"), losses.get("mse")
     taught = Quantization.read("int8").objective(loss, "float32.onnx", "logits")
-    assert taught == losses.distill("float32.onnx", temperature=4, alpha=0.5, loss=loss, teacher_output="logits")
-    assert Quantization.read("int4:distill=0.9").objective(loss, "float32.onnx", ["logits"]).alpha == 0.9
+    assert taught == losses.distill("float32.onnx", temperature=4, alpha=0.9, loss=loss, teacher_output="logits")
+    assert Quantization.read("int4:distill=0.5").objective(loss, "float32.onnx", ["logits"]).alpha == 0.5
     assert Quantization.read("int8:distill=0").objective(loss, "float32.onnx", "logits") is loss
     mixed = losses.mixed(mixup=0.2)
     for untaught in (other, mixed):

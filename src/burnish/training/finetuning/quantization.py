@@ -39,7 +39,7 @@ bits, and trains at 0.1 in both. So they take the rate of 8 bits."""
 PARTS = {8: 3, 4: 1}
 """The quantized model trains for this part of the epochs before, rounded up. Four bits take weights far from where they were:
 Esser et al. (2020) train one epoch for eight bits, and as long as for float32, ten times as fast, for fewer."""
-DISTILLED, TEMPERATURE = 0.5, 4.0
+DISTILLED, TEMPERATURE = 0.9, 4.0
 """What the tuned model says of the classes has this part of the loss, at this temperature, and the labels the rest (Hinton et al.
 2015): integers are to compute what it computes, and its probabilities say more of that than a label. Mishra and Marr (2017) train
 networks of few bits so."""
