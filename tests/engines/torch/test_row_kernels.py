@@ -23,15 +23,17 @@ needs_kernels = pytest.mark.skipif(not kernels.available("rows"), reason="needs 
 pytestmark = needs_kernels
 
 ROWS = [40, 7, 300]
+EPS = 1e-4
+"""So large that a gradient near zero, most of which was rounded, decides no step."""
 OPTIMIZERS = {
     "sgd": optim.sgd(lr=0.1),
     "momentum": optim.sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adagrad": optim.adagrad(lr=0.1, initial_accumulator_value=0.1),
     "rowwise_adagrad": optim.rowwise_adagrad(lr=0.1),
-    "adam": optim.adam(lr=0.01),
-    "amsgrad": optim.adam(lr=0.01, amsgrad=True),
-    "adamw": optim.adamw(lr=0.01, weight_decay=0.1),
-    "sparse_adam": optim.sparse_adam(lr=0.01),
+    "adam": optim.adam(lr=0.01, eps=EPS),
+    "amsgrad": optim.adam(lr=0.01, eps=EPS, amsgrad=True),
+    "adamw": optim.adamw(lr=0.01, eps=EPS, weight_decay=0.1),
+    "sparse_adam": optim.sparse_adam(lr=0.01, eps=EPS),
     "clipped by value": optim.chain(optim.clip_by_value(0.01), optim.adagrad(lr=0.1)),
     "clipped by global norm": optim.chain(optim.clip_by_global_norm(0.05), optim.sgd(lr=0.1)),
     "scheduled": optim.adagrad(lr=optim.schedules.cosine(0.1, steps=10)),
