@@ -99,6 +99,24 @@ def small_detr(classes: int = 2, seed: int = 0) -> ir.Model:
     return layers.model(outputs)
 
 
+def queried_detr(classes: int = 2, seed: int = 0) -> ir.Model:
+    """``x [batch, 3, 32, 32]`` to ``given [batch, 8, classes + 1]`` and ``sides [batch, 8, 4]``, by layers over eight queries."""
+    layers = _Layers(seed)
+    builder = layers.builder
+    y = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
+    y = builder.op("Reshape", layers.conv(y, 8, stride=2), builder.integers([0, 8, 16]))
+
+    def linear(y: Tensor, outer: int) -> Tensor:
+        inner = int(y.shape.dims[2])  # type: ignore[union-attr]
+        return builder.op("MatMul", y, layers.weight(layers.rng.normal(size=(inner, outer)) / np.sqrt(inner))) + layers.weight(
+            np.zeros(outer)
+        )
+
+    hidden = y + linear(builder.op("Relu", linear(y, 32)), 16)
+    sides = linear(builder.op("Relu", linear(hidden, 16)), 4)
+    return layers.model([("given", linear(hidden, classes + 1)), ("sides", builder.op("Sigmoid", sides))])
+
+
 def small_unet(classes: int = 3, seed: int = 0, reduction: int = 1) -> ir.Model:
     """``x [batch, 3, 32, 32]`` to ``logits [batch, classes, 32, 32]``; with ``reduction=2`` at half of height and width."""
     layers = _Layers(seed)
@@ -121,9 +139,12 @@ def small_unet(classes: int = 3, seed: int = 0, reduction: int = 1) -> ir.Model:
     return layers.model([("logits", layers.conv(y, classes, kernel=1, relu=False))])
 
 
-def exported_yolo(classes: int = 5, bins: int = 8, seed: int = 0) -> ir.Model:
+def exported_yolo(classes: int = 5, bins: int = 8, seed: int = 0, mean_by_layer: bool = False) -> ir.Model:
     """A YOLO as its users export it: distances and scores joined map by map and cut apart again, boxes decoded to corners in
-    pixels, ``output0 [batch, 4 + classes, 80]`` of boxes and probabilities, and ``selected`` of a NonMaxSuppression."""
+    pixels, ``output0 [batch, 4 + classes, 80]`` of boxes and probabilities, and ``selected`` of a NonMaxSuppression.
+
+    ``mean_by_layer``: the mean of the bins of a distance is a convolution by 0, 1, 2, ..., as Ultralytics writes it.
+    """
     layers = _Layers(seed)
     builder = layers.builder
     fine = layers.conv(layers.conv(layers.conv(layers.x, 12), 24, stride=2), 32, stride=2)
@@ -137,10 +158,18 @@ def exported_yolo(classes: int = 5, bins: int = 8, seed: int = 0) -> ir.Model:
     sizes = builder.integers([4 * bins, classes])
     distances, scores = builder.op("Split", builder.op("Concat", *rows, axis=2), sizes, axis=1, outputs=2)
     apart = builder.op("Reshape", distances, builder.integers([0, 4, bins, 80]))
-    shares = builder.op("Softmax", builder.op("Transpose", apart, perm=[0, 3, 1, 2]), axis=3)
-    places = builder.constant(np.arange(bins, dtype=np.float32))
-    sides = builder.op("ReduceSum", shares * places, builder.integers([3]), keepdims=0)
-    before, after = builder.op("Split", sides, axis=2, num_outputs=2, outputs=2)
+    if mean_by_layer:
+        shares = builder.op("Softmax", builder.op("Transpose", apart, perm=[0, 2, 1, 3]), axis=1)
+        means = builder.op("Conv", shares, layers.weight(np.arange(bins).reshape(1, bins, 1, 1)), kernel_shape=[1, 1])
+        means = builder.op("Reshape", means, builder.integers([0, 4, 80]))
+        ends = [[builder.integers([number]) for number in (start, start + 2, 1)] for start in (0, 2)]
+        halves = (builder.op("Relu", builder.op("Slice", means, *each)) for each in ends)
+        before, after = (builder.op("Transpose", half, perm=[0, 2, 1]) for half in halves)
+    else:
+        shares = builder.op("Softmax", builder.op("Transpose", apart, perm=[0, 3, 1, 2]), axis=3)
+        places = builder.constant(np.arange(bins, dtype=np.float32))
+        sides = builder.op("ReduceSum", shares * places, builder.integers([3]), keepdims=0)
+        before, after = builder.op("Split", sides, axis=2, num_outputs=2, outputs=2)
     cells = [(x + 0.5, y + 0.5, SIDE // side) for side in (8, 4) for y in range(side) for x in range(side)]
     centre, stride = np.split(np.array(cells, np.float32)[None], [2], axis=2)
     middle, scale = builder.constant(centre), builder.constant(stride)

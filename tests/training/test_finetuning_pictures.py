@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from burnish.training.finetuning.detectors import find_detector
 from burnish.training.finetuning.file_detections import file_line, file_precision, in_fractions
 from burnish.training.trained_model import model_of_session
 from oracles.shapes import drawn, write_coco, write_masks, write_voc
-from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, small_detr, small_ssd, small_unet, small_yolo
+from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, queried_detr, small_detr, small_ssd, small_unet, small_yolo
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,13 @@ def masks(tmp_path_factory) -> Path:
             {"name": "task_aligned", "grids": [[8, 8], [4, 4]], "bins": 8, "channels_first": True},
         ),
         (exported_yolo, None, {"name": "task_aligned", "grids": [[8, 8], [4, 4]], "bins": 8, "channels_first": True}),
+        (
+            partial(exported_yolo, mean_by_layer=True),
+            None,
+            {"name": "task_aligned", "grids": [[8, 8], [4, 4]], "bins": 8, "channels_first": True},
+        ),
         (small_detr, ("boxes", "scores"), {"name": "detr", "class_loss": "cross_entropy"}),
+        (queried_detr, ("sides", "given"), {"name": "detr", "class_loss": "cross_entropy"}),
     ],
 )
 def test_a_detector_is_told_by_its_graph(model, read, expected):

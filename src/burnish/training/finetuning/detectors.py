@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish import losses
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING
-from burnish.surgery.linear_sources import PASSING, is_moved, linear_sources
+from burnish.graph import FLOATING, constant_array
+from burnish.surgery.linear_sources import LINEAR, PASSING, is_moved, linear_sources
 
 SIDES = 4
 BOXES_ARE_CALLED = ("box", "loc", "dist", "offset", "delta", "reg")
@@ -105,7 +106,7 @@ def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
         for value in node.outputs:
             readers = [reader for reader, _ in value.uses()]
             passes_on = bool(readers) and all(reader.domain == "" and reader.op_type in PASSING for reader in readers)
-            is_last = value.dtype in FLOATING and not passes_on and is_moved(value)
+            is_last = value.dtype in FLOATING and not passes_on and is_moved(value) and not _is_mean_of_bins(value)
             if is_last and (raw := _of_three_axes(value)) is not None:
                 candidates[raw] = None
     pairs = [
@@ -114,6 +115,8 @@ def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
         for other in candidates
         if one is not other and _fits(one, other) and (_says(one, BOXES_ARE_CALLED) or not _says(other, BOXES_ARE_CALLED))
     ]
+    inner = _read_by_layers(graph, candidates)
+    pairs = [pair for pair in pairs if not inner & {*pair}] or pairs
     for tells in (_says_which, _is_activated, _is_square):
         pairs = [pair for pair in pairs if tells(*pair)] or pairs
     if len(pairs) != 1:
@@ -123,6 +126,24 @@ def _found(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
             f"(results of linear layers with three axes: {listed}): {REMEDY}"
         )
     return pairs[0]
+
+
+def _is_mean_of_bins(value: ir.Value) -> bool:
+    """Whether a value is moved from a layer that multiplies by 0, 1, 2, ...: YOLO's exporter writes the mean of bins as one."""
+    node = value.producer()
+    while node is not None and node.op_type in PASSING and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    weight = constant_array(node.inputs[1]) if node is not None and node.op_type in LINEAR else None
+    return weight is not None and weight.size > 1 and np.array_equal(weight.reshape(-1), np.arange(weight.size))
+
+
+def _read_by_layers(graph: ir.Graph, results: Collection[ir.Value]) -> set[ir.Value]:
+    """Which results of layers lead to further ones, as those inside of a transformer do, and not to what is given alone."""
+    leads: set[ir.Value] = set()
+    for node in reversed(graph):
+        if any(value in leads or value in results for value in node.outputs):
+            leads.update(value for value in node.inputs if value is not None)
+    return leads & {*results}
 
 
 def _says_which(boxes: ir.Value, scores: ir.Value) -> bool:
