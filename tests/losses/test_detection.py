@@ -145,6 +145,16 @@ def test_task_aligned(seed: int, bins: int, has_crowd: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_boxes_without_an_extent_leave_a_finite_loss(dtype: str) -> None:
+    """Distances behind a ReLU are 0 all round in many cells at once."""
+    given = {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in objects(3, 0).items()}
+    scores = np.random.default_rng(0).standard_normal((3, CELLS, CLASSES)).astype(dtype)
+    predictions = {"distances": np.zeros((3, CELLS, 4), dtype), "scores": scores}
+    results = graph_of(losses.task_aligned(grids=GRIDS, bins=1), predictions).run(**predictions, **given)
+    assert all(np.isfinite(array).all() for array in results.values())
+
+
 def test_task_aligned_reads_channels_first() -> None:
     given = objects(3, 1)
     predictions = distances(1, 4, given)

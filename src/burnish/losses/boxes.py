@@ -115,13 +115,25 @@ def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: fl
 
 
 def _angle(boxes: Corners) -> Tensor:
-    """Emit the angle of the diagonals, ``atan(width / height)``.
+    """Emit the angle of the diagonals, ``atan(width / height)``; 0, and nothing to its gradient, of a box without a height.
+
+    A head that bounds distances from below gives such boxes, and 0 / 0 would be the whole loss.
+    """
+    builder = boxes.left.builder
+    width, height = boxes.width, boxes.height
+    is_flat = builder.op("Equal", height, 0.0)
+    height = builder.op("Where", is_flat, builder.scalar(1.0, height), height, like=height)
+    angle = _arc_tangent(width, height)
+    return builder.op("Where", is_flat, builder.scalar(0.0, angle), angle, like=angle)
+
+
+def _arc_tangent(width: Tensor, height: Tensor) -> Tensor:
+    """Emit ``atan(width / height)``.
 
     ONNX Runtime has Atan in float32 alone. In float64 the angle is halved four times, to below 0.1, where nine terms of its
     series are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
     """
-    builder = boxes.left.builder
-    width, height = boxes.width, boxes.height
+    builder = width.builder
     if width.dtype != ir.DataType.DOUBLE:
         return builder.op("Atan", width / height)
     tangent = width / (height + builder.op("Sqrt", width * width + height * height))
