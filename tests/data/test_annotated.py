@@ -234,6 +234,17 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None
         dataset.batch(np.array([1]))
 
 
+def test_masks_in_files_that_change_pixels_are_left_out(tmp_path: Path) -> None:
+    folder = write_masks(tmp_path / "masks", SHAPES[:2])
+    (folder / "masks" / "0001.png").unlink()
+    Image.fromarray((SHAPES[1].mask > 0).astype(np.uint8) * 255).save(folder / "masks" / "0001.jpg")
+    dataset = open_dataset(folder, mask_spec())
+    assert len(dataset) == 1
+    assert "0001.jpg (a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG)" in str(
+        dataset.note
+    )  # type: ignore[attr-defined]
+
+
 def test_void_pixels_are_refused_where_the_loss_ignores_none(tmp_path: Path) -> None:
     folder = write_masks(tmp_path / "masks", SHAPES[:1])
     void = SHAPES[0].mask.copy()

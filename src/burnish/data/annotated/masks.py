@@ -18,6 +18,10 @@ from burnish.errors import DataError
 from burnish.program import Entry
 
 PICTURES, MASKS = "images", "masks"
+MODES = ("L", "P", "1")
+"""Of masks, as Pillow calls them: gray, with a palette, and of one bit."""
+LOSSY = "JPEG"
+"""The format that changes the values of pixels, which are classes."""
 VOID = 255
 """The value of a pixel that has no class, by the use of VOC and Cityscapes."""
 
@@ -114,12 +118,13 @@ class MaskImages(AnnotatedImages):
 
 
 def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
-    """Give the values of the pixels of each mask, in ascending order; files that cannot be read are passed over."""
+    """Give the values of the pixels of each mask, in ascending order; files that are no masks are passed over."""
     from PIL import Image
 
     for file in files:
         with suppress(OSError, ValueError, SyntaxError), Image.open(file) as image:
-            yield np.unique(np.asarray(image))
+            if image.mode in MODES and image.format != LOSSY:
+                yield np.flatnonzero(np.bincount(np.asarray(image, np.uint8).reshape(-1)))
 
 
 def _hold_void_alone(files: Sequence[Path]) -> bool:
@@ -195,9 +200,11 @@ def _misfit(file: Path, mask: Path) -> str | None:
     try:
         size, other = upright_size(file), upright_size(mask)
         with Image.open(mask) as image:
-            mode = image.mode
+            mode, form = image.mode, image.format
     except UnreadableImage as error:
         return error.what
-    if mode not in ("L", "P", "1"):
+    if form == LOSSY:
+        return f"{mask} (a {form} file, which changes the values of pixels, and these are classes: save masks as PNG)"
+    if mode not in MODES:
         return f"{mask} (its pixels are {mode}, and a mask has one channel of 8 bits or a palette)"
     return None if size == other else f"{mask} ({other[0]} x {other[1]}, and the picture {size[0]} x {size[1]})"
