@@ -106,6 +106,14 @@ def test_only_the_layers_of_the_scores_are_drawn_anew():
     assert output.shape == (3, 6, 80)
 
 
+def test_what_the_file_of_a_detr_leaves_open_is_said():
+    model = load(queried_detr(classes=5))
+    found = find_detector(model)
+    assert found.doubt.startswith("scores: the last is taken for that of no object, as in DETR; where each is a question")
+    assert find_detector(model, loss="detr:class_loss=focal").doubt is None
+    assert find_detector(load(exported_yolo())).doubt is None
+
+
 def test_scores_of_an_ssd_are_taken_apart_by_the_new_number():
     model = load(small_ssd(classes=5))
     found = find_detector(model, loss=SSD_TEXT)

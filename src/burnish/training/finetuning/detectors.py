@@ -31,6 +31,7 @@ class Detector:
         loss: such as ``task_aligned`` with its settings.
         background: how many of the scores are of no class: 1 or 0.
         is_yes_or_no: whether each score is a question of its own.
+        doubt: what was taken for granted that the file does not tell, in words; None where there is nothing.
     """
 
     boxes: ir.Value
@@ -41,6 +42,7 @@ class Detector:
     loss: losses.Loss
     background: int
     is_yes_or_no: bool
+    doubt: str | None = None
 
     @property
     def outputs(self) -> tuple[str, str]:
@@ -74,8 +76,13 @@ def find_detector(model: ir.Model, outputs: Sequence[str] | None = None, loss: l
     has_background = chosen.name == "ssd" or (isinstance(chosen, losses.Detr) and not chosen.is_focal)
     if isinstance(chosen, losses.Detr) and boxes.producer() is not None and _is_bounded(boxes):
         boxes = next(reader for reader, _ in boxes.uses() if reader.op_type == "Sigmoid").outputs[0]
-    background = int(has_background)
-    return Detector(boxes, scores, first, numbers, score_count, chosen, background, not has_background)
+    doubt = None
+    if loss is None and isinstance(chosen, losses.Detr) and has_background and not _reads(scores, "Softmax"):
+        doubt = (
+            "scores: the last is taken for that of no object, as in DETR; where each is a question of yes or no, as in Deformable"
+            " DETR and RT-DETR, say so (loss='detr:class_loss=focal', --loss detr:class_loss=focal)"
+        )
+    return Detector(boxes, scores, first, numbers, score_count, chosen, int(has_background), not has_background, doubt)
 
 
 def _named(graph: ir.Graph, outputs: Sequence[str]) -> tuple[ir.Value, ir.Value]:

@@ -51,6 +51,7 @@ class Task:
         others: how many of the scores are of no class.
         is_yes_or_no: whether each score is a question of its own.
         scores: of masks, how many scores the loss reads of each pixel; None: as many as the file gives.
+        doubt: of objects, what was taken for granted that the file does not tell, in words; None where there is nothing.
     """
 
     kind: Kind
@@ -61,6 +62,7 @@ class Task:
     others: int = 0
     is_yes_or_no: bool = False
     scores: int | None = None
+    doubt: str | None = None
 
     @property
     def classes(self) -> int:
@@ -256,7 +258,8 @@ def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.L
             f"finetune: '{next(iter(shared)).name}' gives boxes and scores at once, so that the scores cannot be drawn anew "
             "alone: train the file with its own classes (burnish train --loss ...)"
         )
-    return Task("objects", scores, found.outputs, found.loss, METRICS["objects"], found.background, found.is_yes_or_no)
+    read, metrics = (found.outputs, found.loss), METRICS["objects"]
+    return Task("objects", scores, *read, metrics, found.background, found.is_yes_or_no, doubt=found.doubt)
 
 
 def _layers_of(value: ir.Value) -> list[ir.Node]:

@@ -255,6 +255,8 @@ def _said(task: Task) -> list[str]:
         what = of_pixels if task.kind == "masks" else "boxes of objects"
         read = " and ".join(f"'{name}'" for name in outputs)
         notes.append(f"task: {what}: {task.loss.name} of {read}, {', '.join(task.metrics)}")
+    if task.doubt is not None:
+        notes.append(task.doubt)
     if isinstance(task.loss, losses.Mixed):
         changes = ImageAugmentation(mixup=task.loss.mixup, cutmix=task.loss.cutmix)
         notes.append(f"augment: {changes.text()}, in the graph")
