@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -30,6 +30,9 @@ from burnish.cli.text_options import TextOptions
 if TYPE_CHECKING:
     import numpy as np
 
+    from burnish.data.unlabelled import Samples
+    from burnish.training.trained_model import TrainedModel
+
 SHOWN = 20
 
 
@@ -49,6 +52,9 @@ class Shown(OptionGroup):
         ),
     ] = None
     top: Annotated[int, typer.Option("--top", min=1, help="How many classes are shown, the most probable first.")] = 1
+    score: Annotated[float, typer.Option("--score", min=0, max=1, help="Boxes of a detector are shown from this score on.")] = (
+        0.25
+    )
     path: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write all predictions: a table (.csv), or all outputs as they are (.npz)."),
@@ -82,12 +88,12 @@ def predict(
     texts: TextOptions,
     shown: Shown,
 ) -> None:
-    """Print what a model says of data: classes and probabilities, or values."""
+    """Print what a model says of data: classes and probabilities, values, boxes of objects, or the classes of pixels."""
     path = shown.path
     if path is not None and path.suffix not in (".csv", ".npz"):
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
     from burnish.data.unlabelled import open_samples
-    from burnish.training.answers import read_answer, table
+    from burnish.training.detections import is_detector
 
     opened = saved.open(model, to_evaluate=False)
     text = texts.settings_for(model, data, opened.described)
@@ -100,17 +106,51 @@ def predict(
     if path is not None and path.suffix == ".npz":
         _write_outputs(console, path, outputs)
         return
-    answer = read_answer(opened, shown.outputs, shown.activation)
-    columns, answers = table(answer, answer.numbers(outputs[answer.output]), opened.described.classes, shown.top)
-    header, rows = [samples.kind, *columns], [[name, *row] for name, row in zip(samples.names, answers, strict=True)]
+    if is_detector(opened) and shown.outputs is None:
+        line, header, rows = _boxes(saved.open(model), samples, shown.score, batch_size)
+    else:
+        line, header, rows = _answers(opened, samples, outputs, shown)
     if path is not None:
         write_csv(path, header, rows)
-    console.print(answer.text())
+    console.print(line)
     print_table(console, header, rows[:SHOWN])
     if len(rows) > SHOWN:
-        console.print(f"and {counted(len(rows) - SHOWN, 'sample')} more" + ("" if path else " (-o writes all)"))
+        unit = "sample" if len(rows) == len(samples.names) else "row"
+        console.print(f"and {counted(len(rows) - SHOWN, unit)} more" + ("" if path else " (-o writes all)"))
     if path is not None:
         console.print(f"{path}: {counted(len(rows), 'prediction')}")
+
+
+def _answers(
+    opened: TrainedModel, samples: Samples, outputs: Mapping[str, np.ndarray], shown: Shown
+) -> tuple[str, list[str], list[list[Any]]]:
+    """How an output is read, the header of a table, and its rows."""
+    from burnish.training.answers import pixel_table, read_answer, table
+
+    answer, classes = read_answer(opened, shown.outputs, shown.activation), opened.described.classes
+    array = outputs[answer.output]
+    if answer.is_of_pixels(array):
+        columns, shares = pixel_table(answer, array, classes)
+        rows = [[samples.names[place], *row] for place, row in shares]
+        return f"{answer.text()}; the shares of pixels whose class is most probable", [samples.kind, *columns], rows
+    columns, answers = table(answer, answer.numbers(array), classes, shown.top)
+    return answer.text(), [samples.kind, *columns], [[name, *row] for name, row in zip(samples.names, answers, strict=True)]
+
+
+def _boxes(opened: TrainedModel, samples: Samples, least: float, batch_size: int) -> tuple[str, list[str], list[list[Any]]]:
+    """What the boxes are, the header of a table, and its rows."""
+    from burnish.data.image_folder import ImageFiles
+    from burnish.training.detections import box_rows, found_in
+
+    sizes = samples.dataset.sizes if isinstance(samples.dataset, ImageFiles) else None
+    pictures = list(found_in(opened, samples.dataset, batch_size))
+    rows = box_rows(samples.names, pictures, opened.described.classes, least, sizes, samples.preprocessing)
+    without = len(pictures) - len({row[0] for row in rows})
+    measure = "fractions of the model's picture" if sizes is None else "pixels of the picture"
+    line = f"boxes of a score of {least:g} or more (--score), in {measure}"
+    if without:
+        line += f"; none in {counted(without, 'picture')} of {len(pictures):,}"
+    return line, [samples.kind, "class", "score", "left", "top", "right", "bottom"], rows
 
 
 def _write_outputs(console: Console, path: Path, outputs: Mapping[str, np.ndarray]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from burnish.data.class_names import alike_but_for_case
 from burnish.data.data_spec import DataSpec
-from burnish.data.image.decoding import Picture, UnreadableImage
+from burnish.data.image.decoding import Picture, UnreadableImage, upright_size
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import SUFFIXES, UNREAD, image_files, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
@@ -194,3 +194,8 @@ class ImageFiles:
             DataError: an image that can no longer be read, by its file name.
         """
         return {self._reader.entry.name: self._reader.numbers([self._reader.read(self._files[int(index)]) for index in indices])}
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Width and height of each image, as its EXIF orientation turns it."""
+        return [upright_size(file) for file in self._files]

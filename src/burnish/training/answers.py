@@ -46,6 +46,16 @@ class Answer:
         made = "" if self.activation is None else f"; {self.activation} makes probabilities of it"
         return f"output '{self.output}': {self.reason}{made}"
 
+    @property
+    def least_yes(self) -> float:
+        """Above which an element of the output itself is a yes: one half of a probability, and 0 before a sigmoid."""
+        return 0.5 if self.activation is None else 0.0
+
+    def is_of_pixels(self, array: np.ndarray) -> bool:
+        """Whether an output holds scores of classes, or one of yes or no, for each pixel: [samples, classes, height, width]."""
+        is_map = array.ndim == 4 and array.shape[2] * array.shape[3] > 1
+        return is_map and (self.kind in ("classes", "scores") or (self.kind == "questions" and array.shape[CLASS_AXIS] == 1))
+
     def numbers(self, array: np.ndarray) -> np.ndarray:
         """Return probabilities, scores or values: [samples, classes] or [samples, values], float64.
 
@@ -196,3 +206,27 @@ def table(answer: Answer, numbers: np.ndarray, classes: Sequence[str] | None, to
         order = np.argsort(-values, kind="stable")[:top]
         rows.append([part for index in order for part in (names[int(index)], float(values[index]))])
     return columns, rows
+
+
+def pixel_table(
+    answer: Answer, array: np.ndarray, classes: Sequence[str] | None
+) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+    """Return the columns, and for each sample, by its place, a row for each class that some of its pixels are taken for.
+
+    Args:
+        answer: how the output is read.
+        array: of it, ``[samples, classes, height, width]``, or one score of yes or no.
+        classes: their names; numbers where there are none, or another number of them.
+    """
+    if array.shape[CLASS_AXIS] == 1:
+        said = (array[:, 0] > answer.least_yes).astype(np.int64)
+        count, names = 2, ["no", "yes"]
+    else:
+        said, count = array.argmax(axis=CLASS_AXIS), array.shape[CLASS_AXIS]
+        names = list(classes) if classes is not None and len(classes) == count else [str(index) for index in range(count)]
+    rows: list[tuple[int, list[Any]]] = []
+    for place, mask in enumerate(said):
+        shares = np.bincount(mask.reshape(-1), minlength=count) / mask.size
+        order = np.argsort(-shares, kind="stable")
+        rows += [(place, [names[int(index)], float(shares[index])]) for index in order if shares[index]]
+    return ["class", "share of pixels"], rows

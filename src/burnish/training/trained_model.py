@@ -83,7 +83,7 @@ class TrainedModel:
             EngineError: the engine cannot run it.
         """
         parts: dict[str, list[np.ndarray]] = {}
-        fixed = self._fixed_batch("predict")
+        fixed = self.fixed_batch("predict")
         for batch, samples in _batches(data, fixed or batch_size):
             missing = 0 if fixed is None else fixed - samples
             # A model of a fixed batch reads the last sample again, and what it says of it again is left out.
@@ -107,7 +107,7 @@ class TrainedModel:
             EngineError: the engine cannot run it.
         """
         evaluate = self._evaluation()
-        fixed = self._fixed_batch("evaluate")
+        fixed = self.fixed_batch("evaluate")
         if fixed is not None and len(data) % fixed:
             raise InputError(
                 f"{self.name} takes batches of {fixed}, and {len(data)} samples leave {len(data) % fixed} over: evaluate on a "
@@ -126,8 +126,8 @@ class TrainedModel:
         """
         return self._evaluation()(batch)
 
-    def _fixed_batch(self, graph: str) -> int | None:
-        """The number of samples that the model takes at once; None where any will do."""
+    def fixed_batch(self, graph: str) -> int | None:
+        """Return the number of samples that ``predict`` or ``evaluate`` takes at once; None where any will do."""
         entries = self._signature[graph].inputs_of(Role.DATA)
         extents = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], int)}
         return int(min(extents)) if len(extents) == 1 else None
