@@ -328,6 +328,23 @@ def test_masks_are_judged_by_their_pixels():
     assert "is of another size than the masks" in smaller.missing
 
 
+def test_masks_of_yes_or_no_are_judged_by_their_pixels():
+    network = Network("pixels", [1, 4, 4])
+    output = network.builder.op("Conv", network.input, network.weight("head.weight", np.ones((1, 1, 1, 1))))
+    program = burnish.compile(network.model(output), loss="bce_with_logits", metrics=("mean_iou",))
+    masks = (np.arange(32).reshape(2, 1, 4, 4) % 3 == 0).astype(np.float32)
+    x = 2 * masks - 1
+    x[1, 0, :2] = -1  # a no
+    data = Masks(x, masks)
+    data.arrays["targets"] = data.arrays.pop("labels")
+    judgement = judge(model_of_session("the model", Session(program)), data)
+    missed = int(masks[1, 0, :2].sum())
+    assert judgement.of_pixels
+    np.testing.assert_array_equal(judgement.confusion, [[(masks == 0).sum(), 0], [missed, masks.sum() - missed]])
+    (example,) = judgement.worst
+    assert (example.index, example.truth, example.said) == (1, "1", "0")
+
+
 def test_stages_are_one_run(tmp_path):
     """The second begins its counts anew; the best epoch is one of the first's."""
     columns = ("step", "epoch", "samples", "seconds", "lr", "loss")

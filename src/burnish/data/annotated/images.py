@@ -45,6 +45,11 @@ class AnnotatedImages:
     def __len__(self) -> int:
         return len(self._files)
 
+    def name_of(self, index: int) -> str:
+        """Return the file that a sample is read from: the next that can be, where its own cannot."""
+        places = ((index + step) % len(self) for step in range(len(self)))
+        return str(self._files[next((place for place in places if place not in self._unreadable), index)])
+
     @property
     def note(self) -> str | None:
         """What a person should know of the data."""

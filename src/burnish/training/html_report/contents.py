@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.formats.saving import load
 from burnish.program import Program, Role
-from burnish.training.html_report.samples import Judgement
+from burnish.training.html_report.judgement import Judgement
 from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, Row, read_rows
 from burnish.training.saved_runs import exported_epoch
 

@@ -15,6 +15,11 @@ def is_of_pixels(outputs: np.ndarray, labels: np.ndarray) -> bool:
     return outputs.ndim == 4 and labels.ndim == 3 and labels.dtype.kind in "iu" and outputs.shape[1] > 1
 
 
+def no_and_yes(scores: np.ndarray, least: float) -> np.ndarray:
+    """Return scores of two classes, no and yes, of one score that is a yes above ``least``: [samples, 2, height, width]."""
+    return np.concatenate([np.full_like(scores, least), scores], axis=1)
+
+
 def compared(said: np.ndarray, right: np.ndarray, classes: int) -> np.ndarray:
     """Return how many pixels of which class are taken for which: int64, [right class, class that is said].
 
@@ -41,15 +46,20 @@ def side_by_side(picture: np.ndarray | None, masks: Sequence[np.ndarray], classe
         masks: class indices, [height, width] each; what is no class is black.
         classes: how many there are.
     """
-    colours = _colours(classes)
+    colours = class_colours(classes)
     parts = [colours[np.where((mask >= 0) & (mask < classes), mask, classes)] for mask in masks]
     if picture is not None and picture.shape[:2] == parts[0].shape[:2]:
         parts.insert(0, picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2))
+    return joined(parts)
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return pictures of one height beside each other: uint8 [height, width, 3]."""
     gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
     return np.concatenate([piece for part in parts for piece in (part, gap)][:-1], axis=1)
 
 
-def _colours(classes: int) -> np.ndarray:
+def class_colours(classes: int) -> np.ndarray:
     """A colour for each class, evenly around the wheel, the first dark gray; black behind them: uint8, [classes + 1, 3]."""
     hues = np.arange(max(classes - 1, 1)) / max(classes - 1, 1)
     # Of full saturation and value (Smith 1978): each channel is a trapezoid over the hue.

@@ -14,8 +14,8 @@ from burnish.errors import CheckpointError, escaped
 from burnish.formats.file_writing import replacing
 from burnish.training.html_report.charts import Line, line_chart
 from burnish.training.html_report.contents import Contents
+from burnish.training.html_report.judgement import Example, Judgement
 from burnish.training.html_report.pictures import data_address, png
-from burnish.training.html_report.samples import Example, Judgement
 from burnish.training.html_report.style import STYLE
 from burnish.training.progress import duration
 from burnish.training.reports import EVALUATION_PREFIX
@@ -123,10 +123,19 @@ def _confusion(judgement: Judgement | None, data: str) -> str:
         return "" if judgement is None or not judgement.missing else f"<p>{_text(judgement.missing)}</p>"
     matrix, names = judgement.confusion, judgement.classes
     accuracy = np.trace(matrix) / max(matrix.sum(), 1)
+    shown = _matrix(matrix, names) if len(names) <= MATRIX_CLASSES else _mixed_up(matrix, names)
+    if judgement.of_boxes is not None:
+        objects, spare = matrix[:-1].sum(), matrix[-1].sum()
+        said = (
+            f"Of {data}: rows are the objects, columns what the model says; {matrix.trace():,} of {objects:,} objects are "
+            f"found as what they are, and {spare:,} box{'es stand' if spare != 1 else ' stands'} where none is. Boxes count from "
+            f"a score of {judgement.of_boxes:.2g} on, at which the harmonic mean of precision and recall is largest, and stand "
+            "for an object that they overlap by half."
+        )
+        return f"<p>{_text(said)}</p>{shown}{_classes(matrix, names[:-1])}"
     what = "pixels right" if judgement.of_pixels else "right"
     right = f"{matrix.trace():,} of {matrix.sum():,} {what}, {accuracy:.2%}"
     said = f"<p>Of {_text(data)}: rows are the right classes, columns what the model says; {right}.</p>"
-    shown = _matrix(matrix, names) if len(names) <= MATRIX_CLASSES else _mixed_up(matrix, names)
     return said + shown + _classes(matrix, names)
 
 
@@ -168,7 +177,7 @@ def _classes(matrix: np.ndarray, names: Sequence[str]) -> str:
     truth, said = matrix.sum(axis=1), matrix.sum(axis=0)
     precision, recall = right / np.maximum(said, 1), right / np.maximum(truth, 1)
     f1 = 2 * right / np.maximum(truth + said, 1)
-    order = np.argsort(f1, kind="stable")
+    order = np.argsort(f1[: len(names)], kind="stable")
     rows = [
         (names[index], f"{precision[index]:.4f}", f"{recall[index]:.4f}", f"{f1[index]:.4f}", f"{truth[index]:,}")
         for index in order
@@ -183,10 +192,12 @@ def _worst(judgement: Judgement | None, data: str) -> str:
     if not judgement.worst:
         return "" if judgement.missing else f"<p>None: the model is right about all of {_text(data)}.</p>"
     shown = "".join(map(_example, judgement.worst))
-    what = (
-        ": picture, mask and what the model says. Classes are the pair that most wrong pixels are of, errors the share of these"
-    )
-    said = f"Of {_text(data)}, {judgement.samples:,} samples; the worst first{what if judgement.of_pixels else ''}."
+    what = ""
+    if judgement.of_pixels:
+        what = ": picture, mask and what the model says. Classes are the pair of most wrong pixels, errors the share of these"
+    if judgement.of_boxes is not None:
+        what = ": the objects, and the boxes of the model. What is missed or wrong is thick, and errors are how many of both"
+    said = f"Of {_text(data)}, {judgement.samples:,} samples; the worst first{what}."
     return f'<p>{said}</p><div class="examples">{shown}</div>'
 
 

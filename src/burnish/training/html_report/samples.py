@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from burnish.data import Dataset, Loader, TextDataset
+from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import BatchLoader
 from burnish.data.image.labelled import LabelledImages
 from burnish.errors import BurnishError
 from burnish.training.answers import Answer, read_answer
+from burnish.training.detections import is_detector
 from burnish.training.features import FeatureDataset
-from burnish.training.html_report.masks import compared, is_of_pixels, most_mixed_up, side_by_side
+from burnish.training.html_report.boxes import judge_boxes
+from burnish.training.html_report.judgement import Example, Judgement
+from burnish.training.html_report.masks import compared, is_of_pixels, most_mixed_up, no_and_yes, side_by_side
 from burnish.training.html_report.pictures import pixels_of
 from burnish.training.trained_model import TrainedModel
 
@@ -23,58 +27,6 @@ MOST_CLASSES = 1000
 LONGEST_TEXT = 240
 """Characters of a text that are shown."""
 SMALLEST = 1e-12
-
-
-@dataclass(frozen=True)
-class Example:
-    """A sample that the model gets wrong.
-
-    Attributes:
-        index: its place in the data set, from 0.
-        truth, said: what is right, and what the model says; names of classes, or numbers.
-        probability: that the model gives to the right class; None where it gives values.
-        error: by which examples are ordered, the larger the worse: the cross-entropy, or the squared error.
-        pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
-        values: a text, or the numbers of the sample, where it is no image.
-        name: of its file; empty where it has none of its own.
-    """
-
-    index: int
-    truth: str
-    said: str
-    probability: float | None
-    error: float
-    pixels: np.ndarray | None
-    values: str
-    name: str = ""
-
-    @property
-    def place(self) -> str:
-        """Where the sample is found: its file, or its number."""
-        return self.name or f"sample {self.index:,}"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a model says of a data set.
-
-    Attributes:
-        samples: how many were read.
-        classes: their names, in the order of their indices; empty where the model gives values.
-        confusion: int64, [right class, class that the model says]; None where there are no classes, or too many.
-        worst: the samples that it gets most wrong, the worst first.
-        missing: why there is no matrix, or no examples; empty where there are.
-        of_pixels: whether classes are those of pixels: the matrix counts these, examples are a picture, its mask and what the
-            model says beside each other, ``truth`` and ``said`` the pair of classes that most wrong pixels are of, and ``error``
-            the share of these.
-    """
-
-    samples: int
-    classes: tuple[str, ...]
-    confusion: np.ndarray | None
-    worst: tuple[Example, ...]
-    missing: str = ""
-    of_pixels: bool = False
 
 
 class _Part:
@@ -108,11 +60,14 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
     """
     if dataset is None:
         return Judgement(0, (), None, (), "the data come as batches, in which no sample has a place of its own")
+    if is_detector(model):
+        return judge_boxes(model, dataset, batch_size, worst)
     try:
         answer, label = read_answer(model), model.to_evaluate.label
     except BurnishError as error:
         return Judgement(0, (), None, (), str(error))
-    if label is None or answer.kind not in ("classes", "scores", "values"):
+    asks_of_pixels = label is not None and answer.kind == "questions" and len(label.extents) == 4 and label.extents[1] == 1
+    if label is None or not (asks_of_pixels or answer.kind in ("classes", "scores", "values")):
         return Judgement(0, (), None, (), "the model answers several questions for each sample, or the data have no labels")
     kept = _Worst(model, worst)
     confusion: np.ndarray | None = None
@@ -121,6 +76,8 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         batch = part.batch(np.arange(len(part)))
         labels = batch[label.name]
         outputs = model.predict(part, batch_size)[answer.output]
+        if asks_of_pixels:
+            outputs, labels = no_and_yes(outputs, answer.least_yes), labels[:, 0].astype(np.int64)
         if answer.kind != "values" and is_of_pixels(outputs, labels):
             if outputs.shape[2:] != labels.shape[1:]:
                 missing = f"the output '{answer.output}' is of another size than the masks: its figures are those of the metrics"
@@ -143,7 +100,7 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         kept.add_classes(start, batch, labels.reshape(-1), numbers, answer)
     is_large = confusion is not None and len(confusion) > MOST_CLASSES
     examples = kept.examples()
-    if isinstance(dataset, LabelledImages):
+    if isinstance(dataset, LabelledImages | AnnotatedImages):
         examples = tuple(replace(example, name=dataset.name_of(example.index)) for example in examples)
     if isinstance(dataset, TextDataset):
         examples = tuple(replace(each, values=_words(dataset.words(each.index), each.values)) for each in examples)
