@@ -30,6 +30,7 @@ class Position:
         unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
         since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
         best: as ``TrainingResult.best``.
+        best_loss: the loss of that epoch; None where there is none, or it is not known.
         metrics: as ``TrainingResult.metrics``, after the last whole epoch.
     """
 
@@ -45,6 +46,7 @@ class Position:
     since_row: Means = field(default_factory=Means)
     since_epoch: Means = field(default_factory=Means)
     best: dict[str, Any] | None = None
+    best_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -60,8 +62,8 @@ class Position:
         wrong = [name for name, count in counts.items() if not is_whole(count) or count < 0]
         wrong += [
             name
-            for name in ("seconds", "stepping", "waited", "rate")
-            if not _is_figure(getattr(read, name)) and (name, read.rate) != ("rate", None)
+            for name in ("seconds", "stepping", "waited", "rate", "best_loss")
+            if not _is_figure(getattr(read, name)) and not (name in ("rate", "best_loss") and getattr(read, name) is None)
         ]
         wrong += [name for name, mean in means.items() if not (_are_figures(mean.samples) and _are_figures(mean.sums))]
         wrong += [name for name, mean in means.items() if name not in wrong and mean.samples.keys() != mean.sums.keys()]
@@ -91,11 +93,17 @@ class Position:
         self.since_epoch = Means()
 
     def take_best(self, watched: str) -> bool:
-        """Record the last epoch as the best where its ``watched``, the loss or a metric, is better; return whether it is."""
-        value = self.metrics[watched]
+        """Record the last epoch as the best where its ``watched``, the loss or a metric, is better; return whether it is.
+
+        A metric that grows tells nothing while it is 0, as the precision of a detector that finds nothing yet. Of such epochs the
+        one with the least loss is the best.
+        """
+        value, loss = self.metrics[watched], self.metrics.get("loss")
         if self.best is not None and not is_better(watched, value, self.best["value"]):
-            return False
-        self.best = {"epoch": self.epoch, "metric": watched, "value": value}
+            tells_nothing = value == self.best["value"] == 0 and higher_is_better(watched)
+            if not tells_nothing or loss is None or self.best_loss is None or not loss < self.best_loss:
+                return False
+        self.best, self.best_loss = {"epoch": self.epoch, "metric": watched, "value": value}, loss
         return True
 
 

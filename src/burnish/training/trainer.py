@@ -63,7 +63,8 @@ class Trainer:
             resumed run falls back on an earlier one where the latest was damaged.
         journal: let checkpoints hold, of embedding tables that are updated by rows, the rows that changed since the one before,
             as ``Session.save_checkpoint`` does. A run may change it when it resumes.
-        best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss.
+        best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss. Of
+            epochs in which such a metric is 0 the one with the least loss is.
         parameters: what is evaluated after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
         resume: go on with the run in ``run_directory``.
         overwrite: start anew in a ``run_directory`` that holds a run.
