@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ import burnish
 from burnish.data.preprocessing import Preprocessing
 from burnish.losses import ssd
 from burnish.training.detections import in_pixels
+from oracles.shapes import drawn, write_coco, write_masks
 from oracles.tiny_pictures_models import SSD, SSD_TEXT, small_ssd, small_unet
 
 HEADER = ["file", "class", "score", "left", "top", "right", "bottom"]
@@ -80,3 +82,14 @@ def test_a_model_of_pixels_says_the_shares_of_its_classes(run, folder, picture, 
     shares = {names[index]: count / 1024 for index, count in enumerate(np.bincount(said.reshape(-1))) if count}
     assert header == ["file", "class", "share of pixels"]
     assert {row[1]: float(row[2]) for row in rows} == pytest.approx(shares, abs=0.01)
+
+
+def test_pictures_with_annotations_are_asked_for_by_their_folder(run, folder):
+    ir.save(small_unet(), "unet.onnx")
+    write_masks(folder / "scans", drawn(1, 0))
+    said = " ".join(run("predict", "unet.onnx", "scans", code=1).output.split())
+    assert "scans: it holds masks beside 'images', and predictions are of pictures alone: name the folder that holds them" in said
+    annotations = str(write_coco(folder / "coco", drawn(1, 0)) / "annotations" / "instances_train.json")
+    assert "it holds objects in the form of COCO, and predictions" in " ".join(
+        run("predict", "unet.onnx", annotations, code=1).output.split()
+    )

@@ -26,6 +26,12 @@ from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text
 from burnish.errors import DataError
 
+ANNOTATED = {
+    "coco": "it holds objects in the form of COCO",
+    "voc": "it holds objects in the form of VOC beside 'JPEGImages'",
+    "masks": "it holds masks beside 'images'",
+}
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -76,6 +82,8 @@ def open_samples(
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
     kind = "images" if is_image else data_kind(source)
     check_text(source, kind, text)
+    if kind in ANNOTATED:
+        raise DataError(f"{source}: {ANNOTATED[kind]}, and predictions are of pictures alone: name the folder that holds them")
     if text is not None:
         refuse_pixels(source, kind, pixels)
         texts = TextDataset(path, text, replace(spec, label=None, predicts=True), label)
