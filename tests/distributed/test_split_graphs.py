@@ -130,6 +130,22 @@ def test_a_graph_is_cut_where_values_wait_for_an_exchange(monkeypatch):
     assert [sum(part.run is not None for part in graph._parts) for graph in cut] == [4, 3]
 
 
+def test_a_forward_pass_stands_beside_its_gradients(monkeypatch):
+    """The gradients wait for the number of samples, and kernels take both passes together."""
+    loaded: list[list[str]] = []
+
+    def noted(model, load, *arguments):
+        def noting(part):
+            loaded.append([node.op_type for node in part.graph])
+            return load(part)
+
+        return SplitGraph(model, noting, *arguments)
+
+    monkeypatch.setattr("burnish.engines.onnxruntime.engine.SplitGraph", noted)
+    stepped(program("clipping"), batches_of()[:1], [[12]])
+    assert [any(name in ("Gemm", "MatMul") for name in part) for part in loaded] == [False, True, False]
+
+
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
     kernels.library(build=True)  # the default is what is built

@@ -1,7 +1,8 @@
 """A graph of several workers for a runtime without exchanges: it is cut at them, and they are made between the parts.
 
 The nodes between two exchanges are a model of their own, which the engine loads like any other. A node stands in the first part
-that has all it reads. Every worker cuts the same graph alike, and so makes the same exchanges in the same order.
+that needs what it gives. So a forward pass stands beside its backward pass, which waits for the number of samples that count, and
+kernels take them together. Every worker cuts the same graph alike, and so makes the same exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -191,6 +192,22 @@ def _is_exchange(node: ir.Node) -> bool:
 
 def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
     """The part that each node stands in; an exchange is made after the part of its number."""
+    stages = _earliest_stages(graph)
+    needed_by: dict[ir.Node, int] = {}
+    for node in reversed(list(graph)):
+        if not _is_exchange(node):
+            # What is an output alone is computed as soon as it can be.
+            stages[node] = max(stages[node], needed_by.get(node, 0))
+        for value in read_by(node):
+            producer = value.producer()
+            if producer in stages:
+                assert producer is not None
+                needed_by[producer] = min(stages[node], needed_by.get(producer, stages[node]))
+    return stages
+
+
+def _earliest_stages(graph: ir.Graph) -> dict[ir.Node, int]:
+    """The first part that has all that each node reads."""
     stages: dict[ir.Node, int] = {}
     for node in graph:
         stage = 0
