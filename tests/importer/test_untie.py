@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -153,27 +154,86 @@ def test_a_layer_that_is_called_twice_trains_as_one() -> None:
 
 
 class Copies(nn.Module):
-    """Two dense layers of the same numbers, whose biases are zero."""
+    """Two dense layers of the same numbers, whose biases are zero or not there."""
+
+    def __init__(self, bias: bool, initialize: Callable[[torch.Tensor], torch.Tensor] = nn.init.normal_) -> None:
+        super().__init__()
+        self.dense_1 = nn.Linear(4, 4, bias=bias)
+        initialize(self.dense_1.weight)
+        if bias:
+            nn.init.zeros_(self.dense_1.bias)
+        self.dense_2 = copy.deepcopy(self.dense_1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense_2(torch.relu(self.dense_1(x)))
+
+
+def encoder(bias: bool) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True, bias=bias)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def matrices(graph: ir.Graph) -> list[ir.Value]:
+    return [value for value in graph.initializers.values() if value.shape is not None and len(value.shape) == 2]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_copies_of_an_encoder_that_was_not_trained_are_separate(bias: bool) -> None:
+    weights = matrices(load(export(encoder(bias), torch.randn(2, 3, 4), training=False, folding=True)).graph)
+    assert len(weights) == 8
+    assert all(len(value.uses()) == 1 for value in weights)
+
+
+@pytest.mark.parametrize("initialize", [nn.init.normal_, nn.init.zeros_, nn.init.ones_])
+@pytest.mark.parametrize("bias", [True, False])
+def test_copies_of_a_layer_are_separate(bias: bool, initialize: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weights = matrices(load(export(Copies(bias, initialize), torch.randn(2, 3, 4), training=False, folding=True)).graph)
+    assert len(weights) == 2
+    assert all(len(value.uses()) == 1 for value in weights)
+
+
+class CalledTwice(nn.Module):
+    """A module that is called twice, and a copy of it that is, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        nn.init.zeros_(self.first.bias)
+        self.first = Copies(bias=False)
         self.second = copy.deepcopy(self.first)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x)))
+        return self.second(self.first(self.second(self.first(x))))
 
 
-ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8, batch_first=True), 2, enable_nested_tensor=False)
+def test_each_copy_of_a_module_that_is_called_twice_is_one() -> None:
+    graph = load(export(CalledTwice(), torch.randn(2, 3, 4), training=False, folding=True)).graph
+    module_of = {value: {(reader.name or "").split("/")[1] for reader, _ in value.uses()} for value in matrices(graph)}
+    assert all(len(value.uses()) == 2 for value in module_of)
+    assert sorted(name.removesuffix("_1") for (name,) in module_of.values()) == ["first", "first", "second", "second"]
 
 
-@pytest.mark.parametrize(("module", "count"), [(ENCODER, 8), (Copies(), 2)])
-def test_copies_of_a_layer_that_was_not_trained_are_separate(module: nn.Module, count: int) -> None:
-    model = load(export(module, torch.randn(2, 3, 4), training=False, folding=True))
-    weights = [value for value in model.graph.initializers.values() if value.shape is not None and len(value.shape) == 2]
-    assert len(weights) == count
-    assert all(len(value.uses()) == 1 for value in weights)
+def test_layers_of_the_same_numbers_train_apart_with_a_warning() -> None:
+    source = export(Copies(bias=False), torch.randn(2, 3, 4), False, folding=True)
+    names = [value.name for value in matrices(load(source).graph)]
+    message = f"two layers hold the same numbers, and train apart: '{names[1]}' and '{names[0]}'.*do_constant_folding=False"
+    with pytest.warns(burnish.errors.ObjectiveWarning, match=message):
+        burnish.compile(source, loss="mse")
+
+
+@pytest.mark.parametrize("module", [Twice(), Copies(bias=False, initialize=nn.init.zeros_)], ids=["called twice", "of one value"])
+def test_other_layers_train_without_a_warning(module: nn.Module) -> None:
+    source = export(module, torch.randn(2, 3, 4), False, folding=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", burnish.errors.ObjectiveWarning)
+        burnish.compile(source, loss="mse")
+
+
+@pytest.mark.parametrize(("module", "count"), [(Twice(), 4), (Copies(bias=False, initialize=nn.init.zeros_), 2)])
+def test_without_the_names_of_modules_numbers_tell_what_is_one_layer(module: nn.Module, count: int) -> None:
+    source = export(module, torch.randn(2, 3, 4), training=False, folding=True)
+    for node in source.graph.node:
+        node.name = ""
+    graph = load(source).graph
+    assert len([value for value in graph.initializers.values() if (value.name or "").startswith("onnx::")]) == count
 
 
 def _model(*nodes: onnx.NodeProto, output: str = "y") -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from burnish.importer import (
     perhaps_copied,
     perhaps_learned_scalars,
     perhaps_merged,
+    perhaps_shared,
 )
 from burnish.sample_axes import mixing_nodes
 
@@ -46,6 +47,11 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
             f"a weight holds the same numbers as a table that rows are taken of, and trains apart from it: {_first(pairs)}. "
             "Where the two were one parameter, export the model again so that it stays one, for example with "
             "torch.onnx.export(..., dynamo=True), or with do_constant_folding=False"
+        )
+    if pairs := [f"'{name}' and '{first}'" for name, first in perhaps_shared(model).items() if {name, first} & {*trainable}]:
+        yield (
+            f"weights of two layers hold the same numbers, and train apart: {_first(pairs)}. Where the layers share a parameter, "
+            "export the model again with do_constant_folding=False, so that it stays one"
         )
     folded = [f"'{weight}'" for weight, bias in folded_layers(model).items() if {weight, bias} & {*trainable}]
     if folded and not is_frozen:

@@ -14,7 +14,13 @@ from burnish.importer.classify import (
     reached_by_gradients,
     untrained_scalars,
 )
-from burnish.importer.doubtful_weights import computed_ahead, of_unknown_origin, perhaps_copied, perhaps_merged
+from burnish.importer.doubtful_weights import (
+    computed_ahead,
+    of_unknown_origin,
+    perhaps_copied,
+    perhaps_merged,
+    perhaps_shared,
+)
 from burnish.importer.export_notes import lost_parameters
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.folded_normalization import folded_layers
@@ -45,6 +51,7 @@ __all__ = [
     "perhaps_copied",
     "perhaps_learned_scalars",
     "perhaps_merged",
+    "perhaps_shared",
     "reached_by_gradients",
     "read_proto",
     "refuse_gradients",

@@ -10,8 +10,12 @@ import onnx_ir as ir
 from burnish.graph import constant_array
 from burnish.importer.classify import InitializerKind, classify_initializers
 from burnish.importer.export_notes import missing_parameters, noted_kinds, parameters_behind
+from burnish.importer.untie import is_computed
 
 _NAMED_BY_EXPORTER = re.compile(r"onnx::(?!(MatMul|Gemm|LSTM|GRU|RNN|Conv|ConvTranspose)_)\w+_\d+")
+
+STARTING = 16
+"""Numbers at the start of a weight by which most are told apart."""
 
 
 def perhaps_merged(model: ir.Model) -> dict[str, int]:
@@ -61,6 +65,31 @@ def perhaps_copied(model: ir.Model) -> dict[str, str]:
             ):
                 copied[value.name or ""] = table.name or ""
     return copied
+
+
+def perhaps_shared(model: ir.Model) -> dict[str, str]:
+    """Return the weights that hold the numbers of another, both computed by PyTorch's older exporter, and the name of that one.
+
+    It computes a weight for each module that reads it: modules that share a parameter, as heads may, would train it apart. The
+    file of copies of a module that was not trained yet is the same. Weights of one value are left out.
+
+    Args:
+        model: a canonical model.
+    """
+    kinds = classify_initializers(model)
+    alike: dict[tuple[object, ...], list[tuple[str, np.ndarray]]] = {}
+    shared: dict[str, str] = {}
+    for name, value in model.graph.initializers.items():
+        array = constant_array(value) if kinds.get(name) is InitializerKind.WEIGHT and is_computed(value) else None
+        if array is None or array.size < 2 or (array == array.flat[0]).all():
+            continue
+        others = alike.setdefault((value.dtype, array.shape, array.flat[:STARTING].tobytes()), [])
+        first = next((other for other, numbers in others if np.array_equal(numbers, array)), None)
+        if first is None:
+            others.append((name, array))
+        else:
+            shared[name] = first
+    return shared
 
 
 def computed_ahead(model: ir.Model) -> dict[str, list[str]]:

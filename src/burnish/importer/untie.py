@@ -9,7 +9,7 @@ transposed one, it computes for each call of the layer, and merges in the same w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping
 
 import onnx_ir as ir
 
@@ -20,6 +20,7 @@ from burnish.graph.names import Names
 from burnish.importer.operands import STATISTIC_OPERANDS
 
 _COMPUTED = re.compile(r"onnx::\w+_\d+")
+_NUMBER_OF_CALL = re.compile(r"_\d+$")
 
 
 def untie_parameters(model: ir.Model) -> bool:
@@ -31,58 +32,76 @@ def untie_parameters(model: ir.Model) -> bool:
         Whether there was any.
     """
     graph = model.graph
-    untied = False
-    of_one_layer = _of_one_layer([node for node in graph if _is_merged(node, graph)])
-    for node in list(graph):
-        if not _is_merged(node, graph):
-            continue
-        source = node.inputs[0]
-        assert source is not None
-        if node in of_one_layer:
-            replace_uses(node.outputs[0], source)
+    merged = _merged(graph)
+    modules = {_module_and_name(node)[0] for node in graph}
+    layers = {value: _layer_of(value, merged, modules) for value in (*merged, *merged.values()) if is_computed(value)}
+    weights = {layers[source]: source for source in merged.values() if source in layers}
+    for output, source in merged.items():
+        node, layer = output.producer(), layers.get(output)
+        assert node is not None
+        if layer is not None and layer in weights:
+            replace_uses(output, weights[layer])
             remove_node(node)
-        else:
-            tensor = source.const_value
-            assert tensor is not None
-            replace_by_initializer(graph, node, ir.Tensor(tensor.numpy().copy(), tensor.dtype))
-        untied = True
-    return untied
+            continue
+        tensor = source.const_value
+        assert tensor is not None
+        separate = replace_by_initializer(graph, node, ir.Tensor(tensor.numpy().copy(), tensor.dtype))
+        if layer is not None:
+            weights[layer] = separate
+    return bool(merged)
 
 
-def _is_merged(node: ir.Node, graph: ir.Graph) -> bool:
-    source = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
-    if source is None or source.const_value is None or not source.is_initializer() or node.outputs[0].is_graph_output():
-        return False
-    return source.graph is graph and not _names_the_operation(node)
+def is_computed(weight: ir.Value) -> bool:
+    """Whether a weight has a name that the exporter made up: it is no parameter of the module, but computed from some."""
+    return _COMPUTED.fullmatch(weight.name or "") is not None
 
 
-def _of_one_layer(merged: Sequence[ir.Node]) -> Collection[ir.Node]:
-    """Return those of merged weights that are one weight, of a layer that is called several times.
+def _merged(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Return the outputs of ``Identity`` that were parameters, in order, and the initializer that each was merged into."""
+    merged: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        operand = node.inputs[0] if node.op_type == "Identity" and node.domain == "" else None
+        if operand is None or node.outputs[0].is_graph_output() or _names_the_operation(node):
+            continue
+        source = merged.get(operand, operand)
+        if source.is_initializer() and source.const_value is not None and source.graph is graph:
+            merged[node.outputs[0]] = source
+    return merged
 
-    Numbers that differ among each other are never equal by chance, but in copies of a layer that was not trained yet, such as
-    those of ``nn.TransformerEncoder``. These have parameters too that keep their own names, and are merged: some of numbers that
-    differ, or a bias that is added to the product. Of numbers that are all alike, as biases of zero, those are one weight whose
-    readers read such a one beside.
+
+def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Collection[str]) -> Hashable:
+    """Return what tells a computed weight from others that are merged with it: it is the same for all calls of one layer.
+
+    The exporter names nodes after the module in whose call they stand. Numbers that differ among each other are equal where a
+    module is called again, and in copies of one that was not trained yet. Of numbers that are all alike, as biases of zero, the
+    other weights of their reader have to be the same, too.
+
+    Args:
+        weight: one that was merged, or that others were merged into.
+        merged: as ``_merged`` returns it.
+        modules: that nodes are named after.
     """
-    named = {node.outputs[0] for node in merged if not _is_computed(node)}
-    same = [node for node in merged if _is_computed(node) and _differs(node)]
-    readers = {reader for node in same for reader, _ in node.outputs[0].uses()}
-    added = {value for reader in readers for output in reader.outputs for sum_, _ in output.uses() for value in sum_.inputs}
-    if any(_differs(node) for node in merged if node.outputs[0] in named) or not named.isdisjoint(added):
-        return ()
-    computed = [node for node in merged if _is_computed(node)]
-    alike = [node for node in computed if node not in same and readers.issuperset(reader for reader, _ in node.outputs[0].uses())]
-    return {*same, *alike}
+    source = merged.get(weight, weight)
+    reader = next((reader for reader, _ in weight.uses() if reader.outputs[0] not in merged), None)
+    module, name = (None, "") if reader is None else _module_and_name(reader)
+    first_call = None if module is None else _NUMBER_OF_CALL.sub("", module)
+    called = first_call if first_call in modules else module
+    if _differs(source):
+        return source, called
+    operands = () if reader is None else (merged.get(value, value) for value in reader.inputs if value is not None)
+    beside = tuple(value for value in operands if value.is_initializer() and _differs(value))
+    return source, called, name, beside, None if beside else reader
 
 
-def _is_computed(node: ir.Node) -> bool:
-    """Whether the output has a name that the exporter made up: it is no parameter of the module, but computed from some."""
-    return _COMPUTED.fullmatch(node.outputs[0].name or "") is not None
+def _module_and_name(node: ir.Node) -> tuple[str | None, str]:
+    """The module that a node is named after, and what it is called there; no module where the name says none."""
+    module, slash, name = (node.name or "").rpartition("/")
+    return (module, name) if slash else (None, "")
 
 
-def _differs(node: ir.Node) -> bool:
-    """Whether the elements of a merged weight differ among each other."""
-    array = None if node.inputs[0] is None else constant_array(node.inputs[0])
+def _differs(weight: ir.Value) -> bool:
+    """Whether the elements of a weight differ among each other."""
+    array = constant_array(weight)
     return array is not None and array.size > 1 and bool((array != array.flat[0]).any())
 
 
