@@ -54,6 +54,12 @@ MIXED = {
     "LogSoftmax along axis 0": ("f = LogSoftmax <axis = 0> (x)", "n, 6", ["LogSoftmax"]),
     "the batch's mean": ("m = ReduceMean (x, zero) f = Sub (x, m)", VECTORS, ["ReduceMean"]),
     "the largest of all": ("m = ReduceMax <keepdims = 0> (x) f = Div (x, m)", VECTORS, ["ReduceMax"]),
+    "the range of all": (
+        "l = ReduceMin (x) u = ReduceMax (x) d = Sub (x, l) r = Sub (u, l) f = Div (d, r)",
+        VECTORS,
+        ["ReduceMin", "ReduceMax"],
+    ),
+    "the largest of all, subtracted": ("m = ReduceMax <keepdims = 0> (x, zero) f = Sub (x, m)", VECTORS, ["ReduceMax"]),
     "the norm of all": ("m = ReduceL2 (x) f = Div (x, m)", "s77, 6", ["ReduceL2"]),
     "a layer's norm of all": ("f = LayerNormalization <axis = 0> (x, scale, bias)", VECTORS, ["LayerNormalization"]),
     "a sum along the batch": ("f = CumSum (x, first)", VECTORS, ["CumSum"]),
@@ -84,6 +90,7 @@ APART = {
         "m = ReduceMax <keepdims = 0> (x) d = Sub (x, m) e = Exp (d) t = ReduceSum (e, one) f = Div (e, t)",
         VECTORS,
     ),
+    "the largest of all, before a Softmax": ("m = ReduceMax (x) d = Sub (x, m) f = Softmax (d)", VECTORS),
     "samples second": (
         "t = Transpose <perm = [1, 0, 2]> (x)" + RECURRENT.format("t") + "f = ReduceMean <keepdims = 0> (h, zero)",
         SEQUENCES,

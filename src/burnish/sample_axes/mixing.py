@@ -20,6 +20,7 @@ from burnish.sample_axes.layouts import Call, Untold
 
 _OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)
+_EXPONENTIAL = ("Exp", "Softmax", "LogSoftmax")
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,13 @@ def _reduced(call: Call) -> Axes:
 
 def _extreme(call: Call) -> Axes:
     """Of a reduction whose result is only subtracted, from the exponents of a softmax, nothing depends on it."""
-    readers = [user.op_type for user, _ in call.node.outputs[0].uses()]
-    return () if readers and set(readers) == {"Sub"} else _reduced(call)
+    readers = call.node.outputs[0].consumers()
+    return () if readers and all(_is_exponent(reader) for reader in readers) else _reduced(call)
+
+
+def _is_exponent(node: ir.Node) -> bool:
+    """Whether a node gives a difference that is read as an exponent."""
+    return node.op_type == "Sub" and any(reader.op_type in _EXPONENTIAL for reader in node.outputs[0].consumers())
 
 
 def _contracted(call: Call) -> Axes:
