@@ -182,6 +182,21 @@ def test_products_of_activations_do_not_saturate(activations: str, tmp_path: Pat
     assert found["QLinearMatMul"] == (4 if activations == "uint8" else 1)
 
 
+def test_a_softmax_between_products_stays_in_float32(tmp_path: Path) -> None:
+    """ONNX Runtime's integer operator takes the whole part of the reciprocal of its scale."""
+    proto, generator = (
+        onnx.parser.parse_model(ATTENTION.replace("r = MatMul (q,", "s = Softmax (q) r = MatMul (s,")),
+        np.random.default_rng(2),
+    )
+    for name, shape in {"w": (32, 32), "v": (32, 4)}.items():
+        array = generator.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = generator.normal(0, 0.1, (16, 5, 32)).astype(np.float32)
+    program = burnish.compile(surgery.quantize(proto, calibration=[{"x": x}]), loss="mse", optimizer="sgd")
+    found = assert_same_bits(program, coarse(program.initial_state(0), generator), x, tmp_path)
+    assert (found["Softmax"], found["QLinearMatMul"], found["MatMulIntegerToFloat"]) == (1, 3, 1)
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_long_sums_are_exact(weights: str, tmp_path: Path) -> None:
     """Of more products than float32 has room for at once."""

@@ -84,9 +84,10 @@ def _layer(node: ir.Node) -> Layer | None:
 
 
 def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) -> set[ir.Node]:
-    """Return the linear layers that stay in floating-point numbers, and what only moves numbers to them.
+    """Return what stays in floating-point numbers: linear layers, Softmax, and what only moves numbers to them.
 
-    They read activations as they are: where one came from a DequantizeLinear, ONNX Runtime (1.32) would quantize the weights too.
+    They read activations as they are: where one came from a DequantizeLinear, ONNX Runtime (1.32) would quantize the weights of
+    a layer too, and compute a Softmax with a table of exponentials and the whole part of the reciprocal of its scale.
 
     Args:
         graph: of a canonical model.
@@ -94,7 +95,7 @@ def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) ->
         products: whether products of two activations do.
     """
     linear = {layer.node for layer in layers_of(graph)}
-    apart = linear.difference(layers)
+    apart = linear.difference(layers) | {node for node in graph if node.op_type == "Softmax" and node.domain == ""}
     if not products:
         apart |= {node for node in graph if node.op_type == "MatMul" and node.domain == "" and node not in linear}
     for node in reversed(graph):
