@@ -11,6 +11,7 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.training.epoch_length import batches_per_epoch, fixed_batch
+from burnish.training.finetuning import plan, transfer
 
 
 def program(batch: int | str, more: str = "") -> burnish.Program:
@@ -65,3 +66,29 @@ def test_what_a_model_fixes():
     assert batches_per_epoch(program(4), 10, 4) == 2
     assert batches_per_epoch(program(4), 20, 8, workers=2) == 2
     assert batches_per_epoch(program("N"), 10, 4) == 3
+
+
+def prepared(samples: int):
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[4, 2] x) => (float[4, 3] y)
+            <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"""
+    )
+    return transfer(model, data(samples))
+
+
+def test_a_tuning_run_plans_the_steps_that_it_takes():
+    planned = plan(*prepared(10), epochs=2, batch_size=4, lr=0.1)
+    assert planned.steps(planned.stages[0], 10) == 4
+    assert planned.notes == ("schedule: cosine over 4 steps",)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "message"),
+    [
+        (3, None, "^samples: the data have 3, and the model takes 4 samples at once: give more, or export it with an open batch"),
+        (10, 3, r"^batch_size=3: the model takes 4 samples at once: give 4 \(--batch-size 4\), or export it with an open"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused_before_trial_steps(samples, batch_size, message):
+    with pytest.raises(ConfigurationError, match=message):
+        plan(*prepared(samples), epochs=2, batch_size=batch_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from burnish.errors import ConfigurationError
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Program
@@ -42,9 +44,16 @@ def samples_left_out(program: Program, samples: int, batch_size: int, workers: i
 
 def fixed_batch(program: Program) -> int | None:
     """The number of samples that the model takes at once; None where any will do."""
-    firsts = {entry.extents[0] for entry in program.signature.samples if entry.extents}
-    fixed = next(iter(firsts), None)
-    return fixed if isinstance(fixed, int) and len(firsts) == 1 and not program.options.get("batch") else None
+    if program.options.get("batch"):
+        return None
+    return fixed_extent(entry.extents[0] for entry in program.signature.samples if entry.extents)
+
+
+def fixed_extent(firsts: Iterable[object]) -> int | None:
+    """The number that the first extents of all inputs are; None where they differ, or are open."""
+    different = set(firsts)
+    extent = different.pop() if len(different) == 1 else None
+    return extent if isinstance(extent, int) else None
 
 
 def accumulation_notes(program: Program, steps: int) -> list[str]:

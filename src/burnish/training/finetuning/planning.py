@@ -16,6 +16,7 @@ from burnish.optim import schedules
 from burnish.optim.base import Rate
 from burnish.program import Program, Role
 from burnish.settings import is_whole
+from burnish.training.epoch_length import samples_left_out
 from burnish.training.finetuning.batches import chosen_batch
 from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, begun, find_rate, repeated, tests_of
 from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
@@ -81,11 +82,16 @@ class Plan:
         with folding_said():
             if trial is not None:
                 return trial.taken().with_optimizer(trial.optimizer(rate))
-            return compiled(self.transfer, stage, rate, self.layer_decay, -(-samples // self.batch_size))
+            return compiled(self.transfer, stage, rate, self.layer_decay, self.steps_of_epoch(samples))
 
     def steps(self, stage: Stage, samples: int) -> int:
         """Return how many steps a stage has."""
-        return stage.epochs * -(-samples // self.batch_size)
+        return stage.epochs * self.steps_of_epoch(samples)
+
+    def steps_of_epoch(self, samples: int) -> int:
+        """Return how many batches an epoch has; what makes no whole one is left out where the model takes no other."""
+        whole, rest = divmod(samples, self.batch_size)
+        return whole if self.transfer.has_fixed_batch else whole + bool(rest)
 
 
 @garbage_kept()
@@ -145,6 +151,7 @@ def plan(
         if batch_size is None:
             batch_size, why = chosen_batch(program, dataset.batch(np.arange(1)), len(dataset))
             notes.append(why)
+        samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
         if lr is None:
             batches = repeated(dataset, batch_size, seed)
             if last.cached:

@@ -25,6 +25,7 @@ from burnish.program import Program
 from burnish.settings import matches_pattern, suggestion
 from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
+from burnish.training.epoch_length import fixed_extent
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
 from burnish.training.finetuning.sources import name_of, open_source
@@ -96,6 +97,12 @@ class Transfer:
     def trainable(self) -> tuple[str, ...]:
         """The names of all weights, in the order of the file; of a model with adapters, what trains beside them."""
         return tuple(_trainable(self.model))
+
+    @property
+    def has_fixed_batch(self) -> bool:
+        """Whether the model takes batches of one size alone."""
+        shapes = [value.shape for value in self.model.graph.inputs if value.shape is not None and len(value.shape)]
+        return self.batch is None and fixed_extent(shape[0] for shape in shapes) is not None
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
