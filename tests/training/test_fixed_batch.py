@@ -87,6 +87,7 @@ def test_a_tuning_run_plans_the_steps_that_it_takes():
     [
         (3, None, "^samples: the data have 3, and the model takes 4 samples at once: give more, or export it with an open batch"),
         (10, 3, r"^batch_size=3: the model takes 4 samples at once: give 4 \(--batch-size 4\), or export it with an open"),
+        (10, 0, "^batch_size=0: give a whole number of samples, 1 or more, or leave it out"),
     ],
 )
 def test_what_the_model_does_not_take_is_refused_before_trial_steps(samples, batch_size, message):

@@ -128,6 +128,8 @@ def plan(
     Raises:
         ConfigurationError: ``unfreeze`` does not fit the epochs or the model, or a number is out of range.
     """
+    if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
+        raise ConfigurationError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more, or leave it out")
     notes: list[str] = []
     stages = _stages(transfer, epochs, unfreeze)
     if len(stages) > 1:
