@@ -102,7 +102,10 @@ def test_the_average_is_the_parameters_until_it_begins() -> None:
 def test_the_rate_of_averaged_descent_is_that_of_the_step() -> None:
     """PyTorch's eta is computed a step ahead, and would follow a changed rate one step later."""
     initial, gradients = random_problem("float64")
-    rate = lambda step: LR * 2.0 ** -(step // 5)  # noqa: E731
+
+    def rate(step: int) -> float:
+        return LR * 2.0 ** -(step // 5)
+
     history = run_steps(optim.asgd(lr=LR, lambd=0.5), initial, lambda step, _: gradients[step], 12, rate)
     expected = dict(initial)
     for step in range(12):

@@ -54,13 +54,15 @@ def _twice(builder, inputs):
 
 
 def binary(op_type: str, torch_function, most_nodes: int, left=normal, right=normal) -> OperatorSpec:
+    def of_itself(builder, inputs):
+        return builder.op(op_type, inputs[0], inputs[0])
+
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for sample in broadcasts(left, right, most_nodes)(rng):
             if sample.name != "twice_the_same":
                 yield sample
             else:
-                build = lambda builder, inputs: builder.op(op_type, inputs[0], inputs[0])  # noqa: E731
-                yield Sample(sample.inputs, name=sample.name, build=build, torch=lambda x: torch_function(x, x))
+                yield Sample(sample.inputs, name=sample.name, build=of_itself, torch=lambda x: torch_function(x, x))
 
     return OperatorSpec(op_type, samples, torch=torch_function, shapes=ALL_SHAPES, dtypes=ALL_DTYPES)
 
@@ -104,7 +106,9 @@ def torch_extremum(function: Callable) -> Callable:
 
 
 def pow_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    base = lambda *shape: uniform(rng, 0.4, 2, *shape)  # noqa: E731
+    def base(*shape: int) -> np.ndarray:
+        return uniform(rng, 0.4, 2, *shape)
+
     yield Sample([base(2, 3), normal(rng, 2, 3)], name="both", batched=(0, 1))
     yield Sample([base(2, 3), normal(rng, 3)], name="broadcast_exponent")
     yield Sample([base(3), normal(rng, 2, 1)], name="broadcast_base", batched=(1,))

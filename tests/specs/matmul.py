@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,12 +57,11 @@ def torch_gemm(a, b, c=None, alpha=1.0, beta=1.0, transA=0, transB=0):
 def einsum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(equation: str, *shapes: tuple[int, ...], batched=(0,), name: str | None = None) -> Sample:
         arrays = [normal(rng, *shape) for shape in shapes]
-        function = lambda *tensors: torch.einsum(equation, *tensors)  # noqa: E731
         return Sample(
             arrays,
             {"equation": equation},
             name=name or equation.replace("->", "_to_").replace(",", "_"),
-            torch=function,
+            torch=partial(torch.einsum, equation),
             torch_attributes={},
             batched=batched,
         )

@@ -91,13 +91,13 @@ def test_several_tests_vary_less_than_one(monkeypatch):
 @pytest.mark.parametrize("lucky", [8, 10])
 def test_a_lucky_batch_at_a_low_rate_moves_the_rate_little(monkeypatch, lucky):
     """Its loss is the least of its test, at a rate far below the others'; the rate at which the test diverges stays."""
-    found = []
-    for fall in (0.0, 1.2):
-        steps = itertools.count()
-        losses = valley(3e-3, 3e-2)
-        monkeypatch.setattr(rates, "Session", told(lambda rate, draw: losses(rate, draw) - fall * (next(steps) == lucky)))  # noqa: B023
-        found.append(find_rate(None, itertools.repeat({}), tests=2)[0])
-    assert found[0] / 1.6 < found[1] < found[0]
+
+    def rate_with(fall: float) -> float:
+        steps, losses = itertools.count(), valley(3e-3, 3e-2)
+        monkeypatch.setattr(rates, "Session", told(lambda rate, draw: losses(rate, draw) - fall * (next(steps) == lucky)))
+        return find_rate(None, itertools.repeat({}), tests=2)[0]
+
+    assert rate_with(0.0) / 1.6 < rate_with(1.2) < rate_with(0.0)
 
 
 def test_two_noisy_tests_tell_the_rate_within_a_fifth(monkeypatch):

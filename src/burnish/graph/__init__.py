@@ -37,7 +37,7 @@ from burnish.graph.names import Names
 from burnish.graph.propagation import has_long_vectors, holds_large_integers
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
 from burnish.graph.serialization import model_proto, named_failures
-from burnish.graph.shapes import broadcast_shapes, same_dimension, same_shape, static_dimension, static_shape
+from burnish.graph.shapes import broadcast_shapes, known_extents, same_dimension, same_shape, static_dimension, static_shape
 from burnish.graph.windows import same_padding, split_padding
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "infer_outputs",
     "insert_behind",
     "integer_weights",
+    "known_extents",
     "model_proto",
     "name_sources",
     "named_failures",

@@ -49,4 +49,4 @@ def remove_unread_value(graph: ir.Graph, value: ir.Value) -> None:
     if producer is not None:
         remove_node(producer)
     elif value.is_initializer():
-        graph.initializers.pop(value.name)  # type: ignore[arg-type]
+        graph.initializers.pop(value.name or "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -74,6 +74,10 @@ def static_dimension(shape: ir.Shape | None, axis: int) -> int | None:
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     """Return the shape as integers when every dimension is one, else None."""
-    if value.shape is None or not all(isinstance(dimension, int) for dimension in value.shape.dims):
-        return None
-    return tuple(int(dimension) for dimension in value.shape.dims)  # type: ignore[arg-type]
+    return None if value.shape is None else known_extents(value.shape.dims)
+
+
+def known_extents(dimensions: Sequence[int | ir.SymbolicDim]) -> tuple[int, ...] | None:
+    """Return dimensions as integers when every one is, else None."""
+    extents = tuple(dimension for dimension in dimensions if isinstance(dimension, int))
+    return extents if len(extents) == len(dimensions) else None

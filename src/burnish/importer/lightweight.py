@@ -64,7 +64,7 @@ def light_copy(model: ir.Model) -> ir.Model:
     for value in list(graph.initializers.values()):
         tensor = value.const_value
         if tensor is None or _is_large(tensor):
-            graph.initializers.pop(value.name)  # type: ignore[arg-type]
+            graph.initializers.pop(value.name or "")
             value.const_value = None
             if value not in inputs:
                 graph.inputs.append(value)

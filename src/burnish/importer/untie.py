@@ -69,7 +69,7 @@ def _merged(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     return merged
 
 
-def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Collection[str]) -> Hashable:
+def _layer_of(weight: ir.Value, merged: Mapping[ir.Value, ir.Value], modules: Collection[str | None]) -> Hashable:
     """Return what tells a computed weight from others that are merged with it: it is the same for all calls of one layer.
 
     The exporter names nodes after the module in whose call they stand. Numbers that differ among each other are equal where a

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import SIXTEEN_BIT, Builder, Tensor, same_shape
+from burnish.graph import SIXTEEN_BIT, Builder, Tensor, known_extents, same_shape
 from burnish.ops.registry import Operation
 
 INT64_MAX = int(np.iinfo(np.int64).max)
@@ -31,10 +31,7 @@ def known_rank(op: Operation, x: Tensor) -> int:
 
 def extents(tensor: Tensor, start: int = 0, end: int | None = None) -> tuple[int, ...] | None:
     """The dimensions ``start:end`` of a tensor as integers, or None when one of them is not known."""
-    if tensor.shape is None:
-        return None
-    dimensions = tensor.shape.dims[start:end]
-    return None if any(not isinstance(dimension, int) for dimension in dimensions) else tuple(map(int, dimensions))  # type: ignore[arg-type]
+    return None if tensor.shape is None else known_extents(tensor.shape.dims[start:end])
 
 
 def extent(tensor: Tensor, axis: int) -> Tensor:

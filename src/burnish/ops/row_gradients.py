@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Tensor, describe_node, source_of
+from burnish.graph import Tensor, describe_node, known_extents, source_of
 from burnish.ops.indexing import GATHER_GRAD, from_the_front
 from burnish.ops.positions import extent, reshape_to
 from burnish.ops.registry import Operation
@@ -99,7 +99,8 @@ def coalesced(parts: Sequence[tuple[Tensor, Tensor]], table: Tensor, held: Seque
     """
     builder = table.builder
     assert table.shape is not None
-    extents = [int(dimension) for dimension in table.shape.dims[1:]]  # type: ignore[arg-type]
+    extents = known_extents(table.shape.dims[1:])
+    assert extents is not None
     indices = [from_the_front(indices, extent(table, 0)) for indices, _ in parts]
     rows = [reshape_to(cotangent, [-1, *extents]) if 0 not in extents else cotangent for _, cotangent in parts]
     for tensor in rows:

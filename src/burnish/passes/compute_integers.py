@@ -48,7 +48,7 @@ def compute_integers(model: ir.Model, float64: bool = True) -> None:
         model: the graph ``predict`` or ``evaluate`` of a program, lowered.
         float64: whether the runtime has it; else what lies between two roundings is rounded, too.
     """
-    walk = _Walk(ir.DataType.DOUBLE if float64 else ir.DataType.FLOAT)
+    walk = _Walk(model.graph, ir.DataType.DOUBLE if float64 else ir.DataType.FLOAT)
     for node in list(model.graph):
         mark = QuantizationMark.of(node) if node.op_type == "QuantizeLinear" else None
         if mark is not None and mark.role == "activation":
@@ -93,6 +93,7 @@ class _Layer:
 class _Walk:
     """The state of one walk over a graph, in its order; ``wide`` is the dtype of what lies between two roundings."""
 
+    graph: ir.Graph
     wide: ir.DataType
     has_changed: bool = False
 
@@ -102,7 +103,7 @@ class _Walk:
         chain = None if value is None else _chain_before(value)
         if chain is None or len(node.inputs) < 3:
             return
-        builder = Builder(node.graph, before=node)  # type: ignore[arg-type]
+        builder = Builder(self.graph, before=node)
         target = Target(_operand(builder, node, 1), _operand(builder, node, 2), chain.low, chain.high)
         self._replace(node.outputs[0], self._integers(builder, chain, target))
 
@@ -111,7 +112,7 @@ class _Walk:
         output = node.outputs[0]
         reader = next(iter(output.uses()))[0] if is_read_once(output) and node.op_type == "Gemm" else None
         normalization = reader if reader is not None and reader.op_type == "BatchNormalization" else None
-        builder = Builder(node.graph, before=normalization or node)  # type: ignore[arg-type]
+        builder = Builder(self.graph, before=normalization or node)
         layer = self._layer(builder, _Chain(node, normalization))
         if layer is not None:
             # Through float64, so that no engine fuses the product with a sum after it.

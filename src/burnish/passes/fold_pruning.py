@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import constant_array, remove_node
+from burnish.graph.initializers import remove_unread_value
 from burnish.graph.pruning_mark import masked_weights
 
 
@@ -23,5 +24,5 @@ def fold_pruning(model: ir.Model) -> ir.Model:
         node.outputs[0].replace_all_uses_with(weight)
         remove_node(node)
         if not mask.uses():
-            model.graph.initializers.pop(mask.name)  # type: ignore[arg-type]
+            remove_unread_value(model.graph, mask)
     return model

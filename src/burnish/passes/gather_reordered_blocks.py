@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, attribute_value, constant_array, replace_value
+from burnish.graph import Builder, attribute_value, constant_array, replace_value, static_shape
 from burnish.graph.uses import producer_of, remove_unread
 
 LEAST_BLOCK = 1 << 12
@@ -43,8 +43,8 @@ def gather_reordered_blocks(model: ir.Model) -> ir.Model:
         if len(parts) < len(node.inputs) or len({part.whole for part in parts}) > 1 or _is_in_order(parts):
             continue
         whole, result = parts[0].whole, node.outputs[0]
-        assert whole.shape is not None
-        extents = [int(extent) for extent in whole.shape]  # type: ignore[arg-type]  # static
+        extents = static_shape(whole)
+        assert extents is not None
         rows = math.gcd(extents[0], *(place for part in parts for place in (part.start, part.end)))
         block = rows * math.prod(extents[1:])
         if block < LEAST_BLOCK:
@@ -63,13 +63,13 @@ def _part(value: ir.Value | None) -> _Part | None:
     """The rows that a value is of another of static extents; None where it is none."""
     node = producer_of(value, "Slice", "Split")
     whole = None if node is None else node.inputs[0]
-    if node is None or value is None or whole is None or whole.shape is None or value.shape is None:
+    if node is None or value is None or whole is None:
         return None
-    if not whole.shape.is_static() or not value.shape.is_static():
+    extents, own = static_shape(whole), static_shape(value)
+    if not extents or not own:
         return None
-    count = int(whole.shape[0])  # type: ignore[arg-type]  # static
-    start = _start_of_slice(node, count) if node.op_type == "Slice" else _start_of_output(node, value)
-    return None if start is None else _Part(whole, start, start + int(value.shape[0]))  # type: ignore[arg-type]  # static
+    start = _start_of_slice(node, extents[0]) if node.op_type == "Slice" else _start_of_output(node, value)
+    return None if start is None else _Part(whole, start, start + own[0])
 
 
 def _start_of_slice(node: ir.Node, count: int) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Tensor, attribute_value
+from burnish.graph import Tensor, attribute_value, known_extents
 from burnish.graph.quantization_mark import mark_exact
 
 GREATEST_ACTIVATION = 255
@@ -259,5 +259,4 @@ def terms_of(shape: Sequence[int], axis: int) -> int:
 
 def _pixels(images: ir.Value) -> tuple[int, ...] | None:
     """The extents of images behind their channels, where they are known."""
-    extents = [] if images.shape is None else images.shape.dims[2:]
-    return tuple(extents) if all(isinstance(extent, int) for extent in extents) and extents else None  # type: ignore[arg-type]
+    return None if images.shape is None else known_extents(images.shape.dims[2:]) or None

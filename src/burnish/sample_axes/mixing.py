@@ -104,10 +104,10 @@ def _cut_apart(node: ir.Node, analysis: Analysis, known: Mapping[str, str]) -> d
         return {}
     operand, target = analysis.layout(node.inputs[0]).axes or ((),), analysis.layout(node.inputs[1]).numbers
     name = _samples_in(operand[:1], known)
-    extents = [number.integer for number in target or ()]
+    parts = target[0].integer if target else None
     if name is None or len(operand[0]) != 1 or any(isinstance(factor, Factor) for axis in operand[1:] for factor in axis):
         return {}
-    if not extents or None in extents or extents[0] < 2:  # type: ignore[operator]  # none of them is None
+    if parts is None or parts < 2 or any(number.integer is None for number in target or ()):
         return {}
     result = analysis.layout(node.outputs[0]).axes or ()
     return {factor.key: name for axis in result for factor in axis if isinstance(factor, Factor) and factor.kind is Kind.LOST}

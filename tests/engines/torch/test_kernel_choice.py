@@ -258,8 +258,7 @@ def test_a_way_far_behind_runs_once(monkeypatch):
 def test_a_way_far_behind_in_a_trial_does_not_run_as_a_whole(monkeypatch):
     trials = Clock(monkeypatch, usual=0.1, other=0.001)
     clock = Clock(monkeypatch, usual=50.0, other=0.010)
-    now = lambda: trials.now + clock.now  # noqa: E731
-    monkeypatch.setattr(kernel_choice, "_clock", now)
+    monkeypatch.setattr(kernel_choice, "_clock", lambda: trials.now + clock.now)
     assert kernel_choice.quickest(clock.ways, trials.ways) == "other"
     assert clock.runs["usual"] == 0
 

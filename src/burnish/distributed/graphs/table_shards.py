@@ -148,8 +148,7 @@ def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
             assert name is not None
             shape = static_shape(value)
             if node.op_type in SIZES and node.domain == "" and node.graph is graph and shape is not None:
-                whole = ir.Shape([shards.extents[name], *shape[1:]])
-                replace_node(node, _size_of(node, Builder(graph, before=node), [int(extent) for extent in whole.dims]))  # type: ignore[arg-type]
+                replace_node(node, _size_of(node, Builder(graph, before=node), [shards.extents[name], *shape[1:]]))
             elif index == 0 and node.graph is graph and _reads_rows(node):
                 found[node] = name
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.families.embedding.translation import FUSED_COALESCE_ROWS, FUSED_LOOKUPS
-from burnish.graph import Builder, Tensor, attribute_value, replace_node
+from burnish.graph import Builder, Tensor, attribute_value, replace_node, static_dimension
 from burnish.ops.row_gradients import COALESCE_ROWS
 
 SUMMED = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -49,8 +49,9 @@ def _is_lookup(node: ir.Node) -> bool:
 def _rows(node: ir.Node) -> int:
     table = node.inputs[0]
     assert table is not None
-    assert table.shape is not None
-    return int(table.shape[0])  # type: ignore[arg-type]  # static
+    rows = static_dimension(table.shape, 0)
+    assert rows is not None
+    return rows
 
 
 def _join_lookups(graph: ir.Graph, lookups: list[ir.Node]) -> None:
