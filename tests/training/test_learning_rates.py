@@ -14,7 +14,7 @@ import burnish
 from burnish.data import ArrayDataset
 from burnish.errors import NonFiniteLossError
 from burnish.training.finetuning import find_rate, rates, repeated
-from burnish.training.finetuning.rates import begun
+from burnish.training.finetuning.rates import feature_batches
 from burnish.training.finetuning.rates import tests_of as range_tests_of
 from oracles.small_networks import CLASSES, Network
 
@@ -230,7 +230,7 @@ def test_cached_features_find_the_same_rate(blobs):
     """What is computed once are the same batches, so that the same steps find what those of the whole model do."""
     _, cached, plain, dataset = blobs
     batches = list(itertools.islice(repeated(dataset, 8, 0), 6))
-    features = begun(cached, iter(batches), 6, seed=5, threads=1)
+    features = feature_batches(cached, iter(batches), 6, seed=5, threads=1)
     rng = np.random.default_rng(5)
     same = (batches[number] for _ in itertools.count() for number in rng.permutation(6))
     assert find_rate(cached, features, threads=1) == find_rate(plain, same, threads=1)

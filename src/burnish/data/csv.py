@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.missing import Missing, check_missing, column_of_text, is_number, without_missing
+from burnish.data.missing import Missing, column_of_text, is_number, without_missing
 from burnish.data.number_forms import with_points
 from burnish.errors import DataError
 
@@ -27,7 +27,6 @@ def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarr
     Raises:
         DataError: as ``read_columns``; a value is missing, by line and column; or a comma in a number may be read in two ways.
     """
-    check_missing(missing)
     header, rows, lines = _read(path)
     cells = {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
     numbers, forms = with_points(cells, str(path))

@@ -18,8 +18,8 @@ PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row
 
 
 def check_missing(missing: str) -> None:
-    """Raise ConfigurationError for a policy that there is none of."""
-    if missing not in ("error", "drop", PREDICTED):
+    """Raise ConfigurationError for a policy that there is none of for data that are trained or evaluated on."""
+    if missing not in ("error", "drop"):
         raise ConfigurationError(f"missing={missing!r}: give 'error', or 'drop' to leave rows with missing values out")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data.missing import Missing, check_missing, without_missing
+from burnish.data.missing import Missing, without_missing
 from burnish.errors import DataError
 
 
@@ -21,7 +21,6 @@ def read_parquet(path: Path, missing: Missing = "error") -> tuple[dict[str, np.n
     Raises:
         DataError: pyarrow is missing, no Parquet file, a nested column, or a missing value, by row and column.
     """
-    check_missing(missing)
     read = _table(path)
     gaps = {name: np.asarray(column.is_null(nan_is_null=True)) for name, column in read.items()}
     for name, column in read.items():

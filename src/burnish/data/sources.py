@@ -19,7 +19,7 @@ from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.mapped_arrays import MappedArrays
-from burnish.data.missing import Missing
+from burnish.data.missing import Missing, check_missing
 from burnish.data.npz import open_npz
 from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
@@ -85,8 +85,9 @@ def open_dataset(
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
             and the data hold none.
-        ConfigurationError: no such pixels, or settings of texts.
+        ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
+    check_missing(missing)
     kind, path, text = data_kind(source), Path(source), as_text(text)
     check_text(source, kind, text)
     if text is not None:

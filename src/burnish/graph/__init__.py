@@ -37,7 +37,15 @@ from burnish.graph.names import Names
 from burnish.graph.propagation import has_long_vectors, holds_large_integers
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
 from burnish.graph.serialization import model_proto, named_failures
-from burnish.graph.shapes import broadcast_shapes, known_extents, same_dimension, same_shape, static_dimension, static_shape
+from burnish.graph.shapes import (
+    broadcast_shapes,
+    known_extents,
+    output_axis,
+    same_dimension,
+    same_shape,
+    static_dimension,
+    static_shape,
+)
 from burnish.graph.windows import same_padding, split_padding
 
 __all__ = [
@@ -72,6 +80,7 @@ __all__ = [
     "name_sources",
     "named_failures",
     "operator_version",
+    "output_axis",
     "place",
     "quantization_of",
     "remove_node",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from burnish.graph.attributes import attribute_value
+
 Dimension = int | ir.SymbolicDim
 
 
@@ -70,6 +72,11 @@ def static_dimension(shape: ir.Shape | None, axis: int) -> int | None:
         return None
     dimension = shape.dims[axis]
     return dimension if isinstance(dimension, int) else None
+
+
+def output_axis(layer: ir.Node) -> int:
+    """Return the axis of a weight that counts the outputs: of a Conv, Gemm or MatMul, or of a table that a Gather reads."""
+    return 0 if layer.op_type == "Conv" or (layer.op_type == "Gemm" and attribute_value(layer, "transB", 0)) else 1
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:

@@ -77,17 +77,17 @@ def perhaps_shared(model: ir.Model) -> dict[str, str]:
         model: a canonical model.
     """
     kinds = classify_initializers(model)
-    alike: dict[tuple[object, ...], list[tuple[str, np.ndarray]]] = {}
+    alike: dict[tuple[object, ...], list[tuple[str, np.ndarray]]] = {}  # of a large file little is read
     shared: dict[str, str] = {}
     for name, value in model.graph.initializers.items():
         array = constant_array(value) if kinds.get(name) is InitializerKind.WEIGHT and is_computed(value) else None
-        if array is None or array.size < 2 or (array == array.flat[0]).all():
+        if array is None or array.size < 2:
             continue
         others = alike.setdefault((value.dtype, array.shape, array.flat[:STARTING].tobytes()), [])
         first = next((other for other, numbers in others if np.array_equal(numbers, array)), None)
         if first is None:
             others.append((name, array))
-        else:
+        elif (array != array.flat[0]).any():
             shared[name] = first
     return shared
 

@@ -33,7 +33,7 @@ def untie_parameters(model: ir.Model) -> bool:
     """
     graph = model.graph
     merged = _merged(graph)
-    modules = {_module_and_name(node)[0] for node in graph}
+    modules = {_module_and_name(node)[0] for node in graph.all_nodes()}
     layers = {value: _layer_of(value, merged, modules) for value in (*merged, *merged.values()) if is_computed(value)}
     weights = {layers[source]: source for source in merged.values() if source in layers}
     for output, source in merged.items():

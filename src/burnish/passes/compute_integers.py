@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, attribute_value, constant_array, replace_value, static_shape
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, output_axis, replace_value, static_shape
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.graph.uses import is_read_once, producer_of
 from burnish.passes.integer_operators import (
@@ -162,12 +162,12 @@ class _Walk:
         if shape is None or mark is None or (is_folded and (not is_own or node.op_type == "MatMul")):
             return None
         division = digits(mark.levels, terms_of(shape, axis))
-        given = node.inputs[2] if len(node.inputs) > 2 else None
-        if division is None or (given is not None and not is_vector(() if given.shape is None else given.shape.dims)):
+        operand = node.inputs[2] if len(node.inputs) > 2 else None
+        if division is None or (operand is not None and not is_vector(() if operand.shape is None else operand.shape.dims)):
             return None
         integers = builder.cast(_operand(builder, weight, 0), ir.DataType.FLOAT)
         scale = _flat(_operand(builder, weight, 1))
-        bias = builder.cast(_flat(builder.tensor(given)), self.wide) if given is not None else None
+        bias = builder.cast(_flat(builder.tensor(operand)), self.wide) if operand is not None else None
         if chain.normalization is not None:
             sign, scale, bias = self._folded(builder, chain.normalization, scale, bias)
             integers = integers * _at_axis(sign, axis, len(shape))
@@ -268,13 +268,6 @@ def _dequantized(value: ir.Value | None, role: str) -> ir.Node | None:
     node = producer_of(value, "DequantizeLinear")
     mark = QuantizationMark.of(node)
     return node if mark is not None and mark.role == role and not mark.block else None
-
-
-def output_axis(layer: ir.Node) -> int:
-    """The axis of a weight that has the output channels."""
-    if layer.op_type == "Conv":
-        return 0
-    return 0 if layer.op_type == "Gemm" and attribute_value(layer, "transB", 0) else 1
 
 
 def _operand(builder: Builder, node: ir.Node, index: int) -> Tensor:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ModelError
-from burnish.graph import Names, add_initializer, attribute_value, constant_array, remove_unread_value
+from burnish.graph import Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
 from burnish.graph.edits import replace_uses
 from burnish.graph.evaluation import constant_result
 from burnish.graph.uses import producer_of, remove_unread
@@ -45,11 +45,6 @@ def merge_adapters(model: ir.Model) -> ir.Model:
 def weight_operand(adapter: Adapter) -> int:
     """Return the place of the weight among the inputs of an adapter's node."""
     return 0 if adapter.operator == "Gather" else 1
-
-
-def output_axis(node: ir.Node) -> int:
-    """Return the axis of the weight of a node that counts its outputs."""
-    return 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_value(node, "transB", 0)) else 1
 
 
 def product_of(adapter: Adapter, arrays: Mapping[str, np.ndarray], node: ir.Node, shape: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs
+from burnish.graph import FLOATING, Builder, constant_array, describe_node, infer_outputs, output_axis
 from burnish.graph.initializers import initial_array, set_initializer
 from burnish.surgery.linear_sources import linear_sources
 
@@ -100,7 +100,7 @@ def replace_class_layers(model: ir.Model, layers: ClassLayers, scores: int, seed
     """
     generator = np.random.default_rng(seed)
     old = layers.scores
-    axes = {node.inputs[1]: _output_axis(node) for node in layers.nodes}
+    axes = {node.inputs[1]: output_axis(node) for node in layers.nodes}
     for weight in layers.weights:
         shape, axis = list(initial_array(weight).shape), axes[weight]
         limit = 1 / math.sqrt(math.prod(shape) / shape[axis])
@@ -162,12 +162,8 @@ def _replace_constant(graph: ir.Graph, node: ir.Node, changes: dict[int, tuple[i
         node.replace_input_with(place, Builder(graph, before=node).constant(settled).value)
 
 
-def _output_axis(node: ir.Node) -> int:
-    return 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_value(node, "transB", 0)) else 1
-
-
 def _outputs_of(node: ir.Node, weight: ir.Value) -> int:
-    return int(initial_array(weight).shape[_output_axis(node)])
+    return int(initial_array(weight).shape[output_axis(node)])
 
 
 def _bias(node: ir.Node) -> ir.Value | None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs
+from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs, output_axis
 from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.random import check_seed
@@ -159,11 +159,9 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
     if node.op_type == "Conv":
         if len(shape) < 3 or math.prod(shape[2:]) != 1 or attribute_value(node, "group", 1) != 1:
             return None
-        axis = 0
-    else:
-        if len(shape) != 2:
-            return None
-        axis = 0 if node.op_type == "Gemm" and attribute_value(node, "transB", 0) else 1
+    elif len(shape) != 2:
+        return None
+    axis = output_axis(node)
     bias = own if own is not None else added
     for value in (weight, bias):
         if value is None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import FLOATING, attribute_value, describe_node, static_shape
+from burnish.graph import FLOATING, attribute_value, describe_node, output_axis, static_shape
 from burnish.graph.evaluation import constant_result
 from burnish.graph.integer_weights import NARROW_INTEGERS
 from burnish.graph.uses import only_user
@@ -62,8 +62,7 @@ class Layer:
     @property
     def output_axis(self) -> int:
         """The axis of the weight that counts the outputs."""
-        is_first = self.node.op_type == "Conv" or (self.node.op_type == "Gemm" and attribute_value(self.node, "transB", 0))
-        return 0 if is_first else 1
+        return output_axis(self.node)
 
     @property
     def dtype(self) -> ir.DataType:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, attribute_value, constant_array
+from burnish.graph import FLOATING, attribute_value, constant_array, output_axis
 from burnish.graph.uses import is_read_once
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -79,7 +79,7 @@ def _layer(node: ir.Node) -> Layer | None:
     # ONNX Runtime (1.32) computes a quantized Gemm wrong where alpha is not 1.
     if array.ndim != 2 or any(factor != 1.0 for factor in factors):
         return None
-    axis = 0 if node.op_type == "Gemm" and attribute_value(node, "transB", 0) else 1
+    axis = output_axis(node)
     return Layer(node, weight, axis, 1 - axis)
 
 

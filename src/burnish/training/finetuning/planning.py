@@ -18,7 +18,7 @@ from burnish.program import Program, Role
 from burnish.settings import is_whole
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.finetuning.batches import chosen_batch
-from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, begun, find_rate, repeated, tests_of
+from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
 from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
 from burnish.training.finetuning.trials import Trial
 
@@ -157,15 +157,15 @@ def plan(
         if lr is None:
             batches = repeated(dataset, batch_size, seed)
             if last.cached:
-                batches = begun(program, batches, max(1, len(dataset) // batch_size), seed, **run)
+                batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), seed, **run)
             tests = tests_of(epochs * -(-len(dataset) // batch_size))
             with quietly():  # the run says the same at its first step
                 lr, why = find_rate(program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **run)
             notes.append(why)
     if layer_decay is not None:
         notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
-    kept = {stage: trials[stage] for stage in stages if stage in trials}
-    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), kept)
+    tried = {stage: trials[stage] for stage in stages if stage in trials}
+    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), tried)
     return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
 
 

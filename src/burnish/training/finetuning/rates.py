@@ -70,6 +70,11 @@ class RangeTest:
         return self.losses[:HARMLESS]
 
     @property
+    def initial(self) -> float:
+        """The loss that they came to."""
+        return float(np.mean(self.start))
+
+    @property
     def least(self) -> int:
         """The step with the least smoothed loss."""
         return int(np.argmin(self.smoothed)) if self.smoothed else 0
@@ -77,10 +82,9 @@ class RangeTest:
     @property
     def back(self) -> float:
         """The lowest rate above that of the least loss at which the loss is where it began, or the last that was tried."""
-        begun = float(np.mean(self.start))
-        steps = (step for step in range(self.least, len(self.smoothed)) if self.smoothed[step] > begun)
-        found = next(steps, len(self.losses) - 1)
-        return min(self.rate(found), BACK_AT_MOST * self.rate(self.least))
+        steps = (step for step in range(self.least, len(self.smoothed)) if self.smoothed[step] > self.initial)
+        step = next(steps, len(self.losses) - 1)
+        return min(self.rate(step), BACK_AT_MOST * self.rate(self.least))
 
     @property
     def last(self) -> float:
@@ -128,8 +132,8 @@ class RangeTest:
                 break
             losses.append(loss)
             smoothed.append(SMOOTHING * smoothed[-1] + (1 - SMOOTHING) * loss if smoothed else loss)
-            begun = float(np.mean(losses[:HARMLESS]))
-            has_diverged = smoothed[-1] > begun + DIVERGED * abs(begun)
+            initial = float(np.mean(losses[:HARMLESS]))
+            has_diverged = smoothed[-1] > initial + DIVERGED * abs(initial)
         return cls(lowest, tuple(losses), tuple(smoothed), has_diverged)
 
 
@@ -215,11 +219,11 @@ def _have_fallen(tests: list[RangeTest]) -> bool:
     start = [loss for test in tests for loss in test.start]
     if not all(test.losses for test in tests) or not start:
         return False
-    begun = float(np.mean(start))
-    fall = begun - float(np.mean([test.smoothed[test.least] for test in tests]))
+    initial = float(np.mean(start))
+    fall = initial - float(np.mean([test.smoothed[test.least] for test in tests]))
     differences = np.concatenate([np.diff(test.start) for test in tests])
     deviation = math.sqrt(float(np.mean(differences**2)) / 2) if len(differences) else math.inf
-    return fall > max(LEAST_FALL * abs(begun), DEVIATIONS * deviation)
+    return fall > max(LEAST_FALL * abs(initial), DEVIATIONS * deviation)
 
 
 def _mean(rates: list[float]) -> float:
@@ -243,7 +247,7 @@ def repeated(dataset: Dataset, batch_size: int, seed: int) -> Iterator[Mapping[s
         yield from loader.epoch(epoch)
 
 
-def begun(
+def feature_batches(
     program: Program, batches: Iterable[Mapping[str, Any]], each: int, seed: int = 0, **options: Any
 ) -> Iterator[Mapping[str, Any]]:
     """Yield batches as the steps of a program with cached features take them: the same few, in another order each time.

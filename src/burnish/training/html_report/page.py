@@ -158,8 +158,8 @@ def _matrix(matrix: np.ndarray, names: Sequence[str]) -> str:
 
 def _shortened(name: str) -> str:
     """A name that fits beside a matrix: of a long one the beginning and the end, by which most differ."""
-    kept = LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:kept].rstrip()}…{name[-kept:].lstrip()}"
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half].rstrip()}…{name[-half:].lstrip()}"
 
 
 def _mixed_up(matrix: np.ndarray, names: Sequence[str]) -> str:
