@@ -18,6 +18,8 @@ import onnxruntime
 SOURCES = Path(__file__).parents[2] / "clients" / "c"
 STATUSES = ("ok", "InputError", "ConfigurationError", "CheckpointError", "EngineError", "NonFiniteLossError")
 WARNINGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+"""One set of flags for all that runs under sanitizers: compiling the client with them takes as long as most tests."""
 MAX_RANK = 8
 AVERAGE = 1
 

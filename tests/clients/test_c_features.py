@@ -145,7 +145,7 @@ def test_a_package_trains_from_cached_features(tmp_path):
     program().package(tmp_path / "board", runtime="c")
     assert "--data x=x.npy --data labels=labels.npy" in (tmp_path / "board" / "README.md").read_text()
     assert (tmp_path / "board" / "models" / "features.ort").exists()
-    trainer = c_library.build(tmp_path, "train", c_library.SOURCES / "main.c", flags=("-fsanitize=address,undefined", "-g"))
+    trainer = c_library.build(tmp_path, "train", c_library.SOURCES / "main.c", flags=c_library.SANITIZED)
     command = [trainer, tmp_path / "board" / "program", "--batch", str(BATCH), "--steps", "6", "--threads", "1"]
     for name, array in data().items():
         np.save(tmp_path / f"{name}.npy", array)

@@ -105,8 +105,7 @@ def with_file(good: Path, folder: Path, name: str, content: bytes) -> Path:
 
 @pytest.mark.slow
 def test_hostile_folders_and_files_are_statuses_under_sanitizers(folder, tmp_path, session) -> None:
-    flags = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    opener = c_library.build(tmp_path, "open_all", Path(__file__).with_name("open_all.c"), flags=flags)
+    opener = c_library.build(tmp_path, "open_all", Path(__file__).with_name("open_all.c"), flags=c_library.SANITIZED)
     good = folder("dropout")
     folders = hostile_folders(good, tmp_path / "hostile")
     session.save(tmp_path / "good.safetensors")
