@@ -86,7 +86,7 @@ def test_the_command_goes_on_after_a_kill(tmp_path):
     """The same through the command line: ``--resume`` after SIGKILL ends in the same bits."""
     np.savez(tmp_path / "data.npz", x=data()[0], y=data()[1])
     ir.save(residual_network(), tmp_path / "model.onnx")
-    options = "--data data.npz --threads 1 --batch-size 4 --epochs 40 --checkpoint-every 1 --keep-checkpoints 2".split()
+    options = "--data data.npz --threads 1 --batch-size 4 --epochs 12 --checkpoint-every 1 --keep-checkpoints 2".split()
     command = [sys.executable, "-m", "burnish", "train", "model.onnx", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
