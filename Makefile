@@ -17,6 +17,8 @@ FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
 SITE_VENV := .venv-site
 SITE_STAMP := $(SITE_VENV)/.set-up-for-site
+# Of pip; with --no-compile a package's modules are compiled by the first process that imports them, and most by none.
+INSTALL_OPTIONS ?=
 # Every Python that burnish is held to and that is here; 3.11 is the lowest.
 LOWEST_PYTHONS := $(foreach version,3.11 3.13,$(if $(shell python$(version) -c 'import venv, ensurepip; print(1)' 2>/dev/null),$(version)))
 LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_commands.py tests/data
@@ -24,7 +26,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench bench-finetune gpu wheel docs site clean
+.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench bench-finetune gpu wheel docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -73,6 +75,9 @@ test-arm: $(TEST_STAMP)  ## Run the tests of kernels on emulated processors, Arm
 
 setup-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.set-up)  ## Create an environment of the lowest versions for each Python of test-lowest
 
+# All of it but burnish, whose kernels are built once: with .venv.
+packages-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.packages)
+
 test-lowest: $(addprefix test-lowest-,$(LOWEST_PYTHONS))  ## Run the demo and quick tests with the lowest versions in pyproject.toml
 
 # PyTorch is left out where its version for tests has no build without CUDA: beyond Python 3.11.
@@ -80,12 +85,15 @@ test-lowest-%: .venv-lowest-%/.set-up
 	.venv-lowest-$*/bin/burnish demo --epochs 2 --output runs/lowest-$*
 	OMP_NUM_THREADS=1 .venv-lowest-$*/bin/python -m pytest -q -m "not slow and not campaign" --numprocesses auto $(LOWEST_TESTS) $(LOWEST_TESTS_$*)
 
-.PRECIOUS: .venv-lowest-%/.set-up
-.venv-lowest-%/.set-up: pyproject.toml
+.PRECIOUS: .venv-lowest-%/.packages .venv-lowest-%/.set-up
+.venv-lowest-%/.packages: pyproject.toml
 	python$* -m venv .venv-lowest-$*
-	.venv-lowest-$*/bin/python -m pip --disable-pip-version-check install uv $(if $(filter 3.11,$*),"torch==2.13.0")
+	.venv-lowest-$*/bin/python -m pip --disable-pip-version-check install $(INSTALL_OPTIONS) uv $(if $(filter 3.11,$*),"torch==2.13.0")
 	.venv-lowest-$*/bin/uv pip install --python .venv-lowest-$*/bin/python --only-binary :all: --resolution lowest-direct \
 	    --requirements pyproject.toml --extra demo "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
+	@touch $@
+
+.venv-lowest-%/.set-up: .venv-lowest-%/.packages
 	.venv-lowest-$*/bin/uv pip install --python .venv-lowest-$*/bin/python --no-deps --editable .
 	@touch $@
 
@@ -152,8 +160,8 @@ $(PYTHON):
 
 # PyTorch is installed by itself first: pip then resolves the small packages around the version that the tests pin.
 $(TEST_STAMP): pyproject.toml | $(PYTHON)
-	$(PIP) install "torch==2.13.0"
-	$(PIP) install --editable ".[test]"
+	$(PIP) install $(INSTALL_OPTIONS) "torch==2.13.0"
+	$(PIP) install $(INSTALL_OPTIONS) --editable ".[test]"
 	@touch $@
 
 $(DEMO_STAMP): pyproject.toml | $(PYTHON)
@@ -167,7 +175,7 @@ $(FLOWER_STAMP): pyproject.toml | $(PYTHON)
 
 $(SITE_STAMP): pyproject.toml | $(PYTHON)
 	$(PYTHON) -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python -m pip --disable-pip-version-check install "mkdocs-material>=9.6" "mkdocstrings[python]>=1"
+	$(SITE_VENV)/bin/python -m pip --disable-pip-version-check install $(INSTALL_OPTIONS) "mkdocs-material>=9.6" "mkdocstrings[python]>=1"
 	@touch $@
 
 $(KERAS_STAMP): | $(PYTHON)
