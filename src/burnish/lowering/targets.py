@@ -38,10 +38,9 @@ class Support:
     outputs: int | None = None
 
 
-STANDARD_OPERATORS: Mapping[str, Support] = MappingProxyType(
-    {schema.name: Support() for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
-)
-CLASSICAL_OPERATORS = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == CLASSICAL_DOMAIN)
+_SCHEMAS = [(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()]
+STANDARD_OPERATORS: Mapping[str, Support] = MappingProxyType({name: Support() for domain, name in _SCHEMAS if domain == ""})
+CLASSICAL_OPERATORS = frozenset(name for domain, name in _SCHEMAS if domain == CLASSICAL_DOMAIN)
 
 
 @dataclass(frozen=True)
