@@ -145,6 +145,10 @@ class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 
 
+class UnprunedLayersWarning(_Escaped, UserWarning):
+    """Layers that were not named are not pruned, as the pattern does not fit them; the message says which."""
+
+
 class FixedBatchWarning(_Escaped, UserWarning):
     """A PyTorch module takes batches of one size alone, which its ``forward`` fixes; the message says which."""
 

@@ -13,7 +13,7 @@ import pytest
 
 import burnish
 from burnish import surgery
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnprunedLayersWarning
 
 MODEL = """<ir_version: 8, opset_import: ["": 18]>
 g (float[N, 4, 3, 3] x) => (float[N, 5] y) <float[8, 4, 3, 3] filter, float[8] offset, float[5, 8] weight, float[5] bias> {
@@ -88,6 +88,18 @@ def test_two_of_four_that_follow_one_another_are_kept_along_the_inputs(tmp_path:
     final = exported(trained, tmp_path / "pruned.onnx")
     np.testing.assert_array_equal(np.count_nonzero(final["filter"], axis=1), 2)
     np.testing.assert_array_equal(np.count_nonzero(final["weight"].reshape(5, 2, 4), axis=2), 2)
+
+
+def test_layers_without_whole_groups_stay_whole_and_are_named(tmp_path: Path) -> None:
+    """As the first convolution of most networks."""
+    with pytest.warns(UnprunedLayersWarning, match="1 of 2 layers keep all .* whole number of groups of 8: 'Conv'. Name") as said:
+        pruned = surgery.prune(model(), "2:8")
+    assert said[0].filename == __file__
+    final = exported(session(pruned), tmp_path / "pruned.onnx")
+    assert np.count_nonzero(final["filter"]) == final["filter"].size
+    np.testing.assert_array_equal(np.count_nonzero(final["weight"], axis=1), 2)
+    with pytest.raises(ConfigurationError, match="4 inputs, which are no whole number of groups of 8"):
+        surgery.prune(model(), "2:8", ["*"])
 
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnprunedLayersWarning
 from burnish.graph import Builder, Names, add_initializer, attribute_value, bodies, constant_array, describe_node
 from burnish.graph.initializers import set_initializer
 from burnish.graph.pruning_mark import PruningMark, masked_weights
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.importer import Source, load
 from burnish.settings import is_number, is_whole
-from burnish.surgery.selection import Patterns, select_layers
+from burnish.surgery.selection import Patterns, listed_layers, select_layers
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ALL = "*"
 _PATTERN = re.compile(r"(\d+):(\d+)")
 
 
 def prune(
     source: Source,
     sparsity: float | str,
-    layers: Patterns = "*",
+    layers: Patterns = ALL,
     *,
     scope: Literal["tensor", "global"] = "tensor",
     begin: int = 0,
@@ -43,7 +45,8 @@ def prune(
         sparsity: the part of the weights that is zero, above 0 and below 1; or ``2:4``, 2 of 4 that follow one another along the
             inputs of a layer (its input channels) are kept, or another such pattern.
         layers: names or shell-style patterns of Conv, ConvTranspose, Gemm and MatMul layers, called after their weight or as
-            their node.
+            their node. By default all; of a pattern those whose inputs are whole groups, and a warning names the others, such
+            as a first convolution of 3 channels.
         scope: whether ``sparsity`` is the part of each weight's tensor, or of all together.
         begin, end: the steps of training between which the part grows from none, by a cubic (Zhu and Gupta 2017). Weights are
             masked as they are then, and what is masked keeps its last number in the state, which nothing reads. With both 0 it
@@ -54,7 +57,8 @@ def prune(
         A canonical model.
 
     Raises:
-        ConfigurationError: an option that does not fit, no such layer, or one whose inputs are no whole number of groups.
+        ConfigurationError: an option that does not fit, no such layer, or one that was named, or all, whose inputs are no whole
+            number of groups.
         ModelError: the source is not a valid ONNX model.
     """
     pattern = _pattern_of(sparsity)
@@ -66,6 +70,8 @@ def prune(
     if not found:
         raise ConfigurationError("prune: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is an initializer")
     chosen = select_layers(list(found), layers, "layers", "Conv, Gemm or MatMul")
+    if pattern and layers == ALL:
+        chosen = _in_whole_groups(found, pattern[1])
     weights = {found[node]: node for node in chosen}
     arrays = [_array(weight) for weight in weights]
     part = 1 - pattern[0] / pattern[1] if pattern else float(sparsity)
@@ -73,7 +79,7 @@ def prune(
     if mark.changes:
         masks = [np.ones(array.shape, bool) for array in arrays]
     elif pattern:
-        masks = [_groups_kept(array, node, *pattern) for array, node in zip(arrays, weights.values(), strict=True)]
+        masks = [_groups_kept(weight, node, *pattern) for weight, node in weights.items()]
     elif scope == "global":
         masks = _largest(arrays, part)
     else:
@@ -134,11 +140,30 @@ def _largest(arrays: Sequence[np.ndarray], sparsity: float) -> list[np.ndarray]:
     return [part.reshape(array.shape) for part, array in zip(np.split(kept, ends), arrays, strict=True)]
 
 
-def _groups_kept(array: np.ndarray, node: ir.Node, kept: int, group: int) -> np.ndarray:
+def _in_whole_groups(weights: Mapping[ir.Node, ir.Value], group: int) -> list[ir.Node]:
+    """The layers whose inputs are a whole number of groups; warns of the others, and returns all where there are only these."""
+    whole = [node for node, weight in weights.items() if not _array(weight).shape[_input_axis(node, weight)] % group]
+    left = [node for node in weights if node not in whole]
+    if whole and left:
+        warnings.warn(
+            UnprunedLayersWarning(
+                f"prune: {len(left)} of {len(weights)} layers keep all of their weights, as their inputs are no whole number of "
+                f"groups of {group}: {listed_layers(left)}. Name the layers to prune (layers=[...]) where that is meant"
+            ),
+            stacklevel=3,
+        )
+    return whole or list(weights)
+
+
+def _input_axis(node: ir.Node, weight: ir.Value) -> int:
+    """The axis of a weight along which a layer sums."""
+    axes = {"Conv": 1, "ConvTranspose": 0, "MatMul": len(_array(weight).shape) - 2}
+    return axes[node.op_type] if node.op_type in axes else int(attribute_value(node, "transB", 0))
+
+
+def _groups_kept(weight: ir.Value, node: ir.Node, kept: int, group: int) -> np.ndarray:
     """A mask that keeps some weights of each group along the inputs of a layer."""
-    axis = {"Conv": 1, "ConvTranspose": 0, "MatMul": array.ndim - 2}.get(node.op_type)
-    if axis is None:
-        axis = 1 if attribute_value(node, "transB", 0) else 0
+    array, axis = _array(weight), _input_axis(node, weight)
     if array.shape[axis] % group:
         raise ConfigurationError(
             f"prune: {describe_node(node)} has {array.shape[axis]} inputs, which are no whole number of groups of {group}: leave "
