@@ -29,6 +29,10 @@ def test_the_file_says_of_decoded_images_what_the_run_says_of_files(folder, run)
     found = np.concatenate([session.run(None, {"x": image[None]})[0] for image in images])
     with np.load("said.npz") as said:
         np.testing.assert_allclose(found, said["logits"], rtol=0, atol=0.05)  # where a pixel differs by 1 of 255
+        done = run("predict", "whole.onnx", "images", "--output", "again.npz")
+        assert "pixels: resized to 4 x 4 (bilinear), RGB, NHWC, values pixel" in done.output
+        with np.load("again.npz") as again:
+            np.testing.assert_allclose(again["logits"], said["logits"], rtol=0, atol=0.05)
     done = run("export", "run", "--output", "x.onnx", "--with-preprocessing", "--training", code=2)
     assert "leave out --with-preprocessing" in done.output
 

@@ -94,13 +94,32 @@ def test_what_the_model_says_of_its_pixels_is_done_and_said_no_more():
     with_images = prepend_preprocessing(model)
     onnx.checker.check_model(ir.to_proto(with_images), full_check=True)
     assert DataDescription.read(with_images.metadata_props).preprocessing == get(
-        {"preset": "raw", "channels": "rgb", "layout": "NHWC"}
+        {"preset": "raw", "channels": "rgb", "layout": "NHWC", "resize": "crop", "shorter_side": 9, "size": (9, 9)}
     )
     (value,) = with_images.graph.inputs
     assert (value.name, value.dtype, str(value.shape)) == ("x", ir.DataType.UINT8, "[batch,height,width,3]")
     images = np.random.default_rng(0).integers(0, 256, (1, 30, 20, 3), np.uint8)
     np.testing.assert_array_equal(run(with_images, images), run(prepend_preprocessing(passes_on(3, 8, 8), "imagenet"), images))
     assert burnish.load(model).graph.inputs[0].dtype == ir.DataType.FLOAT
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    ["unit", {"interpolation": "bicubic"}, {"preset": "imagenet", "shorter_side": 12}, {"interpolation": "nearest"}],
+)
+def test_files_are_read_for_the_model_as_they_were_without_it(tmp_path, pixels):
+    """Twice the same resize: the second, in the model, finds images of its own size."""
+    described = get(pixels)
+    before = ImageReader(data_entry(3, 8, 8), described, "test")
+    model = prepend_preprocessing(passes_on(3, 8, 8), pixels)
+    with_images = DataDescription.read(model.metadata_props).preprocessing
+    assert with_images is not None
+    reader = ImageReader(data_entry("height", "width", 3, dtype=ir.DataType.UINT8), with_images, "test")
+    for number, (height, width) in enumerate(SIZES):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)).save(path)
+        found = run(model, reader.numbers([reader.read(path)]))
+        np.testing.assert_allclose(found, before.numbers([before.read(path)]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, inpu
         input: the name of the input that takes images; None is the only one.
 
     Returns:
-        A canonical model. Its metadata says that its pixels are taken as they are.
+        A canonical model. Its metadata says that its pixels are taken as they are, and to which size files are resized for it.
 
     Raises:
         ConfigurationError: nothing says what is done to pixels, an interpolation that ONNX does not have, or no such input.
@@ -186,6 +186,21 @@ def _numbers(pixels: Tensor, done: Preprocessing) -> Tensor:
 
 
 def _describe(model: ir.Model, done: Preprocessing) -> None:
-    """Let the metadata say that pixels are taken as they are."""
-    taken = Preprocessing(scale=1.0, channels="rgb", layout="NHWC")
+    """Let the metadata say that pixels are taken as they are, and how files of any size become the images of one batch.
+
+    They are resized as the model resizes, which then leaves them as they are. Where it cuts a size out, they keep all of the
+    shorter side that it cuts from; unless the two sides differ by a multiple of 4 (256 and 224 do), the centre of the centre may
+    lie a pixel beside that of the whole.
+    """
+    assert done.size is not None
+    is_cut = done.resize == CROP
+    taken = Preprocessing(
+        scale=1.0,
+        channels="rgb",
+        layout="NHWC",
+        interpolation=done.interpolation,
+        resize=done.resize,
+        shorter_side=done.side if is_cut else None,
+        size=(done.side, done.side) if is_cut else done.size,
+    )
     model.metadata_props[PIXELS] = json.dumps(taken.options())
