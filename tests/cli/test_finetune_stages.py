@@ -134,7 +134,7 @@ def test_a_run_goes_on_within_a_later_stage_and_exports_the_best_of_all(files, m
     assert "latest state" in run("evaluate", whole, files / "held.npz", "--latest")
 
 
-def test_stages_that_train_all_layers_stop_early_and_the_last_is_reported(monkeypatch, tmp_path):
+def test_stages_that_train_all_layers_stop_early_the_last_is_reported_and_all_are_profiled(monkeypatch, tmp_path):
     """Without training: how each stage is begun."""
     begun = []
 
@@ -159,7 +159,7 @@ def test_stages_that_train_all_layers_stop_early_and_the_last_is_reported(monkey
     _Stages(tmp_path, choices, (), *options, watching, (), "").train(3, ())
     watched = [next(value for value in arguments if isinstance(value, Watching)) for _, arguments, _ in begun]
     assert [value.tensorboard for value in watched] == [tmp_path / "events" / f"stage-{number}" for number in (1, 2, 3)]
-    assert [(value.report is not None, value.profile) for value in watched] == [(False, False), (False, False), (True, True)]
+    assert [(value.report is not None, value.profile) for value in watched] == [(False, True), (False, True), (True, True)]
     callbacks = [next(value for value in reversed(arguments) if isinstance(value, list)) for _, arguments, _ in begun]
     assert [[type(each).__name__ for each in those] for those in callbacks] == [[], ["EarlyStopping"], ["EarlyStopping"]]
     assert [given["best_of_all"] for _, _, given in begun] == [False, True, False]

@@ -63,12 +63,12 @@ class Watching(OptionGroup):
         return replace(self, tensorboard=self.tensorboard / f"seed-{seed}")
 
     def of_stage(self, number: int, is_last: bool) -> Watching:
-        """Return these options for one of several stages, numbered from 1: the report and the profile are those of the last.
+        """Return these options for one of several stages, numbered from 1: the report is that of the last.
 
-        Event files of each lie in a folder of its own, as each counts its steps from 1.
+        Event files of each lie in a folder of its own, as each counts its steps from 1. A profile is of each: their steps differ.
         """
         folder = None if self.tensorboard is None else self.tensorboard / f"stage-{number}"
-        return replace(self, tensorboard=folder, report=self.report if is_last else None, profile=self.profile and is_last)
+        return replace(self, tensorboard=folder, report=self.report if is_last else None)
 
     def check(self) -> None:
         """Refuse a logger that there is not, before anything is read.
