@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import statistics
 import sys
 import tomllib
@@ -15,8 +16,14 @@ from typer.testing import CliRunner
 
 from burnish.cli.application import app
 from burnish.cli.configuration import _toml
+from burnish.cli.seeds import train_with_seeds
+from burnish.cli.train_options import Course, Results
+from burnish.errors import CheckpointError
 from burnish.models import residual_network
 from burnish.training import run_folder
+from burnish.training.reports import MetricsTable
+from burnish.training.result import TrainingResult
+from burnish.training.saved_runs import exported_figures
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +147,38 @@ def test_several_seeds(folder):
     )
     assert again.count("already finished") == 2
     assert "seed 5, 3 of 3" in again
+
+
+def test_the_figures_of_seeds_are_those_of_the_files(tmp_path, capsys):
+    """Of runs that went back to their best epoch, one of them to that of an earlier stage."""
+    losses = {0: [0.4, 0.9], 1: [0.7, 0.8]}
+
+    def train(course: Course, results: Results) -> TrainingResult:
+        folder = results.folder
+        place = folder / "stages" / "1" if course.seed else folder
+        place.mkdir(parents=True)
+        table = MetricsTable(place / "metrics.csv", ["loss", "accuracy"])
+        for epoch, loss in enumerate(losses[course.seed], start=1):
+            position = {"step": 2 * epoch, "epoch": epoch, "samples": 8, "seconds": 1.0, "lr": 0.1, "loss": 9.0}
+            table.append(position | {"step": 2 * epoch - 1})
+            table.append(position | {"eval_loss": loss, "eval_accuracy": 1 - loss})
+        tuned = {"data": "evaluation", "epoch": 1, "accuracy": 1 - losses[course.seed][0]} | ({"stage": 1} if course.seed else {})
+        (folder / "run.json").write_text(json.dumps({"result": {"tuned": tuned}}))
+        last = losses[course.seed][-1]
+        return TrainingResult({"loss": last, "accuracy": 1 - last}, [], None, 4, 1.0, folder)
+
+    train_with_seeds(2, Course(), Results(), tmp_path, train)
+    said = capsys.readouterr().out
+    assert "of the best epoch, which each tuned.onnx holds" in " ".join(said.split())
+    with (tmp_path / "seeds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows[:3]] == pytest.approx([0.4, 0.7, 0.55])
+    assert [float(row["accuracy"]) for row in rows[:3]] == pytest.approx([0.6, 0.3, 0.45])
+    (tmp_path / "seed-0" / "metrics.csv").unlink()
+    with pytest.raises(CheckpointError, match=r"metrics.csv' is not the table of this run"):
+        exported_figures(tmp_path / "seed-0", ["loss"])
+    with pytest.raises(CheckpointError, match=r"no figures of epoch 1, which .* exported: evaluate the run by burnish"):
+        exported_figures(tmp_path / "seed-1", ["loss", "recall"])
 
 
 def test_what_means_nothing_for_several_seeds_is_refused():

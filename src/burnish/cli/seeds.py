@@ -57,20 +57,25 @@ def train_with_seeds(
         train(course, results)
         return
     from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.saved_runs import exported_figures
 
     console = output()
     figures: dict[int, dict[str, float]] = {}
+    tells_best = False
     for seed in range(course.seed, course.seed + seeds):
         console.print(f"seed {seed}, {len(figures) + 1} of {seeds}")
         own = folder / f"seed-{seed}"
         resumes = results.resume and CheckpointFolder(own / "checkpoints").exists
         result = train(replace(course, seed=seed), replace(results, folder=own, resume=resumes))
         if result is not None:
-            figures[seed] = result.metrics
+            exported = exported_figures(own, [*result.metrics])
+            figures[seed] = exported or result.metrics
+            tells_best = tells_best or exported is not None
     names = list(next(iter(figures.values())))
     rows: list[list[Any]] = [[seed, *(values[name] for name in names)] for seed, values in figures.items()]
     columns = [[values[name] for values in figures.values()] for name in names]
     rows += [["mean", *map(statistics.fmean, columns)], ["standard deviation", *map(statistics.stdev, columns)]]
     print_table(console, ["seed", *names], rows)
     write_csv(folder / TABLE, ["seed", *names], rows)
-    console.print(f"{folder / TABLE}: the figures after the last epoch; the deviation is that of a sample, over n - 1")
+    which = "of the best epoch, which each tuned.onnx holds" if tells_best else "after the last epoch"
+    console.print(f"{folder / TABLE}: the figures {which}; the deviation is that of a sample, over n - 1")

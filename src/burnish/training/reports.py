@@ -16,6 +16,8 @@ Row = dict[str, int | float | None]
 COUNTS = frozenset({"step", "epoch", "samples"})
 POSITION_COLUMNS = ("step", "epoch", "samples", "seconds", "lr")
 EVALUATION_PREFIX = "eval_"
+TABLE, STAGES = "metrics.csv", "stages"
+"""In the folder of a run: its figures, and the folders of the stages before it, by number."""
 
 
 class MetricsTable:

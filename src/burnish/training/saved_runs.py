@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.formats.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
+from burnish.training.reports import EVALUATION_PREFIX, STAGES, TABLE, read_rows
 
 AVERAGE = "average"
 RECORD = "run.json"
@@ -72,6 +74,33 @@ def exported_epoch(figures: Any) -> dict[str, Any] | None:
         return None
     places = {name: figures[name] for name in ("epoch", "stage") if name in figures}
     return {**places, "metric": metric, "value": figures[metric]}
+
+
+def exported_figures(run: Path, names: Sequence[str]) -> dict[str, float] | None:
+    """Return figures on the evaluation data of the epoch that a run exported as its best.
+
+    Args:
+        run: its folder.
+        names: of the loss and the metrics.
+
+    Returns:
+        The figures, as ``metrics.csv`` of the run or of its stage has them; None where the run exported its last epoch.
+
+    Raises:
+        CheckpointError: the table cannot be read, or does not have them.
+    """
+    exported = exported_epoch(_ending(run).get("tuned"))
+    if exported is None:
+        return None
+    path = (run / STAGES / str(exported["stage"]) if "stage" in exported else run) / TABLE
+    columns = {name: EVALUATION_PREFIX + name for name in names}
+    for row in read_rows(path):
+        figures = {name: row.get(column) for name, column in columns.items()}
+        if row["epoch"] == exported["epoch"] and None not in figures.values():
+            return {name: value for name, value in figures.items() if value is not None}
+    raise CheckpointError(
+        f"'{path}' has no figures of epoch {exported['epoch']}, which '{run}' exported: evaluate the run by burnish evaluate"
+    )
 
 
 def best_of(run: Path) -> dict[str, Any] | None:

@@ -10,11 +10,8 @@ from typing import Any
 from burnish.formats.saving import load
 from burnish.program import Program, Role
 from burnish.training.html_report.judgement import Judgement
-from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, Row, read_rows
+from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, STAGES, TABLE, Row, read_rows
 from burnish.training.saved_runs import exported_epoch
-
-TABLE, STAGES = "metrics.csv", "stages"
-"""In the folder of a run: its figures, and the folders of the stages before it, by number."""
 
 
 @dataclass(frozen=True)
