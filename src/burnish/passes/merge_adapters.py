@@ -225,7 +225,7 @@ def _along(scale: np.ndarray, node: ir.Node, weight: np.ndarray, axis: int, of_i
 
 def _order_from(operand: ir.Value, source: ir.Value) -> list[int] | None:
     """The order of axes that makes of what a node reads the initializer that it was transposed from; None where it was not."""
-    rank = len(source.shape or ())
+    rank = len(operand.shape or ())
     order, value = list(range(rank)), operand
     while value is not source:
         producer = producer_of(value, "Transpose", "Identity")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -37,6 +38,29 @@ def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
             continue
         one, other = of_defined_rows(case, actual[name]), of_defined_rows(case, array)
         assert_close(one, other, ROUNDING, name)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4], ids=["int4", "uint4"])
+def test_rows_of_a_table_of_four_bits(dtype: type) -> None:
+    """As ONNX Runtime's quantizer writes tables since opset 21: not packed into bytes."""
+    rng = np.random.default_rng(0)
+    table, zeros = (rng.integers(0, 8, shape).astype(dtype) for shape in ((9, 32), (9, 2)))
+    inputs = [table, rng.integers(0, 9, (2, 5)), rng.uniform(0.05, 0.2, (9, 2)), zeros]
+    sizes = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+    for operands in (inputs[:3], inputs):
+        case = Case("GatherBlockQuantized", "wide", operands, sizes, held=(0, 2, 3), batched=(1,))
+        file, feeds = case.model(opset=21), case.feeds("float32")
+        actual, expected = (onnxruntime_outputs(model, feeds)["output0"] for model in (burnish.load(file), file))
+        assert_close(actual, expected, ROUNDING, "rows")
+
+
+def test_the_product_or_the_last_node_has_the_name() -> None:
+    """A layer without a name of its own is called after it."""
+    for case in CASES:
+        if case.op_type in ("MatMulNBits", "MatMulBnb4", "BiasGelu"):
+            graph = burnish.load(case.model()).graph
+            (named,) = [node for node in graph if node.name == "node"]
+            assert named.op_type == "MatMul" if case.op_type != "BiasGelu" else named.outputs[0].is_graph_output()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.differentiated()], ids=str)

@@ -324,6 +324,8 @@ class OnnxRuntimeEngine(RunsModels):
         options.enable_mem_pattern = self.memory_pattern
         options.enable_cpu_mem_arena = self.arena != "none"
         options.log_severity_level = SILENT
+        # Else it rounds what is multiplied by weights of four bits behind DequantizeLinear to integers of eight.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.arena != "none":

@@ -54,8 +54,8 @@ def gather_of_few_bits(op: Operation) -> Results:
         return None
     extent = extent * (8 // bits) if is_packed else extent
     zeros = op.optional(3)
-    rows, scales = (builder.op("Gather", table, indices, axis=axis) for table in (data, held(op.required(2))))
-    zeros = None if zeros is None else builder.op("Gather", zeros, indices, axis=axis)
+    rows, scales = (builder.op("Gather", table, indices, axis=axis) for table in (_in_bytes(data), held(op.required(2))))
+    zeros = None if zeros is None else builder.op("Gather", _in_bytes(zeros), indices, axis=axis)
     along = blocked + known_rank(op, indices) - 1 if blocked > axis else blocked
     if is_packed:
         rows, zeros = _unpacked(rows, bits), None if zeros is None else _unpacked(zeros, bits)
@@ -72,6 +72,12 @@ def _dequantized(integers: Tensor, scales: Tensor, zeros: Tensor | None, order: 
     elif default:
         values = values - default
     return values * builder.op("Gather", scales, order, axis=axis)
+
+
+def _in_bytes(integers: Tensor) -> Tensor:
+    """Integers in a dtype that the standard's Gather takes: of four bits it takes none."""
+    wider = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}.get(integers.dtype)
+    return integers if wider is None else integers.builder.cast(integers, wider)
 
 
 def _unpacked(x: Tensor, bits: int) -> Tensor:

@@ -11,6 +11,7 @@ from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import Results, find_rewrite
 from burnish.ops import Operation
 
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SMALL = 64
 """Elements of a constant up to which a trial has it: axes and lengths, not weights."""
 
@@ -106,11 +107,32 @@ def replace_runtime_operators(model: ir.Model) -> bool:
             results = _rewritten(node, graph) if find_rewrite(node) is not None else None
             if results is not None:
                 replaced.add(node.domain)
+                main = _main_node(node, results)
                 replace_node(node, results)
+                if main is not None:
+                    main.name = node.name
+                    main.metadata_props.update(node.metadata_props)
     for domain in replaced - {""} - {node.domain for node in model.graph.all_nodes()}:
         for graph in model.graphs():
             graph.opset_imports.pop(domain, None)
     return bool(replaced)
+
+
+def _main_node(node: ir.Node, results: Results) -> ir.Node | None:
+    """Which of the nodes that stand for another one has its name, by which layers are called: its product, else the last.
+
+    None where nothing is computed.
+    """
+    operands, emitted = {value for value in node.inputs if value is not None}, dict[ir.Node, None]()
+    pending = [tensor.value for tensor in reversed(_as_tuple(results)) if tensor is not None]
+    while pending:
+        value = pending.pop()
+        producer = None if value in operands else value.producer()
+        if producer is not None and producer not in emitted:
+            emitted[producer] = None
+            pending.extend(operand for operand in producer.inputs if operand is not None)
+    products = [each for each in emitted if each.op_type in _PRODUCTS]
+    return products[0] if len(products) == 1 else next(iter(emitted), None)
 
 
 def _rewritten(node: ir.Node, graph: ir.Graph) -> Results:

@@ -24,6 +24,11 @@ TORCH_DTYPES: dict[ir.DataType, torch.dtype] = {
     ir.DataType.BOOL: torch.bool,
 }
 ONNX_DTYPES = {own: dtype for dtype, own in TORCH_DTYPES.items()}
+BYTES = {
+    **dict.fromkeys((ir.DataType.INT2, ir.DataType.INT4), ir.DataType.INT8),
+    **dict.fromkeys((ir.DataType.UINT2, ir.DataType.UINT4), ir.DataType.UINT8),
+}
+"""What holds the numbers of weights in fewer bits."""
 
 
 def torch_dtype(dtype: ir.DataType, what: str = "A value of the graph") -> torch.dtype:
@@ -39,6 +44,12 @@ def torch_dtype(dtype: ir.DataType, what: str = "A value of the graph") -> torch
             "cast it to another type in the model, or use engine='onnxruntime'"
         )
     return found
+
+
+def in_bytes(array: np.ndarray, dtype: ir.DataType) -> tuple[np.ndarray, ir.DataType]:
+    """A constant of integers that are narrower than a byte as one of bytes, and its type; any other as it is."""
+    wider = BYTES.get(dtype)
+    return (array, dtype) if wider is None else (array.astype(wider.numpy()), wider)
 
 
 def tensor_of(array: np.ndarray, dtype: ir.DataType) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch import fx
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.translate import host_shapes
-from burnish.engines.torch.translate.dtypes import tensor_of, torch_dtype
+from burnish.engines.torch.translate.dtypes import in_bytes, tensor_of, torch_dtype
 from burnish.engines.torch.translate.failures import note_place
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, Rule, checked_results, find_rule
@@ -100,6 +100,7 @@ class Translator:
         if array is not None:
             declared = self.dtype(value)
             assert declared is not None
+            array, declared = in_bytes(array, declared)
             torch_dtype(declared, f"The constant '{value.name}'")
             self._values[value] = self._buffer(tensor_of(array, declared).to(self.device))
             return self._values[value]

@@ -1,0 +1,75 @@
+"""Adapters beside weights of four bits, as quantizers write them: the numbers of every engine, names, and what is merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import burnish
+from burnish import surgery
+from burnish.analysis.adapters import read_adapters
+from oracles.onnxruntime_outputs import onnxruntime_outputs
+
+INPUTS, OUTPUTS, BLOCK = 32, 6, 16
+RUNTIME = "com.microsoft"
+BATCH = {
+    "x": np.random.default_rng(1).normal(size=(5, INPUTS)).astype(np.float32),
+    "labels": np.arange(5) % OUTPUTS,
+}
+
+
+def four_bits(kind: str) -> onnx.ModelProto:
+    """A linear layer of the module ``up``, whose weight has no name of its own, as PyTorch's older exporter leaves it."""
+    rng = np.random.default_rng(0)
+    scales = rng.uniform(0.02, 0.05, (INPUTS // BLOCK, OUTPUTS)).astype(np.float32)
+    nodes, arrays = [], {"up.bias": rng.normal(size=OUTPUTS).astype(np.float32)}
+    sizes: dict[str, Any] = {"K": INPUTS, "N": OUTPUTS, "block_size": BLOCK}
+    if kind == "DequantizeLinear":
+        integers = rng.integers(-8, 8, (INPUTS, OUTPUTS)).astype(ml_dtypes.int4)
+        arrays |= {"onnx::MatMul_9_Q4": integers, "scales": scales}
+        nodes.append(helper.make_node(kind, ["onnx::MatMul_9_Q4", "scales"], ["whole"], "/up/DQ", axis=0, block_size=BLOCK))
+        nodes.append(helper.make_node("MatMul", ["x", "whole"], ["product"], "/up/MatMul_Q4"))
+    elif kind == "MatMulNBits":
+        arrays |= {"onnx::MatMul_9_Q4": rng.integers(0, 256, (OUTPUTS, INPUTS // BLOCK, BLOCK // 2), np.uint8)}
+        arrays |= {"scales": scales.T.copy()}
+        read = ["x", "onnx::MatMul_9_Q4", "scales"]
+        nodes.append(helper.make_node(kind, read, ["product"], "/up/MatMul_Q4", domain=RUNTIME, bits=4, **sizes))
+    else:
+        arrays |= {"onnx::MatMul_9_Q4": rng.integers(0, 256, INPUTS * OUTPUTS // 2, np.uint8), "scales": scales.T.ravel().copy()}
+        read = ["x", "onnx::MatMul_9_Q4", "scales"]
+        nodes.append(helper.make_node(kind, read, ["product"], "/up/MatMul_Q4", domain=RUNTIME, quant_type=1, **sizes))
+    nodes.append(helper.make_node("Add", ["up.bias", "product"], ["logits"], "/up/Add"))
+    graph = helper.make_graph(
+        nodes,
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", INPUTS])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", OUTPUTS])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(RUNTIME, 1)], ir_version=10)
+
+
+@pytest.mark.parametrize("kind", ["DequantizeLinear", "MatMulNBits", "MatMulBnb4"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_the_base_is_computed_in_float32_and_merged(kind, engine, tmp_path):
+    """ONNX Runtime by itself rounds what is multiplied by such weights behind a DequantizeLinear to eight bits."""
+    model = four_bits(kind)
+    adapted = surgery.lora(model, "up", rank=2)
+    assert [adapter.layer for adapter in read_adapters(adapted.metadata_props).adapters] == ["up"]
+    session = burnish.Session(burnish.compile(adapted, optimizer="sgd:lr=0.5"), engine, threads=1)
+    expected = onnxruntime_outputs(model, {"x": BATCH["x"]})["logits"].astype(np.float64)
+    np.testing.assert_allclose(session.predict({"x": BATCH["x"]})["logits"], expected, rtol=1e-5, atol=1e-5)
+    chosen = expected[np.arange(5), BATCH["labels"]]
+    loss = np.mean(np.log(np.exp(expected).sum(axis=1)) - chosen)
+    assert session.step(BATCH)["loss"] == pytest.approx(loss, rel=2e-6)
+    session.step(BATCH)
+    path = session.export(tmp_path / "merged.onnx")
+    merged = onnxruntime.InferenceSession(path).run(None, {"x": BATCH["x"]})[0]
+    np.testing.assert_allclose(merged, session.predict({"x": BATCH["x"]})["logits"], rtol=1e-5, atol=1e-5)
+    assert [tensor.name for tensor in onnx.load(path).graph.initializer] == ["up.bias", "up.merged_weight"]
