@@ -15,7 +15,7 @@ from burnish.formats.export import save_inference
 from burnish.formats.file_writing import file_path, replacing
 from burnish.formats.peft import Names, write_peft
 from burnish.formats.state_file import write_state_file
-from burnish.graph import constant_array
+from burnish.graph import attribute_value, constant_array
 from burnish.graph.edits import replace_uses
 from burnish.graph.uses import remove_unread
 from burnish.passes.merge_adapters import lengths_beside
@@ -77,8 +77,8 @@ def as_inputs(model: ir.Model, is_optional: bool) -> dict[str, np.ndarray]:
 
     Args:
         model: with adapters as initializers.
-        is_optional: an input has a default, of rank 1, with which the model computes what it does without adapters; else it is
-            required.
+        is_optional: an input has a default, of the least rank, with which the model computes what it does without adapters; else
+            it is required.
     """
     adapters, graph = read_adapters(model.metadata_props), model.graph
     arrays: dict[str, np.ndarray] = {}
@@ -149,5 +149,14 @@ def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) ->
     """What leaves a model as it is without its adapter."""
     if part in "AB":
         axis = (part == "B") if adapter.operator == "Conv" else (part == "A")
-        return np.zeros([1 if place == axis else extent for place, extent in enumerate(array.shape)], array.dtype)
+        rank = _groups(model, adapter) if part == "A" else 1
+        return np.zeros([rank if place == axis else extent for place, extent in enumerate(array.shape)], array.dtype)
     return np.ones(array.shape, array.dtype) if part == "scale" else lengths_beside(model, adapter).astype(array.dtype)
+
+
+def _groups(model: ir.Model, adapter: Adapter) -> int:
+    """The groups of the Conv of an adapter, each of which reads a part of the rank; else 1."""
+    outputs = (output for node in model.graph for output in node.outputs)
+    product = next((output for output in outputs if output.name == adapter.product), None)
+    node = None if product is None else product.producer()
+    return 1 if node is None or adapter.operator != "Conv" else int(attribute_value(node, "group", 1))

@@ -182,9 +182,9 @@ def test_both_readers_of_a_tied_weight_have_adapters_of_their_own(tmp_path):
     np.testing.assert_allclose(outputs(path, batch()), session.predict(batch())["logits"], rtol=1e-5, atol=1e-6)
 
 
-def convolution(groups: int) -> onnx.ModelProto:
+def convolution(groups: int, outputs: int = 4) -> onnx.ModelProto:
     helper, generator = onnx.helper, np.random.default_rng(0)
-    weight = generator.normal(size=(4, 8 // groups, 3, 3)).astype(np.float32) * 0.3
+    weight = generator.normal(size=(outputs, 8 // groups, 3, 3)).astype(np.float32) * 0.3
     nodes = [
         helper.make_node("Conv", ["x", "filter.weight"], ["y"], "filter", group=groups, strides=[2, 2], pads=[1, 1, 1, 1]),
         helper.make_node("GlobalAveragePool", ["y"], ["p"]),
@@ -194,7 +194,7 @@ def convolution(groups: int) -> onnx.ModelProto:
         nodes,
         "convolution",
         [helper.make_tensor_value_info("x", 1, ["N", 8, 6, 6])],
-        [helper.make_tensor_value_info("logits", 1, ["N", 4])],
+        [helper.make_tensor_value_info("logits", 1, ["N", outputs])],
         [onnx.numpy_helper.from_array(weight, "filter.weight")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -210,6 +210,36 @@ def test_a_convolution_in_groups_is_merged_within_its_groups(options, tmp_path):
     merged = onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0]
     np.testing.assert_allclose(merged, session.predict({"x": x})["logits"], rtol=1e-5, atol=1e-6)
     assert not np.allclose(merged, burnish.Session(burnish.compile(convolution(2))).predict({"x": x})["logits"], atol=1e-3)
+
+
+def test_a_depthwise_convolution_computes_what_it_did_without_its_adapter(tmp_path):
+    """Its default is of the least rank that each group can read a part of."""
+    model = convolution(8, outputs=8)
+    session = burnish.Session(burnish.compile(surgery.lora(model, "filter", rank=8), optimizer="sgd:lr=0.1"), threads=1)
+    x = np.random.default_rng(1).normal(size=(3, 8, 6, 6)).astype(np.float32)
+    session.step({"x": x, "labels": np.array([0, 1, 3])})
+    session.step({"x": x, "labels": np.array([0, 1, 3])})
+    path = session.export(tmp_path / "apart.onnx", adapters="apart")
+    settings, options, adapter = onnxruntime.SessionOptions(), onnxruntime.RunOptions(), onnxruntime.LoraAdapter()
+    settings.log_severity_level = 3
+    runtime = onnxruntime.InferenceSession(path, settings)
+    base = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(runtime.run(None, {"x": x})[0], base, rtol=1e-5, atol=1e-6)
+    adapter.Load(str(path.with_suffix(".onnx_adapter")))
+    options.add_active_adapter(adapter)
+    adapted = runtime.run(None, {"x": x}, options)[0]
+    np.testing.assert_allclose(adapted, session.predict({"x": x})["logits"], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(adapted, base, atol=1e-4)
+
+
+def test_the_lengths_of_dora_are_those_of_a_weight_that_its_gemm_scales():
+    model = layered_model(quantized=False)
+    model.graph.node[-1].attribute.append(onnx.helper.make_attribute("alpha", 0.5))
+    adapted = surgery.lora(model, "head", rank=2, variant="dora")
+    program = burnish.compile(adapted)
+    kept = export_inference(program, program.initial_state(), merge=False)
+    before = outputs(ir.from_proto(model), batch())
+    np.testing.assert_allclose(outputs(kept, batch()), before, rtol=1e-5, atol=1e-6)
 
 
 REFUSED = {

@@ -69,9 +69,8 @@ def _product(builder: Builder, layer: Layer, x: Tensor, a: Tensor, b: Tensor) ->
 def _magnitude_factor(builder: Builder, layer: Layer, magnitude: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """What brings the outputs of ``W + A B`` to their magnitudes; the lengths that they have count as constants."""
     weight = builder.tensor(layer.weight)
-    factor = attribute_value(layer.node, "alpha", 1.0) if layer.node.op_type == "Gemm" else 1.0
-    if factor != 1:
-        weight = weight * factor
+    if layer.factor != 1:
+        weight = weight * layer.factor
     rank = layer.weight.shape
     assert rank is not None
     if layer.node.op_type == "Conv":

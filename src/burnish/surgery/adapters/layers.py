@@ -65,6 +65,11 @@ class Layer:
         return output_axis(self.node)
 
     @property
+    def factor(self) -> float:
+        """What a Gemm multiplies its product by; else 1."""
+        return float(attribute_value(self.node, "alpha", 1.0)) if self.node.op_type == "Gemm" else 1.0
+
+    @property
     def dtype(self) -> ir.DataType:
         """That of the weight as the node reads it, which is its adapter's."""
         assert self.weight.dtype is not None

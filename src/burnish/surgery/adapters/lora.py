@@ -289,7 +289,7 @@ def initial_arrays(
         limit = 1 / math.sqrt(math.prod(a_shape) / rank)
         arrays = {"A": generator.uniform(-limit, limit, a_shape), "B": np.zeros(b_shape)}
     if options["variant"] == "dora":
-        weight = layer.array(opset).astype(np.float64)
+        weight = layer.array(opset).astype(np.float64) * layer.factor
         axes = tuple(axis for axis in range(weight.ndim) if axis != layer.output_axis)
         arrays["magnitude"] = np.sqrt(np.sum(weight * weight, axis=axes))
         if not arrays["magnitude"].all():
