@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from burnish.data.columns import class_column, named_labels
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import reader_for
@@ -80,25 +81,27 @@ class ColumnImages(LabelledImages):
         label_of_images(spec, "data")
         reader = reader_for(spec, "data", size, pixels)
         others = [name for name in source.column_names if name != column]
-        label = label_column([column, *others], None, "data")
-        labels = np.asarray(source[label])
-        features = getattr(source, "features", None) or {}
-        names = getattr(features.get(label), "names", None)
+        told = class_column(source, others)
+        label = told or label_column([column, *others], None, "data")
+        labels, names = named_labels(source, label)
         if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
             raise DataError(f"data: the column '{label}' holds {labels.dtype}, and a class is an index or a name")
         if labels.dtype.kind in "US":
-            names = list(classes or spec.class_order(sorted(set(labels.astype(str).tolist()))))
-            unknown = next((name for name in labels.astype(str).tolist() if name not in names), None)
+            text = labels.astype(str).tolist()
+            names = list(classes or spec.class_order(names or sorted(set(text))))
+            unknown = next((name for name in text if name not in names), None)
             if unknown is not None:
                 raise DataError(f"data: class '{unknown}' is not among the classes that are trained: {', '.join(names)}")
-            labels = np.asarray([names.index(str(name)) for name in labels])
-        elif labels.min() < 0 or (names is not None and labels.max() >= len(names)):
-            raise DataError(f"data: the label {int(labels.min() if labels.min() < 0 else labels.max())} is none of the classes")
+            place = {name: index for index, name in enumerate(names)}
+            labels = np.asarray([place[name] for name in text])
+        elif labels.min() < 0:
+            raise DataError(f"data: the label {int(labels.min())} is none of the classes; leave these samples out")
         names = names or [str(index) for index in range(int(labels.max()) + 1)]
+        guess = f"no column is called label, y or target; '{label}', the last, is taken for the label"
         check_class_count(names, spec, "data")
-        undecoded = _undecoded(source, column, features.get(column))
+        undecoded = _undecoded(source, column, (getattr(source, "features", None) or {}).get(column))
         pictures = [ColumnPicture(undecoded, column, row) for row in range(len(source))]
-        super().__init__(pictures, labels.tolist(), names, spec, reader, "data")
+        super().__init__(pictures, labels.tolist(), names, spec, reader, "data", [] if told else [guess])
 
 
 def _undecoded(source: Any, column: str, feature: Any) -> Any:

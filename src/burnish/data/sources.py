@@ -13,6 +13,7 @@ from burnish.data.annotated.masks import MaskImages, is_masks, is_of_positions
 from burnish.data.annotated.voc import has_masks, is_voc, open_voc
 from burnish.data.batches import Batches
 from burnish.data.column_images import ColumnImages, image_column
+from burnish.data.columns import columns_dataset, is_columnar, refuse_splits
 from burnish.data.csv import read_csv
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
@@ -25,7 +26,7 @@ from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.table import table_dataset
 from burnish.data.tar_shards import SEQUENCE, TarImages
-from burnish.data.text.columns import TOKENS, is_columnar
+from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
@@ -185,6 +186,7 @@ def as_dataset(
     """
     if isinstance(source, str | Path):
         return open_dataset(source, spec, classes=classes, pixels=pixels, text=text)
+    refuse_splits(source)
     if is_columnar(source):
         return _of_columns(source, spec, classes, text, pixels)
     if text is not None and not isinstance(source, Dataset):
@@ -209,5 +211,4 @@ def _of_columns(
         return TextDataset(source, text or Text(), spec, classes=classes)
     if (images := image_column(source)) is not None:
         return ColumnImages(source, images, spec, classes, pixels=pixels)
-    columns = {name: np.asarray(source[name]) for name in source.column_names}
-    return table_dataset(columns, spec, None, "data", classes)
+    return columns_dataset(source, spec, classes, pixels)

@@ -9,6 +9,7 @@ import numpy as np
 from burnish.data.class_names import alike_but_for_case, marks_among
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
+from burnish.data.pixel_presets import PixelsLike
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 
@@ -38,10 +39,12 @@ def table_dataset(
     source: str,
     classes: Sequence[str] | None,
     notes: Sequence[str] = (),
+    pixels: PixelsLike | None = None,
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
 
-    They fill a model's one input in their order; text becomes indices or places, as ``TableDescription`` says. Of several inputs,
+    They fill a model's one input in their order; text becomes indices or places, as ``TableDescription`` says. One alone may hold
+    an array for each row; of bytes, it holds pixels, of which ``pixels`` says what is done to them. Of several inputs,
     each takes the column of its name, of text too, and columns that are left over are named in the data set's note; so is a label
     column that was only guessed, as the last.
 
@@ -66,7 +69,7 @@ def table_dataset(
         names = np.unique(columns[chosen].astype(str)).tolist()
         said += [*alike_but_for_case(names), *marks_among(names)]
     note = f"{named}: {'; '.join(said)}" if said else None
-    return spec.dataset(filled, columns[chosen], source, classes, note, table=table)
+    return spec.dataset(filled, columns[chosen], source, classes, note, pixels, table)
 
 
 def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -> None:
@@ -139,15 +142,16 @@ def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarra
             )
     if not features:
         raise DataError(f"{source}: no columns with features")
-    matrix = np.stack([_plain(column) for column in features.values()], axis=1)
+    plain = [_plain(column) for column in features.values()]
+    matrix = plain[0] if len(plain) == 1 and plain[0].ndim > 1 else np.stack(plain, axis=1)
     if not len(matrix):
         raise DataError(f"{source}: no rows")
     return matrix
 
 
 def _plain(column: np.ndarray) -> np.ndarray:
-    """Return whole numbers as int64, so that small ones are not taken for pixels; others as they are."""
-    return column.astype(np.int64) if column.dtype.kind in "biu" else column
+    """Return whole numbers as int64, so that small ones are not taken for pixels; others, and arrays, as they are."""
+    return column.astype(np.int64) if column.dtype.kind in "biu" and column.ndim == 1 else column
 
 
 def _kind(column: np.ndarray) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import csv, parquet
+from burnish.data.columns import class_column, is_columnar
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
@@ -45,11 +46,6 @@ class Texts:
         return len(self.tokens if self.texts is None else self.texts)  # type: ignore[arg-type]
 
 
-def is_columnar(source: object) -> bool:
-    """Whether something is a data set of Hugging Face ``datasets``, or has its columns in the same way."""
-    return isinstance(getattr(source, "column_names", None), list) and hasattr(source, "__getitem__")
-
-
 def read_texts(source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data") -> Texts:
     """Read texts.
 
@@ -67,6 +63,7 @@ def read_texts(source: Any, column: str | None, label: str | None, labelled: boo
         return _of_file(Path(source), column, label, labelled)
     if is_columnar(source):
         features = getattr(source, "features", {})
+        label = label or (class_column(source, source.column_names) if labelled else None)
         return _of_columns({each: source[each] for each in source.column_names}, column, label, labelled, name, features)
     if isinstance(source, Mapping):
         return _of_columns(source, column, label, labelled, name)

@@ -91,9 +91,8 @@ class TextDataset:
         if is_labelled:
             assert spec.label is not None
             assert texts.labels is not None
-            self._labels, self.classes = fit_label(
-                texts.labels, spec.only_label(name), self._source, classes or texts.classes, spec
-            )
+            classes = classes or (spec.class_order(texts.classes) if texts.classes else None)
+            self._labels, self.classes = fit_label(texts.labels, spec.only_label(name), self._source, classes, spec)
             if texts.labels.dtype.kind in "US":
                 named = np.unique(texts.labels.astype(str)).tolist()
                 self._notes += [*alike_but_for_case(named), *marks_among(named)]
