@@ -151,6 +151,25 @@ def test_numbers_that_no_adapter_can_have_are_refused(changes, problem, tmp_path
     refused(written(tmp_path, **changes), CheckpointError, problem)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4', which takes something off the weights"),
+        ({"init_lora_weights": "OLoRA"}, "path_initial_model_for_weight_conversion=...)"),
+        ({"alora_invocation_tokens": [1, 2]}, "of the kind that 'alora_invocation_tokens' makes, which burnish does not have"),
+        ({"use_qalora": True}, "of the kind that 'use_qalora' makes"),
+    ],
+)
+def test_adapters_that_compute_something_else_are_refused(changes, message, tmp_path):
+    """PEFT has arrays of the same names and shapes for them, and other outputs."""
+    refused(written(tmp_path, **changes), ConfigurationError, message)
+
+
+@pytest.mark.parametrize("begun", [True, False, "gaussian", "eva", "orthogonal", None])
+def test_other_ways_to_begin_are_read(begun, tmp_path):
+    surgery.load_peft(layered_model(quantized=False), written(tmp_path, init_lora_weights=begun))
+
+
 @pytest.mark.parametrize("array", [np.float32(1), np.zeros((0, 6), np.float32), np.ones((3, 6), np.int64)], ids=str)
 def test_arrays_that_are_no_adapters_are_refused(array, tmp_path):
     folder = written(tmp_path)
@@ -223,6 +242,12 @@ def test_what_peft_cannot_have_is_refused(tmp_path):
     both = surgery.lora(surgery.lora(layered_model(quantized=False), "dense"), "head", variant="dora")
     with pytest.raises(ConfigurationError, match="one folder holds adapters of one variant, dropout and rslora"):
         surgery.save_peft(both, tmp_path / "peft")
+    plain = layered_model(quantized=False)
+    with pytest.raises(ConfigurationError, match="names calls both 'dense' and 'turned' 'encoder', and a module has one adapter"):
+        surgery.save_peft(surgery.lora(plain, ["dense", "turned"]), tmp_path / "peft", names=lambda layer: "encoder")
+    plain.graph.initializer[-1].name = plain.graph.node[-1].input[2] = "bias"
+    with pytest.raises(ConfigurationError, match="the initializer 'bias', which is trained too, has no name of a parameter"):
+        surgery.save_peft(surgery.lora(plain, "dense", also_trained="bias"), tmp_path / "peft")
     with pytest.raises(ConfigurationError, match="adapters='peft': the model has no adapters"):
         surgery.save_peft(layered_model(), tmp_path / "peft")
     renamed = layered_model(quantized=False)

@@ -31,6 +31,7 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, NonFiniteLossError
 from burnish.formats.adapter_files import check_form
+from burnish.formats.peft import check_names
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport
@@ -230,6 +231,8 @@ class TrainingRun:
             program, seconds = self._compiled()
         for form in self._adapter_forms:
             check_form(form, program.metadata)
+            if form == "peft":
+                check_names(program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
         self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program, not self.is_tuning)}")
         if self.compilation.recompute:

@@ -35,6 +35,13 @@ PARTS = {
     "ia3_l": "scale",
 }
 """What comes after the name of a module -> the part of an adapter."""
+CHANGES_OF_THE_BASE = ("pissa", "corda", "olora", "loftq")
+"""Ways to begin (``init_lora_weights``) in which PEFT changes the weights beside the adapters too, whenever it loads them."""
+OTHER_PRODUCTS = (
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+    *("layer_replication", "target_parameters"),
+)
+"""Settings with which what PEFT computes is no ``x W + s (x A) B``, or not for each row of x, or beside other weights."""
 LARGEST_CONFIGURATION = 1 << 20
 MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """The path of a module in PyTorch."""
@@ -102,12 +109,13 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
         ConfigurationError: adapters that PEFT cannot have, or a layer whose name is no module's.
         CheckpointError: a file cannot be written.
     """
+    check_names(model.metadata_props, names)
     adapters = read_adapters(model.metadata_props)
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, Adapter] = {}
     for adapter in adapters.adapters:
         module = called(adapter.layer, names)
-        _check_writable(adapter, module, model)
+        _check_convolution(adapter, module, model)
         modules[module] = adapter
         for part, name in adapter.parameters.items():
             array = constant_array(model.graph.initializers[name])
@@ -145,9 +153,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
             "safe_serialization=True"
         )
     arrays, _ = read_state_file(folder / WEIGHTS, "file of PEFT")
-    kind = configuration.get("peft_type")
-    if kind not in ("LORA", "IA3"):
-        raise ConfigurationError(f"'{folder}' holds adapters of the kind {kind!r}, and burnish has LORA, with DoRA, and IA3")
+    kind = _kind_of(folder, configuration)
     modules: dict[str, dict[str, np.ndarray]] = {}
     others: dict[str, np.ndarray] = {}
     tables: set[str] = set()
@@ -190,6 +196,30 @@ def read_peft(folder: str | Path) -> PeftAdapters:
     return PeftAdapters(variant, modules, others, dropout, rslora, feeding, configuration, frozenset(tables))
 
 
+def _kind_of(folder: Path, configuration: Mapping[str, Any]) -> str:
+    """Return ``LORA`` or ``IA3``.
+
+    Raises:
+        ConfigurationError: adapters of another kind, or that compute something else with arrays of the same names.
+    """
+    kind = configuration.get("peft_type")
+    if kind not in ("LORA", "IA3"):
+        raise ConfigurationError(f"'{folder}' holds adapters of the kind {kind!r}, and burnish has LORA, with DoRA, and IA3")
+    begun = str(configuration.get("init_lora_weights")).lower()
+    if begun.startswith(CHANGES_OF_THE_BASE):
+        raise ConfigurationError(
+            f"'{folder}': its adapters began by init_lora_weights='{begun}', which takes something off the weights that they "
+            "stand beside: save them in PEFT for the weights as they were, "
+            "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        )
+    other = next((name for name in OTHER_PRODUCTS if configuration.get(name)), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"'{folder}': its adapters are of the kind that '{other}' makes, which burnish does not have: train them without it"
+        )
+    return str(kind)
+
+
 def in_layout_of_peft(adapter: Adapter, part: str, array: np.ndarray) -> np.ndarray:
     """Return a parameter in PEFT's layout."""
     if adapter.operator == "Conv":
@@ -225,14 +255,35 @@ def _suffix(adapter: Adapter, part: str) -> str:
     )
 
 
-def _check_writable(adapter: Adapter, module: str, model: ir.Model) -> None:
-    """Raise ConfigurationError where PEFT has no such adapter, or no module of this name."""
-    if not MODULE.fullmatch(module):
-        raise ConfigurationError(
-            f"peft: the layer '{module}' has no name of a PyTorch module: say which it is, names={{'{module}': 'encoder.query'}}"
-        )
-    if adapter.operator == "Gather" and adapter.variant == "ia3":
-        raise ConfigurationError(f"peft: PEFT has no ia3 of an embedding, as '{module}' is: leave it out of the patterns")
+def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
+    """Raise ConfigurationError where PEFT has no adapters as a model's metadata lists them, or no modules of these names."""
+    adapters = read_adapters(metadata)
+    layers: dict[str, str] = {}
+    for adapter in adapters.adapters:
+        module = called(adapter.layer, names)
+        if not MODULE.fullmatch(module):
+            raise ConfigurationError(
+                f"peft: the layer '{module}' has no name of a PyTorch module: say which it is, "
+                f"names={{'{module}': 'encoder.query'}}"
+            )
+        if adapter.operator == "Gather" and adapter.variant == "ia3":
+            raise ConfigurationError(f"peft: PEFT has no ia3 of an embedding, as '{module}' is: leave it out of the patterns")
+        if layers.setdefault(module, adapter.layer) != adapter.layer:
+            raise ConfigurationError(
+                f"peft: names calls both '{layers[module]}' and '{adapter.layer}' '{module}', and a module has one adapter: call "
+                "them otherwise"
+            )
+    for name in adapters.also_trained:
+        parameter = called(name, names)
+        if not MODULE.fullmatch(parameter) or "." not in parameter:
+            raise ConfigurationError(
+                f"peft: the initializer '{name}', which is trained too, has no name of a parameter in a PyTorch module: say "
+                f"which it is, names={{'{name}': 'classifier.weight'}}"
+            )
+
+
+def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
+    """Raise ConfigurationError where PEFT has no adapter of such a convolution."""
     product = next(value for node in model.graph for value in node.outputs if value.name == adapter.product)
     node = product.producer()
     if node is None or adapter.operator != "Conv":

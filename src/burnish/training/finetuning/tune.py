@@ -20,6 +20,7 @@ from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.formats.adapter_files import FORMS
 from burnish.formats.model_file import save_model
+from burnish.formats.peft import check_names
 from burnish.importer import Source
 from burnish.metrics import higher_is_better
 from burnish.program import Program
@@ -147,6 +148,8 @@ def finetune(
     check_together(integers, adapters, save_adapters)
     prepared, dataset = transfer(source, data, seed=seed, **where, **options)
     check_quantized(integers, prepared)
+    if "peft" in (save_adapters or ()):
+        check_names(prepared.model.metadata_props)
     engines: dict[str, Any] = {"engine": engine, "device": device, "threads": threads}
     course: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     rates: dict[str, Any] = {"lr": lr, "schedule": schedule, "unfreeze": unfreeze, "layer_decay": layer_decay}
