@@ -251,6 +251,11 @@ def test_batches_train_as_they_come(program, tmp_path):
             r"batch 0 of epoch 1: 'x' wants samples of shape \[1, 4, 4\]",
         ),
         (Batches([(np.zeros((2, 1, 4, 4)), np.array([0, 3]))]), DataError, "sample 1 has the label 3"),
+        (
+            Batches([(np.zeros((2, 1, 4, 4)), np.array(["owl", "cat"]))]),
+            DataError,
+            "'labels' holds names of classes, and which number each has is not known from one batch: give class indices",
+        ),
     ],
 )
 def test_batches_that_do_not_fit(program, tmp_path, source, error, message):

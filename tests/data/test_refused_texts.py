@@ -49,6 +49,7 @@ def test_texts_that_are_refused(task: str, source: Any, message: str | None) -> 
         ("lines.jsonl", "{", "lines.jsonl, line 1: no JSON"),
         ("lines.jsonl", "[1]", "line 1: a list, and an object is expected"),
         ("lines.jsonl", '{"text": "a", "label": 1}\n{"text": "a"}\n', "line 2: no value for 'label'"),
+        ("table.csv", "text,label\na,1\n\n,0\n", "line 4: no value for 'text'; fill it in or remove the line"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:

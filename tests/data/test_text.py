@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from burnish.data.unlabelled import open_samples
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError, DataError
 from oracles.small_tokenizers import FIRST, LAST, MASK, PAD, word_tokenizer
+from specs.program_inputs import class_entry, value_entry
 
 
 def test_each_batch_is_padded_to_the_first_bucket_that_holds_it() -> None:
@@ -236,6 +238,31 @@ def test_texts_are_read_from(tmp_path: Path, name: str) -> None:
     assert [ids[mask == 1].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)] == TOKENS
     assert (data.classes, batch["labels"].tolist()) == (("no", "yes"), [0, 1, 0])
     assert (data.note is not None) == (name == "lines.txt")  # its empty lines
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "table.csv"])
+def test_labels_that_are_numbers_are_class_indices_or_values(tmp_path: Path, name: str) -> None:
+    """As those of a table: as names, 10 would come before 2. Names that the model has for its classes stay names."""
+    text, path = Text(tokenizer=word_tokenizer()), tmp_path / name
+    head, between = ("label,text,note\n", ",") if name == "table.csv" else ("", "\t")
+    end = "," if name == "table.csv" else ""  # a column that nothing reads, without values
+
+    def read(of: DataSpec, *labels: str) -> TextDataset:
+        path.write_text(head + "".join(f"{label}{between}w0{end}\n" for label in labels))
+        data = open_dataset(path, of, text=text)
+        assert isinstance(data, TextDataset)
+        return data
+
+    of_eleven = replace(spec(), label=class_entry(11))
+    data = read(of_eleven, "10", "2", "0")
+    assert (data.batch(np.arange(3))["labels"].tolist(), data.classes) == ([10, 2, 0], None)
+    known = replace(of_eleven, described=DataDescription(classes=("0", "10", "2")))
+    data = read(known, "10", "2", "0")
+    assert (data.batch(np.arange(3))["labels"].tolist(), data.classes) == ([1, 2, 0], ("0", "10", "2"))
+    data = read(of_eleven, "10", "2", "none")
+    assert (data.batch(np.arange(3))["labels"].tolist(), data.classes) == ([0, 1, 2], ("10", "2", "none"))
+    values = read(replace(spec(), label=value_entry()), "0.5", "-2")
+    assert values.batch(np.arange(2))["targets"].tolist() == [0.5, -2]
 
 
 def test_labels_that_may_not_be_meant_as_classes_are_said() -> None:

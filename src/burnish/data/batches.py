@@ -20,8 +20,8 @@ class Batches:
     """Batches that somebody else makes, in their order.
 
     A batch is a mapping by the names of the model's inputs and of its labels, or a tuple or list of them in that order: inputs
-    first, then labels. Arrays and tensors in the memory of the host become what the program takes: shapes without channels,
-    bytes as pixels, names of classes are fitted as those of files are.
+    first, then labels. Arrays and tensors in the memory of the host become what the program takes: shapes without channels, and
+    bytes as pixels, are fitted as those of files are; so are names of classes where the model, or its training data, order them.
 
     Args:
         source: an iterable, which each epoch goes through from its beginning; a function that returns an iterator, which each
@@ -136,9 +136,13 @@ class BatchLoader(Loader):
             pixels = spec.preprocessing_for(entry)
             fitted[entry.name] = fit_data(_array(arrays[entry.name], entry.name, source), entry, source, pixels)
         for label in labels:
-            fitted[label.name], _ = fit_label(
-                _array(arrays[label.name], label.name, source), label, source, spec.described.classes, spec
-            )
+            array = _array(arrays[label.name], label.name, source)
+            if array.dtype.kind in "US" and not label.dtype.is_floating_point() and spec.described.classes is None:
+                raise DataError(
+                    f"{source}: '{label.name}' holds names of classes, and which number each has is not known from one batch: "
+                    "give class indices"
+                )
+            fitted[label.name], _ = fit_label(array, label, source, spec.described.classes, spec)
         return fitted
 
 

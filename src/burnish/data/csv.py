@@ -36,16 +36,14 @@ def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarr
     return columns, forms + notes
 
 
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a file by name, as they are written.
+def read_columns(path: Path) -> tuple[dict[str, list[str | None]], list[int]]:
+    """Return the columns of a file by name, as they are written, None where there is no value; and the line of each row.
 
     Raises:
-        DataError: the file is empty, not UTF-8, or has a line of another length or with an empty value, or two columns of a name.
+        DataError: the file is empty, not UTF-8, or has a line of another length, or two columns of a name.
     """
     header, rows, lines = _read(path)
-    for row, line in zip(rows, lines, strict=True):
-        _check_values(row, header, path, line)
-    return {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+    return {name: [row[index].strip() or None for row in rows] for index, name in enumerate(header)}, lines
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
@@ -82,9 +80,3 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 def _delimiter(first_line: str) -> str:
     """Return the delimiter that divides the first line into the most columns; a comma where it makes no difference."""
     return max(DELIMITERS, key=lambda delimiter: len(next(csv.reader([first_line], delimiter=delimiter), [])))
-
-
-def _check_values(row: list[str], header: list[str], path: Path, line: int) -> None:
-    for name, value in zip(header, row, strict=True):
-        if not value.strip():
-            raise DataError(f"{path}, line {line}: column '{name}' has no value; fill it in or remove the line")

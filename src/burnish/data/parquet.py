@@ -35,17 +35,13 @@ def read_parquet(path: Path, missing: Missing = "error") -> tuple[dict[str, np.n
     return {name: _array(column, name, path) for name, column in whole.items()}, notes
 
 
-def read_columns(path: Path) -> dict[str, Any]:
-    """Return the columns of a file by name, as pyarrow has them.
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """Return the columns of a file by name, None where there is no value.
 
     Raises:
-        DataError: pyarrow is missing, no Parquet file, or a missing value.
+        DataError: pyarrow is missing, or no Parquet file.
     """
-    columns = _table(path)
-    for name, column in columns.items():
-        if column.null_count:
-            raise DataError(f"{path}: column '{name}' has {column.null_count} missing values; fill them in or remove the rows")
-    return columns
+    return {name: column.to_pylist() for name, column in _table(path).items()}
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from burnish.data import csv, parquet
 from burnish.data.columns import class_column, is_columnar
+from burnish.data.missing import column_of_text
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
@@ -33,6 +34,7 @@ class Texts:
         classes: names of the classes in the order of their indices, where the data say so.
         source: what to call the data in an error.
         left_out: how many empty texts were left out.
+        is_written: whether labels are as a file of texts writes them: numbers are texts too.
     """
 
     texts: Sequence[str] | None
@@ -41,6 +43,18 @@ class Texts:
     classes: tuple[str, ...] | None
     source: str
     left_out: int = 0
+    is_written: bool = False
+
+    def read_labels(self, known: Sequence[str] | None) -> np.ndarray | None:
+        """Return the labels, as numbers where all of them are: they are class indices then, or values, as those of a table are.
+
+        Args:
+            known: the names of classes, where there are some: labels that all are among these stay names.
+        """
+        if self.labels is None or not self.is_written or (known is not None and {*self.labels.tolist()} <= {*known}):
+            return self.labels
+        numbers, is_missing = column_of_text(self.labels.tolist())
+        return self.labels if is_missing.any() else numbers
 
     def __len__(self) -> int:
         return len(self.tokens if self.texts is None else self.texts)  # type: ignore[arg-type]
@@ -84,13 +98,16 @@ def _of_file(path: Path, column: str | None, label: str | None, labelled: bool) 
         raise DataError(f"{path}: {'no such file' if kind else 'no file of texts'}; text is {FORMATS}")
     if kind == "txt":
         return _of_lines(path, labelled)
+    lines: list[int] | None = None
+    columns: Mapping[str, Sequence[Any]]
     if kind == "jsonl":
-        columns: Mapping[str, Sequence[Any]] = _json_columns(path)
+        columns, lines = _json_columns(path)
     elif kind == "csv":
-        columns = csv.read_columns(path)
+        columns, lines = csv.read_columns(path)
     else:
-        columns = {name: values.to_pylist() for name, values in parquet.read_columns(path).items()}
-    return _of_columns(columns, column, label, labelled, str(path))
+        columns = parquet.read_columns(path)
+    texts = _of_columns(columns, column, label, labelled, str(path), lines=lines)
+    return replace(texts, is_written=kind == "csv")
 
 
 def _of_lines(path: Path, labelled: bool) -> Texts:
@@ -108,7 +125,7 @@ def _of_lines(path: Path, labelled: bool) -> Texts:
                 )
             labels.append(label.strip())
         texts.append(line)
-    return _made(texts, np.asarray(labels) if labelled else None, None, str(path), labelled, empty)
+    return replace(_made(texts, np.asarray(labels) if labelled else None, None, str(path), labelled, empty), is_written=True)
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
@@ -120,9 +137,10 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
         raise DataError(f"{path}: no text in UTF-8 ({error})") from error
 
 
-def _json_columns(path: Path) -> dict[str, list[Any]]:
-    """The objects of a file, one a line, by key; each has those of the first."""
+def _json_columns(path: Path) -> tuple[dict[str, list[Any]], list[int]]:
+    """The objects of a file, one a line, by the keys of the first, None where one has no value; and the line of each."""
     columns: dict[str, list[Any]] = {}
+    lines = []
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -133,12 +151,10 @@ def _json_columns(path: Path) -> dict[str, list[Any]]:
         if not isinstance(entry, dict):
             raise DataError(f"{path}, line {number}: a {type(entry).__name__}, and an object is expected")
         columns = columns or {name: [] for name in entry}
-        missing = next((name for name in columns if entry.get(name) is None), None)
-        if missing is not None:
-            raise DataError(f"{path}, line {number}: no value for '{missing}'; fill it in or remove the line")
+        lines.append(number)
         for name, values in columns.items():
-            values.append(entry[name])
-    return columns
+            values.append(entry.get(name))
+    return columns, lines
 
 
 def _of_columns(
@@ -148,6 +164,7 @@ def _of_columns(
     labelled: bool,
     source: str,
     features: Mapping[str, Any] | None = None,
+    lines: Sequence[int] | None = None,
 ) -> Texts:
     names = list(columns)
     chosen = label or next((name for name in names if name.lower() in LABEL_COLUMNS), None)
@@ -157,7 +174,7 @@ def _of_columns(
         tokens = _tokens(columns, source)
     else:
         held = _text_column(columns, column, chosen, source)
-        texts = list(columns[held])
+        texts = _whole(columns[held], held, source, lines)
         others = [name for name in names if name != held]
         chosen = chosen or (others[0] if len(others) == 1 else None)
     if not labelled:
@@ -165,7 +182,7 @@ def _of_columns(
     if chosen is None or chosen not in names:
         missing = f"no column '{chosen}'" if chosen else "no column is called label, y or target"
         raise DataError(f"{source}: {missing}, and labels are to be learned; the columns are {', '.join(names)}")
-    values = np.asarray(list(columns[chosen]))
+    values = np.asarray(_whole(columns[chosen], chosen, source, lines))
     if values.ndim != 1:
         raise DataError(
             f"{source}: the column '{chosen}' holds lists, and a text has one label; the tasks 'masked' and 'causal' make labels "
@@ -178,6 +195,16 @@ def _of_columns(
             raise DataError(f"{source}: the label {wrong} is none of the {len(classes)} classes; leave these samples out")
         values = np.asarray(classes)[values]
     return _made(texts, values, tokens, source, labelled, classes=classes)
+
+
+def _whole(values: Iterable[Any], name: str, source: str, lines: Sequence[int] | None) -> list[Any]:
+    """The values of a column that is read; raises DataError where one is missing."""
+    held = list(values)
+    row = next((row for row, value in enumerate(held) if value is None), None)
+    if row is not None:
+        place = f"row {row}" if lines is None else f"line {lines[row]}"
+        raise DataError(f"{source}, {place}: no value for '{name}'; fill it in or remove the {place.partition(' ')[0]}")
+    return held
 
 
 def _text_column(columns: Mapping[str, Any], column: str | None, label: str | None, source: str) -> str:

@@ -90,11 +90,12 @@ class TextDataset:
         self._labels, self._label = None, spec.label
         if is_labelled:
             assert spec.label is not None
-            assert texts.labels is not None
+            labels = texts.read_labels(classes or spec.described.classes)
+            assert labels is not None
             classes = classes or (spec.class_order(texts.classes) if texts.classes else None)
-            self._labels, self.classes = fit_label(texts.labels, spec.only_label(name), self._source, classes, spec)
-            if texts.labels.dtype.kind in "US":
-                named = np.unique(texts.labels.astype(str)).tolist()
+            self._labels, self.classes = fit_label(labels, spec.only_label(name), self._source, classes, spec)
+            if labels.dtype.kind in "US":
+                named = np.unique(labels.astype(str)).tolist()
                 self._notes += [*alike_but_for_case(named), *marks_among(named)]
         elif spec.label is not None:
             self._ignored = _ignored(spec.only_label(self._source), self._inputs[TOKENS], self._source, str(text.task))
