@@ -92,6 +92,13 @@ def test_arrays_of_bytes_are_pixels():
     assert as_dataset(rows, classification(2)).batch(np.arange(1))["x"].tolist() == [[1, 4]]
 
 
+def test_columns_of_objects_that_are_all_texts_are_texts():
+    """As a table of Arrow, or a data set in NumPy's format, gives them."""
+    names = np.array(["cat", "owl", "cat"], dtype=object)
+    dataset = as_dataset(Columns({"x": NUMBERS, "label": names}), classification(2))
+    assert (dataset.classes, dataset.batch(np.arange(3))["labels"].tolist()) == (("cat", "owl"), [0, 1, 0])
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -121,6 +128,29 @@ def test_arrays_of_bytes_are_pixels():
 def test_what_cannot_be_read_is_refused_with_a_remedy(source, message):
     with pytest.raises(DataError, match=message):
         as_dataset(source, classification(2))
+
+
+@pytest.mark.parametrize(
+    ("of_a_frame", "message"), [(True, r"\(data\[\['a', 'b'\]\]\.to_numpy"), (False, "DataLoader\\(data, b")]
+)
+def test_what_other_libraries_call_data_is_refused_with_a_remedy(of_a_frame, message):
+    class Frame:
+        columns = ("a",)
+
+        def to_numpy(self) -> np.ndarray:
+            raise NotImplementedError
+
+    class Samples:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(
+        DataError, match=f"no data set is made of a value of type {'Frame' if of_a_frame else 'Samples'}.*{message}"
+    ):
+        as_dataset(Frame() if of_a_frame else Samples(), classification(2))
 
 
 def test_a_stream_of_samples_is_refused():

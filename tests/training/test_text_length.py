@@ -83,6 +83,18 @@ def test_burnish_train_cuts_off_and_counts(folder, tmp_path):
     assert "length=30, and the model runs on 20 tokens at most" in run("--overwrite", "--max-tokens", "30", code=1)
 
 
+@pytest.mark.parametrize("command", [("predict",), ("evaluate", "--loss", "cross_entropy")], ids=lambda command: command[0])
+def test_a_file_is_read_with_as_many_tokens_as_it_takes(folder, command):
+    data = (str(folder / "texts.onnx"), str(folder / "long.csv"), "--tokenizer", str(folder / "tokenizer.json"))
+    result = CliRunner().invoke(app, [*command, *data])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "the model runs on 20 tokens at most, as far as its table of positions goes: 8 of 16 texts are longer" in said
+    refused = CliRunner().invoke(app, [*command, *data, "--max-tokens", "30"])
+    assert refused.exit_code == 1
+    assert "length=30, and the model runs on 20 tokens at most" in " ".join(refused.output.replace("│", " ").split())
+
+
 def test_joined_texts_become_pieces_of_the_length(folder):
     program = burnish.compile(gpt2(WORDS, width=8, layers=1, heads=2, positions=20), loss="cross_entropy:class_axis=-1")
     spec = replace(DataSpec.by(program), described=DataDescription())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,19 +74,22 @@ def evaluate(
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
     check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
     from burnish.data import open_dataset
+    from burnish.training.text_length import within_the_opened
 
     named_metrics = read_metrics(metrics) if metrics else None
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
     names, settings = opened.described.classes, pixels.settings()
     text = texts.settings_for(model, data, opened.described)
     options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}
-    dataset = open_dataset(data, opened.to_evaluate, pixels=settings, text=text, **options)
+    read = partial(open_dataset, data, opened.to_evaluate, pixels=settings, **options)
+    dataset, cut = within_the_opened(opened, read(text=text), text, lambda text: read(text=text))
     console = output()
     describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
     if names is None and (classes := getattr(dataset, "classes", None)):
         console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
-    if (note := getattr(dataset, "note", None)) is not None:
-        console.print(note)
+    for note in (cut, getattr(dataset, "note", None)):
+        if note is not None:
+            console.print(note)
     figures = opened.evaluate(dataset, batch_size)
     print_table(console, ["figure", "value"], figures.items())
     if path is not None:

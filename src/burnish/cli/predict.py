@@ -94,15 +94,20 @@ def predict(
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
     from burnish.data.unlabelled import open_samples
     from burnish.training.detections import is_detector
+    from burnish.training.text_length import within_the_opened
 
     opened = saved.open(model, to_evaluate=False)
     text = texts.settings_for(model, data, opened.described)
-    samples = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings(), text=text)
+    how: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": pixels.settings()}
+    samples = open_samples(data, opened.to_predict, text=text, **how)
+    dataset, cut = within_the_opened(
+        opened, samples.dataset, text, lambda text: open_samples(data, opened.to_predict, text=text, **how).dataset
+    )
     console = output()
-    describe(console, opened, data, len(samples.dataset), samples.preprocessing, pixels.first_named is not None)
-    if samples.note is not None:
-        console.print(samples.note)
-    outputs = opened.predict(samples.dataset, batch_size)
+    describe(console, opened, data, len(dataset), samples.preprocessing, pixels.first_named is not None)
+    if (note := cut or samples.note) is not None:
+        console.print(note)
+    outputs = opened.predict(dataset, batch_size)
     if path is not None and path.suffix == ".npz":
         _write_outputs(console, path, outputs)
         return

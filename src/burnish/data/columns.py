@@ -85,17 +85,19 @@ def column_values(source: Any, column: str) -> np.ndarray:
     Raises:
         DataError: a value is missing, or its rows are lists of different lengths.
     """
-    values = source[column][:]
-    missing = next((row for row, value in enumerate(values) if value is None), None) if isinstance(values, list) else None
+    try:
+        array = np.asarray(source[column][:])
+    except ValueError as error:
+        raise DataError(f"data: column '{column}' holds lists of different lengths ({error}); give all the same") from error
+    held = array.tolist() if array.dtype == object else []
+    missing = next((row for row, value in enumerate(held) if value is None), None)
     if missing is not None:
         raise DataError(
             f"data, row {missing}: column '{column}' has no value; fill it in, or leave such rows out, "
             f"data.filter(lambda row: row['{column}'] is not None)"
         )
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"data: column '{column}' holds lists of different lengths ({error}); give all the same") from error
+    if held and all(isinstance(value, str) for value in held):
+        return array.astype(str)
     features = getattr(source, "features", None) or {}
     return array.astype(np.uint8) if array.ndim > 1 and _element_type(features.get(column)) == "uint8" else array
 

@@ -199,8 +199,19 @@ def as_dataset(
         return source
     raise DataError(
         f"no data set is made of a value of type {type(source).__name__}: give (x, y), arrays by input name, "
-        f"an object with __len__ and batch(indices), or {FORMATS}"
+        f"an object with __len__ and batch(indices), or {FORMATS}{_remedy(source)}"
     )
+
+
+def _remedy(source: object) -> str:
+    """What makes data of what other libraries call so, for an error; nothing where that is not known."""
+    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
+        return (
+            "; of a data frame give its columns of numbers and of labels, (data[['a', 'b']].to_numpy(), data['label'].to_numpy())"
+        )
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
+        return "; of a data set of PyTorch give a Trainer its batches, torch.utils.data.DataLoader(data, batch_size=32)"
+    return ""
 
 
 def _of_columns(

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from burnish.data import Dataset, DataSpec, Text, TextDataset
+from burnish.data import ArrayDataset, Dataset, DataSpec, Text, TextDataset
 from burnish.data.text.settings import LONGEST, TextDescription
 from burnish.errors import ConfigurationError, EngineError
 from burnish.program import Program
 from burnish.training.session import Session
+from burnish.training.trained_model import TrainedModel
 
 FEWEST = 2
 """Tokens that any model takes."""
@@ -38,7 +39,27 @@ def within_the_model(
     """
     if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
         return dataset, None
-    taken = _longest(program, dataset)
+    names = [entry.name for entry in program.signature.samples]
+    with Session(program) as session:
+        taken = _longest(lambda batch: session.predict({name: batch[name] for name in names}), dataset)
+    return _cut_off(dataset, taken, asked, reopened)
+
+
+def within_the_opened(
+    model: TrainedModel, dataset: Dataset, asked: Text | None, reopened: Callable[[Text], Dataset]
+) -> tuple[Dataset, str | None]:
+    """Return data that a model which is only read can take; as ``within_the_model``."""
+    if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
+        return dataset, None
+    names = [entry.name for entry in model.to_predict.data]
+    taken = _longest(lambda batch: model.predict(ArrayDataset({name: batch[name] for name in names})), dataset)
+    return _cut_off(dataset, taken, asked, reopened)
+
+
+def _cut_off(
+    dataset: TextDataset, taken: int | None, asked: Text | None, reopened: Callable[[Text], Dataset]
+) -> tuple[Dataset, str | None]:
+    """The data opened again for a model that takes so many tokens, and a line; as they are where it takes all that there are."""
     if taken is None:
         return dataset, None
     if asked is not None and asked.length is not None:
@@ -63,24 +84,21 @@ def length_of(dataset: TextDataset, spec: DataSpec) -> TextDescription:
     return replace(spec.described.text or TextDescription(), length=dataset.text.length)
 
 
-def _longest(program: Program, dataset: TextDataset) -> int | None:
+def _longest(predict: Callable[[Mapping[str, np.ndarray]], object], dataset: TextDataset) -> int | None:
     """The largest number of tokens that the model takes; None where it takes all that texts may have, or even two fail."""
     most = max(dataset.longest, min(dataset.text.length or 0, LONGEST))
-    names = [entry.name for entry in program.signature.samples]
-    with Session(program) as session:
 
-        def fits(tokens: int) -> bool:
-            batch: Mapping[str, np.ndarray] = dataset.padded(tokens)
-            try:
-                session.predict({name: batch[name] for name in names})
-            except EngineError:
-                return False
-            return True
+    def fits(tokens: int) -> bool:
+        try:
+            predict(dataset.padded(tokens))
+        except EngineError:
+            return False
+        return True
 
-        if fits(most) or not fits(FEWEST):
-            return None
-        low, high = FEWEST, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+    if fits(most) or not fits(FEWEST):
+        return None
+    low, high = FEWEST, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
