@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ModelError
-from burnish.graph import Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
+from burnish.graph import Builder, Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
 from burnish.graph.edits import replace_uses
 from burnish.graph.evaluation import constant_result
 from burnish.graph.uses import producer_of, remove_unread
@@ -167,16 +167,23 @@ class _Merging:
             self._replaced.append(product)
             return
         base = self._computed(adapter, adapter.base_output).producer()
-        for place, bias in enumerate(() if base is None else base.inputs):
-            is_bias = adapter.operator != "Gather" and (base is not node or place == 2)
-            array = constant_array(bias) if is_bias else None
-            if base is not None and bias is not None and array is not None:
-                scaled = (array.astype(np.float64) * scale.astype(np.float64)).astype(array.dtype)
-                if bias.is_initializer() and len(bias.uses()) == 1 and scaled.shape == array.shape:
-                    bias.const_value = ir.Tensor(scaled, name=bias.name)
-                else:
-                    name = self._names.take(f"{adapter.layer}.merged_bias")
-                    base.replace_input_with(place, add_initializer(self._graph, name, scaled))
+        for place, bias in enumerate(() if base is None or adapter.operator == "Gather" else base.inputs):
+            if base is None or bias is None or bias is node.outputs[0] or (base is node and place != 2):
+                continue
+            array = constant_result(bias, self._opset)
+            if array is None:  # it hangs on an input
+                builder = Builder(self._graph, before=base)
+                base.replace_input_with(place, (builder.tensor(bias) * builder.constant(scale)).value)
+                continue
+            scaled = (array.astype(np.float64) * scale.astype(np.float64)).astype(array.dtype)
+            if bias.is_initializer() and len(bias.uses()) == 1 and scaled.shape == array.shape:
+                bias.const_value = ir.Tensor(scaled, name=bias.name)
+            else:
+                name = self._names.take(f"{adapter.layer}.merged_bias")
+                base.replace_input_with(place, add_initializer(self._graph, name, scaled))
+                remove_unread(self._graph, bias.producer())
+                if bias.is_initializer():
+                    remove_unread_value(self._graph, bias)
 
     def _parameter(self, adapter: Adapter, name: str) -> np.ndarray:
         array = constant_array(self._graph.initializers.get(name))

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -73,3 +74,35 @@ def test_the_base_is_computed_in_float32_and_merged(kind, engine, tmp_path):
     merged = onnxruntime.InferenceSession(path).run(None, {"x": BATCH["x"]})[0]
     np.testing.assert_allclose(merged, session.predict({"x": BATCH["x"]})["logits"], rtol=1e-5, atol=1e-5)
     assert [tensor.name for tensor in onnx.load(path).graph.initializer] == ["up.bias", "up.merged_weight"]
+
+
+BIASES = {
+    "of integers": """<int32[6] b = {400, -300, 200, -100, 50, 0}, float scale = {0.01}> {
+        w = DequantizeLinear (w8, scales)
+        bias = DequantizeLinear (b, scale)
+        y = Gemm <alpha = 0.5, beta = 2.0> (x, w, bias)
+    }""",
+    "of the input": """{
+        w = DequantizeLinear (w8, scales)
+        axis = Constant <value_ints = [1]> ()
+        bias = ReduceMean (x, axis)
+        y = Gemm (x, w, bias)
+    }""",
+}
+
+
+@pytest.mark.parametrize("kind", BIASES)
+def test_a_scale_goes_into_a_bias_that_is_computed(kind, tmp_path):
+    """As that of a model in QDQ form, whose biases are 32-bit integers."""
+    head = '<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] x) => (float[N, 6] y) '
+    model = onnx.parser.parse_model(head + BIASES[kind])
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (4, 6), np.int8)
+    model.graph.initializer.extend([numpy_helper.from_array(weight, "w8"), numpy_helper.from_array(np.float32(0.02), "scales")])
+    session = burnish.Session(burnish.compile(surgery.lora(model, "w8", variant="ia3"), loss="mse", optimizer="sgd:lr=0.5"))
+    x, y = rng.normal(size=(5, 4)).astype(np.float32), rng.normal(size=(5, 6)).astype(np.float32)
+    session.step({"x": x, "targets": y})
+    path = session.export(tmp_path / "merged.onnx")
+    merged = onnxruntime.InferenceSession(path).run(None, {"x": x})[0]
+    np.testing.assert_allclose(merged, session.predict({"x": x})["y"], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(merged, onnxruntime_outputs(model, {"x": x})["y"], atol=1e-2)

@@ -61,6 +61,8 @@ _ORDERS = {
 }
 SPINS_NO_LONGER = "session.force_spinning_stop"
 """The option of a session whose threads sleep as soon as a run ends; else they wait actively for some 35 ms."""
+_CONFIG = {"session.qdq_matmulnbits_accuracy_level": "1"}
+"""Of every session: float32 beside weights of few bits behind DequantizeLinear, where ONNX Runtime would round to eight bits."""
 _ARENA_STRATEGIES = {"next_power_of_two": 0, "same_as_requested": 1}
 
 
@@ -324,8 +326,6 @@ class OnnxRuntimeEngine(RunsModels):
         options.enable_mem_pattern = self.memory_pattern
         options.enable_cpu_mem_arena = self.arena != "none"
         options.log_severity_level = SILENT
-        # Else it rounds what is multiplied by weights of four bits behind DequantizeLinear to integers of eight.
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if not self.spinning:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.arena != "none":
@@ -333,7 +333,7 @@ class OnnxRuntimeEngine(RunsModels):
             options.add_session_config_entry("session.use_env_allocators", "1")
         if self.profile_prefix is not None:
             options.enable_profiling, options.profile_file_prefix = True, self.profile_prefix
-        for key, value in self.config.items():
+        for key, value in {**_CONFIG, **self.config}.items():
             options.add_session_config_entry(key, value)
         if self.custom_op_library is not None:
             options.register_custom_ops_library(self.custom_op_library)
