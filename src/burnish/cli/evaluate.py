@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +27,10 @@ from burnish.cli.model_options import (
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+
+if TYPE_CHECKING:
+    from burnish.data import Dataset, Text
+    from burnish.training.trained_model import TrainedModel
 
 OBJECTIVE = "What is measured of an ONNX file; a run has its own"
 
@@ -73,16 +78,12 @@ def evaluate(
     if path is not None and path.suffix != ".csv":
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
     check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
-    from burnish.data import open_dataset
-    from burnish.training.text_length import within_the_opened
-
     named_metrics = read_metrics(metrics) if metrics else None
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
     names, settings = opened.described.classes, pixels.settings()
     text = texts.settings_for(model, data, opened.described)
     options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}
-    read = partial(open_dataset, data, opened.to_evaluate, pixels=settings, **options)
-    dataset, cut = within_the_opened(opened, read(text=text), text, lambda text: read(text=text))
+    dataset, cut = _read(opened, data, text, {**options, "pixels": settings})
     console = output()
     describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
     if names is None and (classes := getattr(dataset, "classes", None)):
@@ -95,3 +96,12 @@ def evaluate(
     if path is not None:
         write_csv(path, ["figure", "value"], figures.items())
         console.print(f"{path}: {counted(len(figures), 'figure')}")
+
+
+def _read(opened: TrainedModel, data: str, text: Text | None, options: Mapping[str, Any]) -> tuple[Dataset, str | None]:
+    """The data as the model takes them, and a line that says so where it takes texts cut off."""
+    from burnish.data import open_dataset
+    from burnish.training.text_length import within_the_opened
+
+    read = partial(open_dataset, data, opened.to_evaluate, **options)
+    return within_the_opened(opened, read(text=text), text, lambda text: read(text=text))
