@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -98,11 +99,9 @@ def predict(
 
     opened = saved.open(model, to_evaluate=False)
     text = texts.settings_for(model, data, opened.described)
-    how: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": pixels.settings()}
-    samples = open_samples(data, opened.to_predict, text=text, **how)
-    dataset, cut = within_the_opened(
-        opened, samples.dataset, text, lambda text: open_samples(data, opened.to_predict, text=text, **how).dataset
-    )
+    read = partial(open_samples, data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings())
+    samples = read(text=text)
+    dataset, cut = within_the_opened(opened, samples.dataset, text, lambda text: read(text=text).dataset)
     console = output()
     describe(console, opened, data, len(dataset), samples.preprocessing, pixels.first_named is not None)
     if (note := cut or samples.note) is not None:
