@@ -40,10 +40,18 @@ def node() -> str:
     return program
 
 
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Python computes of every network, in a folder of each. Node would start a Python for each that it finds missing."""
+    folder = tmp_path_factory.mktemp("networks")
+    client_programs.main("write", str(folder))
+    return folder
+
+
 @pytest.mark.slow
-def test_the_client_computes_in_node_what_python_does(node: str, tmp_path: Path) -> None:
+def test_the_client_computes_in_node_what_python_does(node: str, networks: Path) -> None:
     files = sorted(str(path.relative_to(CLIENT)) for path in (CLIENT / "test" / "node").glob("*.test.mjs"))
-    finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable, BURNISH_CLIENT_FIXTURES=str(tmp_path))
+    finished = run(node, "--test", "--test-concurrency=1", *files, PYTHON=sys.executable, BURNISH_CLIENT_FIXTURES=str(networks))
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 
@@ -59,12 +67,11 @@ def test_mobilenet_with_a_frozen_backbone_trains_in_node_and_chromium_as_in_pyth
 
 
 @pytest.mark.slow
-def test_c_and_node_go_on_from_each_others_checkpoints(node: str, tmp_path: Path) -> None:
+def test_c_and_node_go_on_from_each_others_checkpoints(node: str, networks: Path, tmp_path: Path) -> None:
     """The same steps, taken by Python, C and Node in turn, are those of Python alone."""
     if (reason := c_library.missing()) is not None:
         pytest.skip(reason)
-    folder, half = tmp_path / "dropout", client_programs.CHECKPOINT_AT
-    client_programs.write("dropout", folder)
+    folder, half = networks / "dropout", client_programs.CHECKPOINT_AT
     expected = [step["loss"] for step in json.loads((folder / "expected.json").read_text(encoding="utf-8"))["steps"]]
     batches = client_programs.read_batches(folder)
     c_client = c_library.Client(c_library.build(tmp_path, "libburnish.so"))
