@@ -104,7 +104,10 @@ def test_what_an_exporter_computed_from_parameters_is_warned_of(tmp_path):
 
 def test_what_the_older_exporter_computed_is_warned_of(tmp_path):
     path = exported(Computed(), tmp_path / "model.onnx", dynamo=False)
-    (problem,) = problems(path, loss=OF_TOKENS)
+    shared, problem = problems(path, loss=OF_TOKENS)
+    # The layer and the module around it read one parameter, which the file holds for each of them.
+    assert shared.startswith("weights of two layers hold the same numbers, and train apart: 'onnx::MatMul_")
+    assert "Where the layers share a parameter, export the model again with do_constant_folding=False" in shared
     assert "of which the file does not say what they were" in problem
     assert "'onnx::" in problem
     assert "do_constant_folding=False" in problem
