@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from PIL import Image
 
+from burnish.data.annotated.masks import MaskImages
 from burnish.data.annotated.objects import ObjectImages
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.augmentation import ImageAugmentation
@@ -283,7 +284,8 @@ def test_a_voc_folder_holds_masks_for_a_loss_of_pixels(tmp_path: Path) -> None:
     listed.write_text("0002\n0003\n0009\n", encoding="utf-8")
     some = open_dataset(listed, mask_spec())
     np.testing.assert_array_equal(some.batch(np.arange(1))["labels"][0], SHAPES[2].mask)
-    note = str(some.note)  # type: ignore[attr-defined]
+    assert isinstance(some, MaskImages)
+    note = str(some.note)
     assert "1 of 3 pictures left out, they are not in 'JPEGImages': 0009" in note
     assert "1 of 3 pictures left out, they have no masks" in note
     assert isinstance(open_dataset(folder, spec_of()), ObjectImages)

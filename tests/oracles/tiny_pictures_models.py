@@ -107,7 +107,8 @@ def queried_detr(classes: int = 2, seed: int = 0) -> ir.Model:
     y = builder.op("Reshape", layers.conv(y, 8, stride=2), builder.integers([0, 8, 16]))
 
     def linear(y: Tensor, outer: int) -> Tensor:
-        inner = int(y.shape.dims[2])  # type: ignore[union-attr]
+        inner = y.dimension(2)
+        assert inner is not None
         return builder.op("MatMul", y, layers.weight(layers.rng.normal(size=(inner, outer)) / np.sqrt(inner))) + layers.weight(
             np.zeros(outer)
         )

@@ -57,7 +57,9 @@ class Texts:
         return self.labels if is_missing.any() else numbers
 
     def __len__(self) -> int:
-        return len(self.tokens if self.texts is None else self.texts)  # type: ignore[arg-type]
+        rows = self.tokens if self.texts is None else self.texts
+        assert rows is not None
+        return len(rows)
 
 
 def read_texts(source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data") -> Texts:
