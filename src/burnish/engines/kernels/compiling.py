@@ -14,12 +14,12 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = Path(__file__).parent
+KERNELS = Path(__file__).resolve().parent
 """The folder of the headers that kernels of all engines include; those of a family stand beside its kernels."""
 TORCH = KERNELS.parent / "torch"
 ONNXRUNTIME = KERNELS.parent / "onnxruntime"
@@ -29,7 +29,8 @@ BUILT = KERNELS / "built"
 # GCC's tuning for some processors splits the fused operations of one sum at a time, and not those of several: the last row of a
 # block would be rounded in another way than the same row of a larger one.
 ALL_FUSED = "--param=avoid-fma-max-bits=0"
-FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", ALL_FUSED)
+# Names are hidden, so that two libraries of one source in one process share nothing: that of the installation, and a newer one.
+FLAGS = ("-std=c++20", "-fPIC", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", ALL_FUSED)
 NEEDS_HEADERS = frozenset({"allocator", "autograd_node"})
 """Files that include headers of PyTorch's, and so are compiled for one release of it, where it is."""
 NEEDS_PYTHON = frozenset({"autograd_node"})
@@ -76,13 +77,15 @@ class Instructions:
     """What a library may use of a processor.
 
     Attributes:
-        name: as the names of libraries are made of.
+        name: goes into the names of libraries.
+        title: what people call it, such as ``avx512``.
         machine: the kind of processor, as ``platform.machine`` calls it.
         flags: of the compiler.
         needed: what Linux calls the instructions beyond those that every processor of the kind has.
     """
 
     name: str
+    title: str
     machine: str
     flags: tuple[str, ...]
     needed: frozenset[str]
@@ -95,30 +98,57 @@ class Instructions:
 _SSE4 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
 _AVX2 = f"{_SSE4} abm avx2 bmi1 bmi2 f16c fma movbe"
 _AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+_AVX512_BF16 = f"{_AVX512} avx512_bf16"
 LEVELS = (
-    Instructions("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), frozenset(f"{_AVX512} avx512_bf16".split())),
-    Instructions("x86-64-v4", "x86_64", ("-march=x86-64-v4",), frozenset(_AVX512.split())),
-    Instructions("x86-64-v3", "x86_64", ("-march=x86-64-v3",), frozenset(_AVX2.split())),
-    Instructions("x86-64-v2", "x86_64", ("-march=x86-64-v2",), frozenset(_SSE4.split())),
-    Instructions("armv8-a", "aarch64", ("-march=armv8-a",), frozenset()),
+    Instructions(
+        "x86-64-v4-bf16",
+        "avx512_bf16",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512bf16"),
+        frozenset(f"{_AVX512} avx512_bf16".split()),
+    ),
+    Instructions("x86-64-v4", "avx512", "x86_64", ("-march=x86-64-v4",), frozenset(_AVX512.split())),
+    Instructions("x86-64-v3", "avx2", "x86_64", ("-march=x86-64-v3",), frozenset(_AVX2.split())),
+    Instructions("x86-64-v2", "sse4.2", "x86_64", ("-march=x86-64-v2",), frozenset(_SSE4.split())),
+    Instructions("armv8-a", "neon", "aarch64", ("-march=armv8-a",), frozenset()),
 )
 """For which a distribution is built: with AVX-512, AVX2 or SSE4.2, and with NEON, which every 64-bit processor of Arm's has.
 The best come first: a processor takes the first that it has."""
 
 
 def native() -> Instructions:
-    """All that this machine's processor has."""
-    return Instructions(f"native {processor()}", platform.machine(), ("-march=native",), frozenset())
+    """The best of the levels that this machine's processor has; all that it has, if it is of another kind.
+
+    A level, and not all that a processor has: an installation then serves other machines too, as a container's image does, and
+    outlives an update of Linux, which names more of what a processor has. Kernels use nothing beyond the levels.
+    """
+    every = Instructions(f"native {processor()}", platform.machine(), platform.machine(), ("-march=native",), frozenset())
+    return next((level for level in LEVELS if level.runs_here()), every)
+
+
+def cpu_level() -> str:
+    """What people call the best of the levels that this machine's processor has, such as ``avx512``; else its kind."""
+    return native().title
 
 
 @functools.cache
 def processor() -> str:
-    """The names of the instructions that this machine's processor has, with spaces between; empty where Linux does not say."""
+    """The names of the instructions that this machine's processor has, with spaces between; empty if Linux does not say."""
+    return _cpu_information("flags", "Features")
+
+
+@functools.cache
+def model_name() -> str:
+    """The name that the processor has for itself."""
+    return _cpu_information("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_information(*names: str) -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    found = next((line for line in lines if line.startswith(names)), "")
     return found.partition(":")[2].strip()
 
 
@@ -139,12 +169,12 @@ def release_of(source: Path, torch_version: str) -> tuple[str, ...]:
 
 
 def header_folders(source: Path) -> tuple[Path, ...]:
-    """Where the headers lie that a source includes: beside it, those of all kernels, and those that its engine has of its own."""
+    """The folders of the headers that a source includes: its own, those of all kernels, and that of its engine."""
     engine = ONNXRUNTIME if _is_for_onnxruntime(source) else TORCH
     families = [
         KERNELS / family for family in ("elementwise", "normalization", "softmax", "convolution", "recurrent", "indexing")
     ]
-    return tuple(dict.fromkeys((source.parent, KERNELS, *families, engine / "native")))
+    return tuple(dict.fromkeys((source.resolve().parent, KERNELS, *families, engine / "native")))
 
 
 def parts_of(source: Path) -> tuple[Path, ...]:
@@ -160,7 +190,7 @@ def find_sources(folder: Path) -> list[Path]:
 
 
 def _is_for_onnxruntime(source: Path) -> bool:
-    return source.resolve().is_relative_to(ONNXRUNTIME.resolve())  # the installation names sources from the project's folder
+    return source.resolve().is_relative_to(ONNXRUNTIME)
 
 
 def linked_libraries(source: Path) -> tuple[str, ...]:
@@ -170,16 +200,31 @@ def linked_libraries(source: Path) -> tuple[str, ...]:
     return ("torch_cpu", "c10", "torch_python") if source.stem in NEEDS_PYTHON else ("torch_cpu", "c10")
 
 
-def library_name(source: Path, instructions: Instructions, *circumstances: str) -> str:
-    """The name of what is compiled from a source, the headers beside it and the shared ones; another where any of it changed."""
-    headers = [header.read_bytes() for folder in header_folders(source) for header in sorted(folder.glob("*.h"))]
-    parts = [*circumstances, instructions.machine, instructions.name, *FLAGS, *instructions.flags, source.name]
-    digest = hashlib.sha256()
-    files = [file.read_bytes() for file in (source, *parts_of(source))]
-    for data in (*(part.encode() for part in parts), *files, *headers):
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+def contents_of(source: Path) -> bytes:
+    """A digest of a source, its parts and the headers that it may include: of their names and contents, whatever path leads to
+    them. The installation names sources from the project's folder, and a session from the installed package."""
+    source = source.resolve()
+    headers = {header for folder in header_folders(source) for header in folder.glob("*.h")}
+    files = sorted((file.name, file.read_bytes()) for file in {source, *parts_of(source), *headers})
+    return _digest(part for name, content in files for part in (name.encode(), content)).digest()
+
+
+def library_name(source: Path, instructions: Instructions, *circumstances: str, contents: bytes | None = None) -> str:
+    """The name of the library that is compiled from a source; it changes with the source, its parts, the headers and the flags.
+
+    ``contents`` is what ``contents_of`` returns for the source, if that is known already.
+    """
+    described = [*circumstances, instructions.machine, instructions.name, *FLAGS, *instructions.flags]
+    digest = _digest([*(text.encode() for text in described), contents or contents_of(source)])
     return f"burnish_{source.stem}_{digest.hexdigest()[:16]}.so"
+
+
+def _digest(parts: Iterable[bytes]) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest
 
 
 def compile_library(
@@ -203,7 +248,21 @@ def compile_library(
             with ThreadPoolExecutor(min(len(objects), os.cpu_count() or 1)) as pool:
                 list(pool.map(lambda file: _run(compiler, *flags, "-c", str(file), "-o", objects[file]), objects))
             _run(compiler, "-shared", *objects.values(), *linking, "-o", str(made))
-        os.replace(made, target)
+        made.chmod(0o755)  # whatever the umask: what others can write is not loaded from a cache
+        replace_durably(made, target)
+
+
+def replace_durably(made: Path, target: Path) -> None:
+    """Put a complete file into its place, so that a power cut leaves the whole file there or none."""
+    with made.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(made, target)
+    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _run(*command: str) -> None:
@@ -213,9 +272,16 @@ def _run(*command: str) -> None:
         raise RuntimeError("\n".join([errors[0] if errors else f"{command[0]} ended with {done.returncode}", done.stderr]))
 
 
-def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instructions, headers: Headers | None = None) -> None:
+def compile_ahead(
+    source: Path,
+    target: Path,
+    compiler: str,
+    instructions: Instructions,
+    headers: Headers | None = None,
+    linking: Sequence[str] = (),
+) -> None:
     """Compile a source on Linux without loading PyTorch: for whatever release of it is there when the library is loaded, or for
-    that of the headers.
+    that of the headers. ``linking`` holds further flags of the linker.
 
     Raises:
         RuntimeError, OSError: as ``compile_library`` does.
@@ -226,4 +292,5 @@ def compile_ahead(source: Path, target: Path, compiler: str, instructions: Instr
         for library in linked:
             _run(compiler, "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}", "-o", str(library))
         preprocessing = headers.flags if headers else ()
-        compile_library(source, target, compiler, instructions, preprocessing, ("-Wl,--no-as-needed", *map(str, linked)))
+        linking = ("-Wl,--no-as-needed", *map(str, linked), *linking)
+        compile_library(source, target, compiler, instructions, preprocessing, linking)

@@ -21,7 +21,9 @@ constexpr int64_t kSkew = kLanes;              // between matrices, so that not 
 
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Integers = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
-using Unaligned = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
+// A typedef: Clang does not apply `aligned` to what `using` declares, and would load and store with instructions that fault.
+typedef float Unaligned __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
+static_assert(alignof(Unaligned) == alignof(float));
 
 [[gnu::always_inline]] inline Vector load(const float* source) { return *reinterpret_cast<const Unaligned*>(source); }
 [[gnu::always_inline]] inline void store(float* target, Vector value) { *reinterpret_cast<Unaligned*>(target) = value; }
