@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison_table import duration
+from installation import NOT_INSTALLED, level
 from workloads import ARCHITECTURE
 
 RESULTS = Path(__file__).parent / "results"
@@ -105,10 +106,12 @@ def table(path: Path | None) -> str:
     torch = row_of(cases[0], "eager").get("versions", {}).get("torch", "")
     slower = sorted({name for name, found in by_model.items() for case in found.values() if _is_slower(case)})
     verdict = f"Slower than eager on the torch engine: {', '.join(slower)}." if slower else "None is slower on the torch engine."
+    machine = f"{cases[0]['date']}, {cases[0]['machine']['processor']}{level(cases[0])}"
     return "\n".join(
         [
-            f"{cases[0]['date']}, {cases[0]['machine']['processor']}, torch {torch}, {versions}, {cases[0]['rounds']} rounds:",
+            f"{machine}, torch {torch}, {versions}, {cases[0]['rounds']} rounds:",
             "",
+            *([] if all("doctor" in case for case in cases) else [NOT_INSTALLED, ""]),
             *("| " + " | ".join(cells) + " |" for cells in lines),
             "",
             verdict,

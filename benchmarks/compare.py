@@ -8,7 +8,8 @@
     python benchmarks/compare.py --table                                 write docs/comparison.md's tables from the results
 
 Every contender is a process of its own; rounds are interleaved. A time counts only where the losses of the first three steps
-agree with those of PyTorch eager, which always takes part.
+agree with those of PyTorch eager, which always takes part. burnish is installed from a clone of the commit into a
+temporary environment; ``--environment FOLDER`` keeps it for the next run, and ``--working-tree`` takes a quick look without it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import argparse
 import datetime
 import os
 import platform
-import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import comparison_table
 import environments
+import installation
 from burnish.engines.torch.native import building, kernels
 from contender_kinds import ALL, ENGINES, KINDS, PAGES
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
@@ -38,16 +39,11 @@ REFERENCE = "eager"
 CHECKED_STEPS = 3
 # Of the loss, relative. bfloat16 keeps 8 bits: 1.6e-2 is what PyTorch's own comparisons allow it.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1.6e-2}
-# The variables that say where compiled code is kept, of PyTorch and of burnish.
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "BURNISH_CACHE")
 DISAGREES = "no time counts"
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05
 # Times the largest peak so far that must be free before another contender starts.
 HEADROOM = 1.3
-
-# Folders of a machine have no place in results.
-FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
 @dataclass
@@ -72,7 +68,7 @@ class Entrant:
 
     def give_up(self, reason: str) -> None:
         """Take no further part, for this reason; no time of it counts."""
-        self.row["refused"] = FOLDERS.sub("", reason)
+        self.row["refused"] = installation.without_folders(reason)
         for name in ("first_step_seconds", "losses"):
             self.row.pop(name, None)
         if self.contender is not None:
@@ -88,8 +84,8 @@ def disagreement(losses: list[float], reference: list[float], tolerance: float) 
     return None
 
 
-def start(name: str, job: Mapping[str, Any], folder: Path, precision: str, emptied: Sequence[str] = CACHES) -> Entrant:
-    """Start a contender's process, and go on while it imports what it needs; ``emptied`` are the caches that it finds empty."""
+def start(name: str, job: Mapping[str, Any], folder: Path, precision: str) -> Entrant:
+    """Start a contender's process, with empty caches, and go on while it imports what it needs."""
     base = name.removesuffix(PAGES)
     kind = KINDS[base]
     entrant = Entrant(name, {"name": name, "title": kind.title})
@@ -99,7 +95,7 @@ def start(name: str, job: Mapping[str, Any], folder: Path, precision: str, empti
     caches = folder / f"caches-{name}-{job['threads']}"
     variables = {
         "OMP_NUM_THREADS": str(job["threads"]),
-        **{key: str(caches / key.lower()) for key in emptied},
+        **{key: str(caches / key.lower()) for key in installation.CACHES},
     }
     if name.endswith(PAGES):
         allocator = environments.keeping_pages()
@@ -139,7 +135,7 @@ def take_first_steps(entrant: Entrant) -> None:
         "build_seconds": build_seconds,
         "first_step_seconds": build_seconds + entrant.contender.seconds[0],
         "losses": entrant.contender.losses,
-        **opened,
+        **installation.without_folders(opened),
     }
 
 
@@ -211,6 +207,7 @@ def described(
         "installed_kernels": _kernels_are_installed(),
         "optimizer": dict(WORKLOADS[model].optimizer),
         "machine": {"architecture": platform.machine(), "cores": os.cpu_count(), "processor": _processor()},
+        **installation.described(),
         "contenders": [_finished_row(entrant, batch) for entrant in entrants],
     }
 
@@ -382,6 +379,7 @@ def main() -> None:
     )
     parser.add_argument("--install", action="store_true", help="install the peers into environments of their own, and stop")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/comparison.md from the results, and stop")
+    installation.add_options(parser)
     arguments = parser.parse_args()
     if arguments.install:
         for name, outcome in environments.install().items():
@@ -394,6 +392,7 @@ def main() -> None:
         names = wanted_names(arguments.peers, arguments.engines)
     except ValueError as error:
         parser.error(str(error))
+    installation.enter(parser, arguments)
     failed = False
     for precision in arguments.precision:
         for batch in arguments.batch or [WORKLOADS[arguments.model].batch]:

@@ -5,7 +5,8 @@
     python benchmarks/compare_architectures.py --table        write the table of docs/performance.md from the latest result
 
 Contenders are those of ``compare.py``: a process each, rounds interleaved, and a time counts only where the losses of the first
-three steps agree with those of PyTorch eager. A ratio is the median of those of the rounds.
+three steps agree with those of PyTorch eager. A ratio is the median of those of the rounds. burnish is
+installed as for ``compare.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import architecture_table
 import compare
+import installation
 from architectures.sizes import SIZED
 from workloads import ARCHITECTURE, prepare
 
@@ -65,12 +67,14 @@ def main() -> None:
     parser.add_argument(
         "--table", action="store_true", help="write the table of docs/performance.md from the latest result, and stop"
     )
+    installation.add_options(parser)
     arguments = parser.parse_args()
     if arguments.table:
         architecture_table.write()
         return
     if unknown := [name for name in arguments.names if name not in SIZED]:
         parser.error(f"there is no architecture '{unknown[0]}': choose of {', '.join(SIZED)}")
+    installation.enter(parser, arguments)
     cases: list[dict[str, Any]] = []
     for name in arguments.names or SIZED:
         cases += measured(name, arguments.threads, arguments.rounds)

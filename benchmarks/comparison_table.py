@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from installation import NOT_INSTALLED, level
+
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "comparison.md"
 BEGIN = "<!-- tables: written by benchmarks/compare.py --table -->"
@@ -44,7 +46,7 @@ def duration(seconds: float) -> str:
 def heading(case: dict[str, Any]) -> str:
     return (
         f"{case['model']}, batch {case['batch']}, size {case['size']}, {case['precision']}, {case['threads']} threads, "
-        f"{case['rounds']} rounds, {case['date']}, {case['machine']['processor']}"
+        f"{case['rounds']} rounds, {case['date']}, {case['machine']['processor']}{level(case)}"
     )
 
 
@@ -100,7 +102,8 @@ def case_text(case: dict[str, Any]) -> str:
 def case_markdown(case: dict[str, Any]) -> str:
     """A comparison for the documentation."""
     table = [HEADER, ("---",) * len(HEADER), *rows_of(case)]
-    lines = [f"### {heading(case)}", "", *("| " + " | ".join(row) + " |" for row in table), ""]
+    mark = [] if "doctor" in case else [NOT_INSTALLED, ""]
+    lines = [f"### {heading(case)}", "", *mark, *("| " + " | ".join(row) + " |" for row in table), ""]
     if told := summary(case):
         lines += [told, ""]
     lines += [f"- No time for {line[:400].replace('<', '&lt;').replace('|', '&#124;')}" for line in refusals(case)]

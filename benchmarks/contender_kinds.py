@@ -59,7 +59,7 @@ WRAPPED = {
         {"channels_last": True, "fused": True, "wrapped": True},
     )
 }
-# The engine's own choice, ``burnish-onnxruntime``, hangs on what is built.
+# The engine's own choice, ``burnish-onnxruntime``, hangs on what is installed.
 BY_KERNELS = {
     "burnish-standard": Kind(
         "burnish on onnxruntime, standard operators", "with_burnish.py", {"engine": "onnxruntime", "kernels": False}

@@ -73,13 +73,14 @@ KINDS = {
 
 @dataclass
 class Team:
-    """The workers of one contender, which all do the same at the same time."""
+    """The workers of one contender, which all do the same at the same time; ``told`` is what the first tells of its step."""
 
     name: str
     workers: list[Contender]
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     build_seconds: float = 0.0
+    told: dict[str, Any] = field(default_factory=dict)
 
     def ask(self, request: str) -> list[dict[str, Any]]:
         """Ask all workers for the same, and return their answers by rank."""
@@ -145,7 +146,9 @@ def start_team(name: str, kind: Kind, workers: int, job: Mapping[str, Any], fold
         team.workers = started
         for worker in started:
             worker.answer()
-        team.build_seconds = max(answer["seconds"] for answer in team.ask("open"))
+        opened = team.ask("open")
+        team.build_seconds = max(answer.pop("seconds") for answer in opened)
+        team.told = opened[0]
     except BaseException:
         for worker in started:
             worker.kill()

@@ -9,6 +9,8 @@
 Contenders are those of ``compare.py`` and, for two workers, of ``data_parallel.py``: processes of their own, whose turns are
 interleaved. A time counts only where the losses of the first three steps agree with those of PyTorch eager, or of DDP. What is
 told of a contender is its second-least step. A result is written after each row, so that ``--resume`` goes on where a run ended.
+burnish is installed from a clone of the commit into a temporary environment; ``--environment FOLDER`` keeps it for the next run.
+``--working-tree`` takes a quick look without that, with its result in runs/.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import installation
 import table_report
 from compare import DISAGREES
 from table_plan import BATCHES, WORKERS, Place, Schedule, places
-from table_rows import ENGINES, PEERS, TURN_SECONDS, Choice, build_kernels, measure
+from table_rows import ENGINES, PEERS, TURN_SECONDS, Choice, measure
 from workloads import WORKLOADS
 
 MODELS = tuple(table_report.TITLES)
+# Of what was measured in a working tree.
+LOOKS = installation.CHECKOUT / "runs"
 # What `--tiny` sets, where nothing else was asked for: a row of one process and a row of two, for a test.
 TINY = {"models": ["mlp"], "batches": [4], "engines": ["standard"], "peers": [], "rounds": 2, "turn_seconds": 0.01}
 
@@ -84,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--save", action="store_true", help="write docs/performance.md and its picture anew at the end")
     made.add_argument("--table", action="store_true", help="write them from the latest result, and stop")
+    installation.add_options(made)
     made.add_argument("--tiny", action="store_true", help="a small model and few steps: to see whether all is there")
     return made
 
@@ -96,11 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.table:
         table_report.write(asked.output)
         return
-    today = table_report.RESULTS / f"{datetime.date.today().isoformat()}-table.json"
-    path = asked.output or (asked.resume and table_report.latest()) or today
+    installation.enter(options, asked, arguments)
+    folder = LOOKS if asked.working_tree else table_report.RESULTS
+    today = folder / f"{datetime.date.today().isoformat()}-table.json"
+    path = asked.output or (asked.resume and table_report.latest(folder)) or today
     choice = Choice(asked.engines, asked.peers, asked.compile_batches, asked.threads, asked.turn_seconds)
-    if set(asked.engines) & {"kernels", "torch"}:
-        build_kernels()
     wanted = places(asked.models, asked.batches, asked.workers)
     left_out = run(wanted, choice, Schedule(asked.minutes, asked.rounds), path, asked.resume)
     print(f"saved: {path}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contender_kinds import PAGES
+from installation import NOT_INSTALLED, level
 from table_plan import Place, places
 
 if TYPE_CHECKING:
@@ -155,12 +156,12 @@ def _workers(rows: Sequence[Mapping[str, Any]], alone: Mapping[Place, Mapping[st
 
 
 def _gain(row: Mapping[str, Any], column: str, alone: Mapping[Place, Mapping[str, Any]]) -> str:
-    """Samples a second over those of one process, with the batch of all workers and with that of one."""
+    """Samples a second over those of one process on the same machine, with the batch of all workers and with that of one."""
     together = second_least(row, column)
     gains = []
     for batch in (row["total"], row["batch"]):
         one = alone.get(Place(row["model"], 1, batch))
-        seconds = None if one is None else second_least(one, column)
+        seconds = None if one is None or one["machine"] != row["machine"] else second_least(one, column)
         gains.append(_ratio(None if seconds is None else row["total"] * seconds, None if together is None else together * batch))
     return ", ".join(gains)
 
@@ -177,18 +178,33 @@ def _refusals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"- No time for {title} ({'; '.join(where)}): {reason}" for (title, reason), where in reasons.items()]
 
 
+def _machines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each processor and level that rows were measured on, and for those that come from no installation."""
+    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["machine"]["processor"], level(row), "doctor" in row), []).append(row)
+    if len(kinds) == 1:
+        return [f"{_machine(rows)}:", *([] if "doctor" in rows[0] else ["", NOT_INSTALLED])]
+    lines = []
+    for alike in kinds.values():
+        named = "; ".join(f"{_title(row['model'])} {row['workers']} x {row['batch']}" for row in alike)
+        lines.append(f"- {_machine(alike)}: {named}.{'' if 'doctor' in alike[0] else f' {NOT_INSTALLED}'}")
+    return lines
+
+
 def _machine(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where, when and with what it was measured."""
+    """Where, when and with what rows of one processor were measured."""
     versions: dict[str, str] = {}
     for row in rows:
+        versions |= {name: engine["version"] for name, engine in row.get("doctor", {}).get("engines", {}).items()}
         for contender in row["contenders"]:
             versions |= contender.get("versions", {})
-    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if name != "burnish")
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if name not in ("burnish", "reference"))
     dates = sorted({row["date"] for row in rows})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     counts = sorted({row["rounds"] for row in rows})
     rounds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{when}, {rows[0]['machine']['processor']}, {rows[0]['threads']} threads, {told}, {rounds} rounds:"
+    return f"{when}, {rows[0]['machine']['processor']}{level(rows[0])}, {rows[0]['threads']} threads, {told}, {rounds} rounds"
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -205,16 +221,17 @@ def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     )
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A result for the documentation."""
+def tables(rows: Sequence[Mapping[str, Any]], older: bool = False) -> str:
+    """A result for the documentation; an older one has no picture, and its gaps are left to newer ones."""
     if not rows:
         return "No result is saved yet."
     ordered = in_order(rows)
     single = [row for row in ordered if row["workers"] == 1]
     several = [row for row in ordered if row["workers"] > 1]
-    parts = [_machine(ordered)]
+    parts = _machines(ordered)
     if single:
-        parts += ["", f"![Steps a second of each contender beside PyTorch eager's, by batch]({PICTURE.name})"]
+        if not older:
+            parts += ["", f"![Steps a second of each contender beside PyTorch eager's, by batch]({PICTURE.name})"]
         parts += ["", "Milliseconds of a step in one process:", "", *_times(single)]
         parts += ["", "Peak memory of the process, and the time from the file to the first loss:", "", *_memory(single)]
     if several:
@@ -223,10 +240,28 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     if refused := _refusals(ordered):
         parts += ["", *refused]
     missing = [place for place in places(list(TITLES), (16, 8, 4, 2, 1)) if place not in {place_of(row) for row in rows}]
-    if missing:
+    if missing and not older:
         told = "; ".join(f"{_title(place.model)} {place.workers} x {place.batch}" for place in missing)
         parts += ["", f"Not measured (workers x batch of each): {told}. `--resume` measures them."]
     return "\n".join(parts)
+
+
+def published(path: Path | None) -> str:
+    """A result for the documentation, and after it the last ones of other processors."""
+    if path is None:
+        return tables([])
+    rows = load(path)
+    parts, seen = [tables(rows)], _processors(rows)
+    for other in sorted(path.parent.glob("*-table.json"), reverse=True):
+        older = load(other)
+        if other != path and not _processors(older) & seen:
+            parts.append(f"### Before that, on {' and '.join(sorted(_processors(older)))}\n\n{tables(older, older=True)}")
+            seen |= _processors(older)
+    return "\n\n".join(parts)
+
+
+def _processors(rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {row["machine"]["processor"] for row in rows}
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path = PICTURE) -> None:
@@ -288,6 +323,6 @@ def write(path: Path | None = None, document: Path = DOCUMENT, drawing: Path = P
     rows = [] if path is None else load(path)
     text = document.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    document.write_text(f"{before}{BEGIN}\n\n{tables(rows)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    document.write_text(f"{before}{BEGIN}\n\n{published(path)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
     if rows:
         picture(rows, drawing)

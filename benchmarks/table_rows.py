@@ -16,8 +16,7 @@ from typing import Any
 import compare
 import data_parallel
 import environments
-from burnish.engines.onnxruntime.kernels import library
-from burnish.engines.torch.native import kernels
+import installation
 from compare import Entrant
 from contender_kinds import PAGES
 from contenders import ContenderError
@@ -26,8 +25,6 @@ from workloads import WORKLOADS, ClicksWorkload, prepare
 
 PRECISION = "float32"
 TURN_SECONDS = 0.3
-# Of burnish's own caches none: its kernels are built, as in a wheel.
-EMPTIED = ("TORCHINDUCTOR_CACHE_DIR",)
 ENGINES = ("standard", "kernels", "torch")
 PEERS = ("tuned+pages", "tuned", "compile", "onnxruntime-training")
 REFERENCES = {1: compare.REFERENCE, 2: "ddp"}
@@ -81,15 +78,6 @@ def contenders_of(place: Place, choice: Choice) -> list[str]:
     return [REFERENCES[1], *ours, *(names.get(name, name) for name in peers)]
 
 
-def build_kernels() -> None:
-    """Build burnish's kernels where no installation has: a first step is not to wait for them."""
-    if kernels.expected():
-        names = sorted(kernels.sources())
-        kernels.request(*names)
-        kernels.available(*names)
-    library(build=True)
-
-
 def measure(place: Place, choice: Choice, schedule: Schedule, ahead: Sequence[Place]) -> dict[str, Any]:
     """Measure a row; returns what was measured, JSON-compatible.
 
@@ -141,7 +129,7 @@ class _Processes:
 def _processes(place: Place, names: Sequence[str], choice: Choice, job: Mapping[str, Any], folder: Path) -> Iterator[_Processes]:
     # They import what they need at the same time, and do the rest one after the other.
     job = {**job, "threads": choice.threads}
-    opened = _Processes([compare.start(name, job, folder, PRECISION, EMPTIED) for name in names])
+    opened = _Processes([compare.start(name, job, folder, PRECISION) for name in names])
     try:
         for number, entrant in enumerate(opened.started):
             if entrant.contender is not None and (refusal := compare.no_memory_beside(opened.started[:number])):
@@ -180,7 +168,8 @@ class _Teams:
         except ContenderError as error:
             self._give_up(name, str(error))
             return
-        entrant.row |= {"first_step_seconds": team.build_seconds + first, "losses": team.losses}
+        told = installation.without_folders(team.told)
+        entrant.row |= {"first_step_seconds": team.build_seconds + first, "losses": team.losses, **told}
         if reference not in self.teams:
             self._give_up(name, f"there are no losses to compare with: {reference} failed")
         elif wrong := compare.disagreement(team.losses, self.teams[reference].losses, compare.TOLERANCES[PRECISION]):

@@ -23,6 +23,7 @@ from architectures.sizes import SIZED
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME
 from contender_kinds import Kind
+from installation import NOT_INSTALLED
 from workloads import ARCHITECTURE, prepare
 
 
@@ -225,9 +226,13 @@ def test_the_table_of_architectures_has_ratios_of_rounds_and_names_the_slower(tm
     assert "| bert | 4 | 200 ms | 0.50 | 2.00 | 200 ms | 0.50 | 2.00 | 2.00 s | 2.00 s | 2.00 s |" in text
     assert "| vit | 4 | 200 ms | 0.50 | 2.00 | 200 ms | 1.10 | no time | 2.00 s | 2.00 s |  |" in text
     assert "Slower than eager on the torch engine: vit." in text
+    assert text.splitlines()[2] == NOT_INSTALLED
     assert architecture_table.refusals(architecture_case("vit", 2, slow)) == ["vit on 2: burnish-onnxruntime: out of memory"]
-    architecture_table.save([cases[3]], tmp_path)
-    assert "None is slower on the torch engine." in architecture_table.table(path)
+    architecture_table.save([case | {"doctor": {"level": "avx2"}} for case in cases], tmp_path)
+    text = architecture_table.table(path)
+    assert "None is slower on the torch engine." in text
+    assert "a processor, level avx2, torch 1.0" in text
+    assert NOT_INSTALLED not in text
 
 
 def test_the_documentation_has_the_table_of_architectures():

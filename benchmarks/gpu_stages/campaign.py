@@ -25,7 +25,9 @@ from gpu_stages.setting import FAILED, NO_TIME, OK, SKIPPED, Report, Row, Settin
 FORMAT = 1
 # Seconds after its budget that a stage has to end by itself: a case that has begun may end.
 GRACE = 20.0
-PRELOADED = ["torch", "burnish.compiler.compile", "burnish.training.session", "burnish.engines.torch.engine"]
+# How often the clock is looked at while a stage says nothing.
+LOOK_UP_SECONDS = 0.2
+PRELOADED = ["torch", "burnish.compiler.from_model", "burnish.training.session", "burnish.engines.torch.engine"]
 
 Document = dict[str, Any]
 
@@ -69,10 +71,13 @@ class Campaign:
         budget: seconds for all of them.
         output: the file that is written after every row.
         resume: keep what the file has from a run with the same setting, and measure only what it lacks.
+        clock: in seconds; it goes to the processes of the stages, and is the same there.
     """
 
-    def __init__(self, setting: Setting, budget: float, output: Path, resume: bool = False):
-        self._setting, self._budget, self._output = setting, budget, output
+    def __init__(
+        self, setting: Setting, budget: float, output: Path, resume: bool = False, clock: Callable[[], float] = time.time
+    ):
+        self._setting, self._budget, self._output, self._clock = setting, budget, output, clock
         self.document: Document = {
             "format": FORMAT,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -89,7 +94,7 @@ class Campaign:
 
     def run(self, stages: Sequence[Stage]) -> Document:
         """Run the stages; returns what was measured, as the file has it."""
-        ends = time.time() + self._budget
+        ends = self._clock() + self._budget
         for stage in stages:
             entry = self.document["stages"].setdefault(stage.name, {"status": "not run", "rows": []})
             entry["title"] = stage.title
@@ -104,13 +109,13 @@ class Campaign:
                 self.document["stages"][stage.name]["error"] = refusal
             self._write()
             return self.document
-        due = time.time()
+        due = self._clock()
         for stage in stages:
             entry = self.document["stages"][stage.name]
             if entry["status"] == "done":
                 continue
             due += stage.seconds * scale
-            self._run_stage(stage, entry, max(0.0, min(due, ends) - time.time()))
+            self._run_stage(stage, entry, max(0.0, min(due, ends) - self._clock()))
         return self.document
 
     def _run_stage(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
@@ -128,9 +133,9 @@ class Campaign:
             print(f"  {row['name']}: {row['verdict']} {remark}".rstrip(), file=sys.stderr, flush=True)
             self._write()
 
-        began = time.time()
+        began = self._clock()
         error = self._follow(stage, known, seconds, take)
-        entry["seconds"] = round(time.time() - began, 1)
+        entry["seconds"] = round(self._clock() - began, 1)
         if error is not None:
             entry["error"] = error
         entry["status"] = _status(entry)
@@ -141,13 +146,19 @@ class Campaign:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         pipe, remote = context.Pipe(duplex=False)
-        deadline = time.time() + seconds
-        process = context.Process(target=_work, args=(remote, stage.module, self._setting, known, deadline))
+        deadline = self._clock() + seconds
+        work = (remote, stage.module, self._setting, known, deadline, self._clock)
+        process = context.Process(target=_work, args=work)
         process.start()
         remote.close()
         error: str | None = "ended before its time"
         try:
-            while pipe.poll(max(0.0, deadline + GRACE - time.time())):
+            while True:
+                is_over = self._clock() > deadline + GRACE  # before the look: what was told until then counts
+                if not pipe.poll(LOOK_UP_SECONDS):
+                    if is_over:
+                        break
+                    continue
                 message = pipe.recv()
                 if "row" in message:
                     take(message["row"])
@@ -205,13 +216,15 @@ def _status(entry: Mapping[str, Any]) -> str:
     return "done" if verdicts <= {OK, SKIPPED} and verdicts else "failed"
 
 
-def _work(pipe: Connection, module: str, setting: Setting, known: Mapping[str, Row], deadline: float) -> None:
+def _work(
+    pipe: Connection, module: str, setting: Setting, known: Mapping[str, Row], deadline: float, clock: Callable[[], float]
+) -> None:
     """The process of a stage."""
     with suppress(PermissionError):
         os.setsid()  # it and what it starts end together
     os.dup2(2, 1)  # what libraries print has no place in the table
     try:
-        importlib.import_module(module).run(setting, Report(pipe.send, known, deadline))
+        importlib.import_module(module).run(setting, Report(pipe.send, known, deadline, clock))
         end = None
     except BrokenPipeError:
         return

@@ -48,16 +48,24 @@ class Report:
     Args:
         send: takes each message.
         known: rows of an earlier run by their names, which are not measured again.
-        deadline: of ``time.time()``; cases that would begin after it are left out by name.
+        deadline: of the clock; cases that would begin after it are left out by name.
+        clock: in seconds, the same in every process.
     """
 
-    def __init__(self, send: Callable[[dict[str, Any]], None], known: Mapping[str, Row], deadline: float):
+    def __init__(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        known: Mapping[str, Row],
+        deadline: float,
+        clock: Callable[[], float] = time.time,
+    ):
+        self.clock = clock
         self._send, self._known, self._deadline = send, known, deadline
         self._told: dict[str, Row] = {}
 
     @property
     def seconds_left(self) -> float:
-        return self._deadline - time.time()
+        return self._deadline - self.clock()
 
     def known(self, name: str) -> Row | None:
         """What an earlier run measured under this name; None where it did not."""

@@ -7,14 +7,25 @@ from typing import Any
 import burnish
 from burnish.engines import Engine
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.errors import EngineError
 
 
 def engine_of(job: dict[str, Any]) -> Engine:
-    """The engine that the job names; on ONNX Runtime without burnish's kernels, unless the job asks for them."""
+    """The engine that the job names: as someone gets it who asks for nothing else, or as its ``kernels`` says.
+
+    ``kernels`` is False for ONNX Runtime's standard operators alone, True for those kernels that the installation has.
+
+    Raises:
+        EngineError: the job wants kernels, and the installation has none. They are not built here: no one's first step would be.
+    """
     name = job.get("engine", "torch")
-    if name == "onnxruntime":
-        return OnnxRuntimeEngine(kernels=job.get("kernels", False))
-    return burnish.engines.get(name)
+    if name != "onnxruntime":
+        return burnish.engines.get(name)
+    engine = OnnxRuntimeEngine(kernels=None if job.get("kernels") else job.get("kernels"))
+    if job.get("kernels") and engine.kernels is None:
+        reason = engine.describe()["kernels_reason"]
+        raise EngineError(f"there are no kernels for ONNX Runtime: {reason}. `burnish doctor` says how to come by them")
+    return engine
 
 
 def program_of(job: dict[str, Any]) -> burnish.Program:

@@ -23,7 +23,7 @@ def main() -> None:
         engine = engine_of(job)
         parallel = burnish.DataParallel(group=group, **job["parallel"]) if group.world_size > 1 else None
         session = burnish.Session(program_of(job), engine=engine, threads=job["threads"], parallel=parallel)
-        return lambda: session.step(next(batches))["loss"], {}
+        return lambda: session.step(next(batches))["loss"], {"session": session.describe()}
 
     serve(build)
 

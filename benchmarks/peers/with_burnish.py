@@ -21,7 +21,7 @@ def main() -> None:
         engine = engine_of(job)
         session = burnish.Session(program_of(job), engine=engine, threads=job["threads"])
         versions = {"burnish": burnish.__version__, job["engine"]: importlib.import_module(job["engine"]).__version__}
-        return lambda: session.step(next(batches))["loss"], {"versions": versions}
+        return lambda: session.step(next(batches))["loss"], {"versions": versions, "session": session.describe()}
 
     serve(build)
 
