@@ -24,13 +24,12 @@ def together(opened: ir.Model, samples: Sequence[Arrays]) -> dict[str, np.ndarra
     batch = {}
     for value in opened.graph.inputs:
         parts = [sample[value.name or ""] for sample in samples]
-        axis = batch_axis(value)
-        batch[value.name or ""] = parts[0] if axis is None else np.concatenate(parts, axis)
+        batch[value.name or ""] = stacked(value, parts)
     return batch
 
 
 def stacked(opened: ir.Value, results: Sequence[np.ndarray]) -> np.ndarray:
-    """What an output of an opened model has to be, from what that output is for each sample alone."""
+    """What an input or output of an opened model has to be, from what it is for each sample alone."""
     assert opened.shape is not None
     axis = batch_axis(opened)
     if axis is None:

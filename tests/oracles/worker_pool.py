@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-SECONDS = 120
-IMPORTED_ONCE = ["torch", "burnish.distributed", "burnish.engines.torch.engine", "burnish.training"]
+SECONDS = 600
+IMPORTED_ONCE = ["torch", "burnish.distributed.options", "burnish.engines.torch.engine", "burnish.training.trainer"]
 """What takes seconds to import: processes are copies of one that has."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import burnish
 import burnish.torch
-from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.errors import ConfigurationError, HooksWarning, UnsupportedOperatorError
 from burnish.torch import module_graphs
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -49,7 +50,9 @@ def made() -> nn.Module:
 def exports(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     seen: list[nn.Module] = []
     export = module_graphs.export_module
-    monkeypatch.setattr(module_graphs, "export_module", lambda module, *rest: seen.append(module) or export(module, *rest))
+    monkeypatch.setattr(
+        module_graphs, "export_module", lambda module, *rest, **options: seen.append(module) or export(module, *rest, **options)
+    )
     return seen
 
 
@@ -88,6 +91,98 @@ def test_the_next_call_computes_with_what_was_changed(made: nn.Module, change: s
     agree(module, reference)
     if change == "attributes":
         torch.testing.assert_close(copied(batch(1)), module(batch(1)), rtol=1e-9, atol=1e-10)
+
+
+WIDTH = 1
+
+
+class Reading(nn.Module):
+    """Reads numbers from all places that Python has, and a tensor that is no buffer."""
+
+    scale = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.options, self.shift = nn.Linear(3, 2), {"slope": 1}, torch.ones(2)
+        self.config, self.order = types.SimpleNamespace(power=2), ["sum"]
+        self.register_buffer("table", torch.ones(4, 2))
+
+    def forward(self, x: torch.Tensor, kind: object = 1) -> torch.Tensor:
+        y = self.layer(x) * self.scale * self.options["slope"] + self.shift * self.table.shape[0]
+        y = y * WIDTH * (10 if kind is True else 1)
+        return y**self.config.power if self.order[0] == "sum" else -y
+
+
+READ: dict[str, Callable[[pytest.MonkeyPatch, Reading], object]] = {
+    "an attribute of the class": lambda patch, m: patch.setattr(Reading, "scale", 3),
+    "an entry of a dictionary": lambda patch, m: m.options.update(slope=3),
+    "an attribute of an object": lambda patch, m: setattr(m.config, "power", 3),
+    "a variable": lambda patch, m: patch.setitem(globals(), "WIDTH", 3),
+    "an entry of a list": lambda patch, m: m.order.insert(0, "minus"),
+    "a hook": lambda patch, m: m.layer.register_forward_hook(lambda part, args, output: output * 3),
+    "a tensor": lambda patch, m: m.shift.mul_(3),
+    "the shape of a buffer": lambda patch, m: setattr(m, "table", torch.ones(5, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::burnish.errors.HooksWarning")
+@pytest.mark.parametrize("what", READ)
+def test_what_forward_reads_is_seen_to_change(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = burnish.torch.wrap(Reading(), torch.randn(4, 3), verify=False)
+    x = torch.randn(2, 3)
+    before = module(x)
+    READ[what](monkeypatch, module)
+    wanted = burnish.torch.unwrap(module)(x)
+    torch.testing.assert_close(module(x), wanted)
+    assert not torch.allclose(before, wanted)
+
+
+def test_one_is_not_true() -> None:
+    module = burnish.torch.wrap(Reading(), (torch.randn(4, 3), 1), verify=False)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(module(x, True), burnish.torch.unwrap(module)(x, True))
+
+
+def test_a_hook_that_a_part_gets_is_warned_of() -> None:
+    module = burnish.torch.wrap(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), verify=False)
+    module[0].register_full_backward_hook(lambda *_: None)
+    with pytest.warns(HooksWarning, match="submodules have hooks: '0'"):
+        module(torch.randn(4, 3))
+
+
+class Outside(nn.Module):
+    """Has layers in a list, which PyTorch trains, and does not know as parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+class Recording(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if torch.is_grad_enabled() else 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Outside(), r"forward reads 'layers\[0\].weight', a tensor of the shape \[3, 3\], which requires a gradient"),
+        (Recording(3, 2), r"forward asks whether gradients are recorded \(torch.is_grad_enabled\)"),
+    ],
+)
+def test_what_would_be_a_constant_is_refused_by_its_name(module: nn.Module, reason: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=reason):
+        burnish.torch.wrap(module, torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("way", ["wrap", "compile"])
+def test_layers_without_a_shape_are_refused(way: str) -> None:
+    module, x = nn.Sequential(nn.LazyLinear(2)), torch.randn(4, 3)
+    with pytest.raises(ConfigurationError, match=r"'0.weight' has no shape yet.*call the module once with the examples"):
+        burnish.torch.wrap(module, x) if way == "wrap" else burnish.compile(module, example_inputs=(x,))
 
 
 def test_an_attribute_that_the_graph_does_not_depend_on_costs_one_export(made: nn.Module, exports: list[nn.Module]) -> None:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import burnish
 import burnish.torch
+from burnish.errors import InputError, UnsupportedOperatorError
 from burnish.torch.backend import compile_graph, reported
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -186,3 +187,209 @@ def test_what_is_complex_or_reads_nothing_is_captured_around(name: str, operator
     assert ours >= operators
     assert all("is complex" in part.reason for part in left)
     assert bool(left) is (name == "mixed")
+
+
+class Heads(nn.Module):
+    """Returns what its functions make of a layer, in training and in evaluation; targets are needed in training alone."""
+
+    def __init__(self, training, evaluation=None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.functions = [training, evaluation or training]
+
+    def forward(self, x, y=None):
+        return self.functions[not self.training](self.layer(x), x, y)
+
+
+def assert_same_in(wrapped: nn.Module, reference: nn.Module, *args: torch.Tensor) -> None:
+    """What both return, for fresh copies of the arguments, and what they leave in these."""
+    mine, theirs = ([tensor.clone() for tensor in args] for _ in range(2))
+    torch.testing.assert_close(wrapped(*mine), reference(*theirs))
+    torch.testing.assert_close(mine, theirs)
+
+
+RETURNED = {
+    "other structures": (lambda h, x, y: (h, h * 2), lambda h, x, y: {"classes": h.softmax(1)}),
+    "an extent": (lambda h, x, y: (h, x.shape[0]), None),
+    "a spectrum": (lambda h, x, y: torch.fft.fft(h), None),
+    "an input that it writes over": (lambda h, x, y: h + x.mul_(2).sum(1, keepdim=True), None),
+    "the mean over an extent": (lambda h, x, y: h.sum(0) / x.shape[0], None),
+}
+
+
+@pytest.mark.parametrize("what", RETURNED)
+@pytest.mark.quick_cases(2)
+def test_what_forward_returns_and_writes_is_that_of_pytorch(what):
+    torch.manual_seed(0)
+    reference = Heads(*RETURNED[what])
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), torch.randn(2, 4))
+    for part in (wrapped, reference):
+        part.train()
+    assert_same_in(wrapped, reference, torch.randn(5, 4))
+    assert_same_in(wrapped.eval(), reference.eval(), torch.randn(3, 4))
+
+
+def test_a_value_that_is_written_over_has_a_gradient_as_in_pytorch():
+    reference = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+    wrapped, x, gradients = burnish.torch.wrap(copy.deepcopy(reference), torch.randn(2, 4)), torch.randn(5, 4), []
+    for module in (wrapped, reference):
+        leaf = x.clone().requires_grad_()
+        hidden = leaf * 2
+        (module(hidden).sum() + hidden.square().sum()).backward()
+        gradients.append([leaf.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_complex_input_is_read_and_has_a_gradient():
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, z):
+            return self.layer(z.real) * self.layer(z.imag)
+
+    reference = Parts()
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), torch.randn(2, 4, dtype=torch.complex64))
+    found = []
+    for module in (wrapped, reference):
+        z = torch.randn(5, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        module(z).sum().backward()
+        found.append(z.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_other_extents_are_computed_by_graphs_in_which_they_are_open():
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)[:, -1] + x.shape[1]
+
+    reference = Last()
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), torch.randn(2, 3, 4))
+    for length in range(2, 14):
+        assert_same_in(wrapped, reference, torch.randn(5, length, 4))
+
+
+class Asking(nn.Module):
+    """Goes another way for large batches, for even ones, and for two inputs of as many samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x) * (2 if x.shape[0] > 4 else 3) * (5 if x.shape[0] % 2 else 7)
+        return hidden + y if x.shape[0] == y.shape[0] else hidden.sum() * y
+
+
+def test_another_way_that_forward_goes_for_some_extents_is_gone():
+    reference = Asking()
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), (torch.randn(6, 4), torch.randn(6, 3)))
+    for samples, others in ((6, 6), (3, 3), (8, 7), (10, 10)):
+        assert_same_in(wrapped, reference, torch.randn(samples, 4), torch.randn(others, 3))
+    with pytest.raises(InputError, match=r"PyTorch cannot call Asking with inputs of the shapes \[2, 4\], \[2, 2\]"):
+        wrapped(torch.randn(2, 4), torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_targets_may_be_given_in_training_alone(training):
+    reference = Heads(lambda h, x, y: nn.functional.cross_entropy(h, y + 0), lambda h, x, y: h)
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 1])
+    reference.train(training)
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), (x, y) if training else x)
+    for mode in (training, not training):
+        args = (x, y) if mode else (x,)
+        torch.testing.assert_close(wrapped.train(mode)(*args), reference.train(mode)(*args))
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (lambda h, x, y: type("Answer", (), {"__init__": lambda self, h: setattr(self, "h", h)})(h), r"forward returns a Answer"),
+        (lambda h, x, y: None, r"forward returns no tensor"),
+        (lambda h, x, y: (h, h.sum().item()), r"a number of Python's that it computes from tensors"),
+    ],
+    ids=["object", "nothing", "item"],
+)
+def test_what_is_no_structure_of_tensors_is_refused(returned, reason):
+    with pytest.raises(UnsupportedOperatorError, match=reason):
+        burnish.torch.wrap(Heads(returned), torch.randn(2, 4))
+
+
+def test_dropout_that_is_always_on_is_drawn_in_evaluation():
+    for function in (
+        lambda h, x, y: nn.functional.dropout(h, 0.5, training=True),
+        lambda h, x, y: nn.functional.scaled_dot_product_attention(h[None], h[None], h[None], dropout_p=0.5)[0],
+    ):
+        wrapped = burnish.torch.wrap(Heads(function), torch.randn(2, 4)).eval()
+        x = torch.randn(200, 4)
+        assert not torch.equal(wrapped(x), wrapped(x))
+    program = burnish.compile(Heads(lambda h, x, y: nn.functional.dropout(h, 0.5, training=True)), example_inputs=x, loss="mse")
+    with burnish.Session(program, threads=1) as session:
+        share = float((session.predict({"x": x.numpy()})["output"] == 0).mean())
+    assert 0.4 < share < 0.6
+
+
+@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
+def test_hooks_of_the_whole_module_act_once(register):
+    def hook(module, args, *output):
+        return output[0] * 3 if output else (args[0] * 3,)
+
+    x, reference = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0), nn.Tanh())
+    getattr(reference, register)(hook)
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), x)
+    torch.testing.assert_close(wrapped(x), reference(x))
+    wrapped[1].eval()
+    torch.testing.assert_close(wrapped(x), reference(x))
+    program = burnish.compile(reference, example_inputs=x, loss="mse")
+    with burnish.Session(program, threads=1) as session:
+        found = torch.from_numpy(session.predict({"input": x.numpy()})["output"])
+    torch.testing.assert_close(found, reference.eval()(x))
+
+
+def test_a_hook_that_computes_a_weight_is_read_at_each_call():
+    torch.manual_seed(0)
+    reference = nn.utils.spectral_norm(nn.Linear(4, 3)).double()
+    module = nn.utils.spectral_norm(nn.Linear(4, 3)).double()
+    module.load_state_dict(reference.state_dict())
+    wrapped, x = burnish.torch.wrap(module, torch.randn(2, 4, dtype=torch.float64)), torch.randn(5, 4, dtype=torch.float64)
+    for _ in range(3):
+        gradients = []
+        for each in (wrapped, reference):
+            each.zero_grad()
+            y = each(x)
+            y.square().sum().backward()
+            gradients.append([y.detach(), *(parameter.grad.clone() for parameter in each.parameters())])
+        torch.testing.assert_close(*gradients)
+
+
+def test_an_example_may_have_a_gradient_and_a_normalization_may_be_the_module():
+    x = torch.randn(4, 3, requires_grad=True)
+    nn.Linear(3, 2)(x).sum().backward()
+    reference = nn.BatchNorm1d(3)
+    wrapped = burnish.torch.wrap(copy.deepcopy(reference), x)
+    torch.testing.assert_close(wrapped(x), reference(x))
+    torch.testing.assert_close(wrapped.state_dict(), reference.state_dict())
+
+
+def test_a_checkpoint_around_a_compiled_part_saves_as_much_when_it_runs_again():
+    torch._dynamo.reset()
+    reference = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    gradients = []
+    for part in (torch.compile(copy.deepcopy(reference), backend="burnish"), reference):
+        x = torch.ones(2, 4, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False).sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_autocast_over_a_part_without_products_computes_as_pytorch():
+    torch._dynamo.reset()
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.compile(nn.LayerNorm(4), backend="burnish")(x)
+    torch.testing.assert_close(y, nn.LayerNorm(4)(x))

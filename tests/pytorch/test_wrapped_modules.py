@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import burnish.torch
-from burnish.errors import ConfigurationError, HooksWarning
+from burnish.errors import ConfigurationError, HooksWarning, InputError
 from burnish.torch import module_graphs
 from oracles.pytorch_modules import MODULES, ModuleCase, tensors_of
 
@@ -233,6 +233,17 @@ def test_the_row_of_padding_gets_no_gradient():
     assert not wrapped.embedding.weight.grad.any()
 
 
+def test_a_single_value_per_channel_is_refused_in_training_as_in_pytorch():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    wrapped = burnish.torch.wrap(module, torch.randn(4, 3))
+    before = module[1].running_mean.clone()
+    with pytest.raises(InputError, match=r"has 1 along axis 0, and batch normalization '1' needs 2 or more: a single value"):
+        wrapped(torch.randn(1, 3))
+    assert torch.equal(module[1].running_mean, before)
+    assert wrapped(torch.randn(2, 3)).shape == (2, 4)
+    assert wrapped.eval()(torch.randn(1, 3)).shape == (1, 4)
+
+
 @pytest.mark.slow
 def test_a_cumulative_average_of_statistics_counts_batches():
     torch.manual_seed(0)
@@ -324,7 +335,9 @@ class Scaled(nn.Linear):
 def test_other_arguments_than_those_of_the_examples_are_exported_for_once(dynamic_shapes, monkeypatch):
     exports = []
     export = module_graphs.export_module
-    monkeypatch.setattr(module_graphs, "export_module", lambda *given: exports.append(given) or export(*given))
+    monkeypatch.setattr(
+        module_graphs, "export_module", lambda *given, **options: exports.append(given) or export(*given, **options)
+    )
     module = Scaled(2, 2)
     wrapped = burnish.torch.wrap(module, (torch.ones(2, 2), 3.0), dynamic_shapes=dynamic_shapes)
     for batch in (3, 4):

@@ -6,7 +6,8 @@ autocast; statistics, sums and gradients of parameters in float32. Its outputs k
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -23,6 +24,14 @@ def autocast_precision(device: str) -> str | None:
 def autocast_off(device: str, precision: str | None) -> AbstractContextManager[object]:
     """The context in which a graph runs: its casts are in it."""
     return torch.autocast(device, enabled=False) if precision else nullcontext()
+
+
+@contextmanager
+def all_autocast_off() -> Iterator[None]:
+    """Let PyTorch compute as written, on every device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.autocast("cpu", enabled=False), torch.autocast(device, enabled=False):
+        yield
 
 
 def precision_of(name: str | None) -> MixedPrecision | None:

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from burnish.engines.torch.engine import TorchEngine
+from burnish.errors import ConfigurationError
 from burnish.torch.segments import Segment, example_of, writes_outside
+from burnish.torch.verification import saved_apart
 
 LONGEST_REASON = 300
 STOPS_GRADIENTS = frozenset({"detach", "detach_", "requires_grad_", torch.detach, torch._C._set_grad_enabled})
@@ -53,16 +55,31 @@ def reported() -> Iterator[list[list[Part]]]:
         _reports.reset(token)
 
 
-def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], engine: TorchEngine | None = None) -> Callable[..., Any]:
+def compile_graph(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: TorchEngine | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """Compile a captured graph, as ``torch.compile(backend="burnish")`` does.
 
     Args:
         module: of PyTorch's functions, as Dynamo captures it.
         example_inputs: what it is called with.
         engine: what runs it.
+        options: ``verify``: whether each part is compared with what PyTorch computes before it is taken; by default it is, and a
+            part that differs stays in PyTorch. ``torch.compile(options={"verify": False})`` skips that.
+
+    Raises:
+        ConfigurationError: another option.
     """
+    verify = bool((options or {}).get("verify", True))
+    if unknown := set(options or {}) - {"verify"}:
+        raise ConfigurationError(f"options: '{min(unknown)}' is none of burnish's: there is 'verify'")
     collected = _reports.get()
-    assembly = _Assembly(module, example_inputs, engine or TorchEngine(capture=False), 0 if collected is None else len(collected))
+    number = 0 if collected is None else len(collected)
+    with saved_apart():
+        assembly = _Assembly(module, example_inputs, engine or TorchEngine(capture=False), number, verify)
     if collected is not None:
         collected.append(assembly.parts)
     return assembly.assembled()
@@ -71,8 +88,9 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], engine:
 class _Assembly:
     """A captured graph, in which segments stand for the nodes that burnish computes."""
 
-    def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any], engine: TorchEngine, number: int):
+    def __init__(self, module: fx.GraphModule, example_inputs: Sequence[Any], engine: TorchEngine, number: int, verify: bool):
         self.module = module
+        self.verify = verify
         self.engine = engine
         self.number = number
         self.parts: list[Part] = []
@@ -107,7 +125,7 @@ class _Assembly:
             self._place(nodes[index + 1 :])
             return
         try:
-            segment = Segment(nodes, self.engine, self.parameters)
+            segment = Segment(nodes, self.engine, self.parameters, self.verify)
         except Exception as error:  # whatever export or differentiation refuses stays with PyTorch, and is reported
             if len(nodes) == 1:
                 self._leave(nodes[0], f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_REASON])

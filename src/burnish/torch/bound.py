@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, InputError
 from burnish.graph import garbage_kept, name_sources
 from burnish.graph.uses import is_used
-from burnish.modes import batch_normalizations, bind_frozen, bind_training
-from burnish.norms import NormPolicy, RunningVariance
+from burnish.importer.pytorch.exported import ExportedModule
+from burnish.importer.pytorch.extents import Extents
+from burnish.modes import batch_normalizations, bind_frozen, bind_training, numbered_draws
+from burnish.norms import ExtentRule, NormPolicy, RunningVariance, extent_rules
+from burnish.norms import get as policy_of
 from burnish.passes import (
     compute_in_float32,
     fold_constants,
@@ -28,6 +31,7 @@ from burnish.passes import (
 )
 from burnish.passes.precision import MixedPrecision
 from burnish.random import KEY_DTYPE, KEY_SHAPE
+from burnish.torch.autocast import precision_of
 from burnish.torch.differentiable import DifferentiableGraph, separate_outputs
 
 KEY, STEP = "rng/key", "step"
@@ -46,6 +50,7 @@ class Binding:
         held_rows: by the name of a parameter, the rows whose gradient is zero.
         moving: names of state that is among the inputs of the model already, after its own.
         written: those that a call writes to, with the output of the model that is the next value; these outputs are its last.
+        extents: what the model takes for granted of open extents of its inputs.
     """
 
     state: Sequence[str]
@@ -55,6 +60,26 @@ class Binding:
     held_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)
     moving: Collection[str] = ()
     written: Mapping[str, str] = field(default_factory=dict)
+    extents: Extents = field(default_factory=Extents)
+
+
+class Misfit(NamedTuple):
+    """An extent of an input that a graph does not take.
+
+    Another rank, where ``axis`` is None. Where ``taken`` is None the axis is open, and ``forward`` asks for its extent.
+    """
+
+    name: str
+    axis: int | None
+    given: int
+    taken: int | None
+
+    def __str__(self) -> str:
+        if self.taken is None:
+            return f"the input '{self.name}' has extent {self.given} along axis {self.axis}, for which forward goes another way"
+        if self.axis is None:
+            return f"the input '{self.name}' has {self.given} axes, and the graph takes {self.taken}"
+        return f"the input '{self.name}' has extent {self.given} along axis {self.axis}, and the graph takes {self.taken}"
 
 
 class BoundGraph:
@@ -83,11 +108,16 @@ class BoundGraph:
         _lift(model.graph, binding.state)
         fold_constants(model)
         name_sources(model.graph)
+        self._asked = [] if binding.policies is None else _asked_of(model.graph, binding.policies, self.data)
         self.updated = [*binding.written, *_bind(model, binding, self.data)]
         separate_outputs(model.graph)
         given = [value.name or "" for value in model.graph.inputs]
         self.draws, self.counts = KEY in given, STEP in given
         self.state = [name for name in given if name not in {*self.data, KEY, STEP}]
+        self._extents = [_extents_of(value) for value in model.graph.inputs[: len(self.data)]]
+        self._fitting: list[torch.Size] | None = None
+        self._assumed = binding.extents
+        self._settled: set[frozenset[Misfit]] = set()
         self.dtypes = [TORCH_DTYPES.get(value.dtype) for value in model.graph.inputs if value.dtype is not None]
         self._updated = [self.state.index(name) for name in self.updated]
         self._computed = self.dtypes[: len(self.data) + len(self.state)]
@@ -115,6 +145,7 @@ class BoundGraph:
             is_right = False  # no tensors
         if not is_right:
             self._refuse_inputs(inputs)
+        self.refuse_extents(data)
         if self.draws:
             inputs.append(draw_key(inputs[0].device))
         if self.counts:
@@ -128,12 +159,67 @@ class BoundGraph:
             torch._foreach_copy_([state[index] for index in self._updated], list(results[count:]))
         return results[:count]
 
+    def refuse_extents(self, data: Sequence[torch.Tensor]) -> None:
+        """Raise InputError where a batch has another extent than batch normalization asks for."""
+        for index, axis, rule in self._asked:
+            if not rule.allows(extent := data[index].shape[axis]):
+                raise InputError(
+                    f"'{self.data[index]}' has {extent} along axis {axis}, and {rule.reason}: give batches of another size, or "
+                    "put the layer into evaluation mode"
+                )
+
+    def fits(self, data: Sequence[torch.Tensor]) -> bool:
+        """Whether the inputs have the extents that the graph takes."""
+        shapes = [tensor.shape for tensor in data]
+        if shapes != self._fitting:
+            if self.misfits(data) or ((doubts := self.doubts(data)) and doubts not in self._settled):
+                return False
+            self._fitting = shapes
+        return True
+
+    def misfits(self, data: Sequence[torch.Tensor]) -> list[Misfit]:
+        """The extents of inputs that are not those that the graph takes."""
+        found = []
+        for name, tensor, extents in zip(self.data, data, self._extents, strict=True):
+            if extents is not None and tensor.dim() != len(extents):
+                found.append(Misfit(name, None, tensor.dim(), len(extents)))
+            elif extents is not None:
+                pairs = enumerate(zip(tensor.shape, extents, strict=True))
+                found.extend(Misfit(name, axis, given, taken) for axis, (given, taken) in pairs if taken not in (None, given))
+        return found or self._places(self._assumed.unequal(self._shapes(data)), data)
+
+    def doubts(self, data: Sequence[torch.Tensor]) -> frozenset[Misfit]:
+        """The extents of inputs that ``forward`` may go another way for."""
+        return frozenset(self._places(self._assumed.doubtful(self._shapes(data)), data))
+
+    def settle(self, doubts: frozenset[Misfit]) -> None:
+        """Take such extents from now on."""
+        self._settled.add(doubts)
+
+    def _shapes(self, data: Sequence[torch.Tensor]) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in zip(self.data, data, strict=True)}
+
+    def _places(self, axes: Iterable[tuple[str, int]], data: Sequence[torch.Tensor]) -> list[Misfit]:
+        shapes = self._shapes(data)
+        return [Misfit(name, axis, shapes[name][axis], None) for name, axis in axes]
+
+    def is_open(self, places: Iterable[tuple[str, int | None]]) -> bool:
+        """Whether axes of inputs may have any extent."""
+        extents = dict(zip(self.data, self._extents, strict=True))
+        return all(axis is not None and (known := extents.get(name)) is not None and known[axis] is None for name, axis in places)
+
     def _refuse_inputs(self, inputs: Sequence[Any]) -> None:
         for tensor, dtype, name in zip(inputs, self._computed, (*self.data, *self.state), strict=False):
             if not isinstance(tensor, torch.Tensor):
                 raise ConfigurationError(
                     f"'{name}' is of the type {type(tensor).__name__}, and the graph '{self.name}' takes a tensor there: give it "
                     f"one of {dtype}, for example by torch.as_tensor"
+                )
+            if tensor.is_complex():
+                raise ConfigurationError(
+                    f"'{name}' is complex ({tensor.dtype}), and the graph '{self.name}' computes with real numbers "
+                    f"({dtype}): make the "
+                    "module again from a complex example, or give it the real and the imaginary part (torch.view_as_real)"
                 )
             if tensor.dtype != dtype:
                 raise ConfigurationError(
@@ -147,6 +233,31 @@ class BoundGraph:
 
     def __deepcopy__(self, memo: dict[int, object]) -> BoundGraph:
         return self  # which holds no state
+
+
+def _extents_of(value: ir.Value) -> list[int | None] | None:
+    """The extents of an input, None where one is open; None where its rank is unknown."""
+    if value.shape is None:
+        return None
+    return [extent if isinstance(extent, int) else None for extent in value.shape]
+
+
+def bind_export(
+    exported: ExportedModule, engine: TorchEngine, training: bool, name: str, precision: str | None = None
+) -> BoundGraph:
+    """The graph of a mode of an exported module, without its values; what it draws and writes is as the module does."""
+    binding = Binding(
+        (*exported.parameters, *exported.buffers),
+        {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()} if training else None,
+        RunningVariance(exported.running_variance),
+        precision_of(precision),
+        exported.held_rows,
+        exported.moving,
+        exported.written if training else exported.written_in_evaluation,
+        exported.extents if training else exported.extents_in_evaluation,
+    )
+    model = exported.model if training or exported.inference is None else exported.inference
+    return BoundGraph(model, binding, engine, name)
 
 
 def draw_key(device: torch.device) -> torch.Tensor:
@@ -170,6 +281,18 @@ def _lift(graph: ir.Graph, state: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
+def _asked_of(graph: ir.Graph, policies: Mapping[str, NormPolicy], data: Sequence[str]) -> list[tuple[int, int, ExtentRule]]:
+    """What batch normalization asks of open axes of the inputs: the place of the input, the axis, and the rule."""
+    shapes = {value.name: value.shape for value in graph.inputs}
+    places: dict[str | None, tuple[int, int]] = {}
+    for index, shape in enumerate(map(shapes.get, data)):
+        for axis, dimension in enumerate(() if shape is None else shape.dims):
+            if not isinstance(dimension, int):
+                places.setdefault(dimension.value, (index, axis))
+    rules = extent_rules({node: policies[node.name or ""] for node in batch_normalizations(graph)})
+    return [(*places[rule.dimension], rule) for rule in rules if rule.dimension in places]
+
+
 def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
     """Bind a model to its mode, in place; return the names of the statistics that it updates, which are outputs after its own."""
     graph = model.graph
@@ -188,7 +311,7 @@ def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
         bind_frozen(graph, key, lambda: step, data)
     else:
         policies = {node: binding.policies[node.name or ""] for node in batch_normalizations(graph)}
-        updated = bind_training(graph, policies, binding.running_variance, key, lambda: step, data)
+        updated = bind_training(graph, policies, binding.running_variance, key, lambda: step, numbered_draws(graph, data))
     recognize_attention(model)
     moving = {statistic.name or "": value for statistic, value in updated.items() if statistic.is_graph_input()}
     graph.outputs.extend(moving.values())

@@ -2,19 +2,40 @@
 
 A graph has attributes of the module and its parts as constants: a slope, a probability, a momentum. Who sets one afterwards
 means the next call. Dictionaries are compared at each call, in C and by identity first, which takes a fraction of a microsecond
-for each part. What is changed within a list or a configuration object is not seen.
+for each part. So are lists and configuration objects among the attributes that hold numbers and words, and what classes outside
+of PyTorch read of such: attributes of the class, and variables around their methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
+from burnish.errors import HooksWarning
+from burnish.importer.pytorch.python_state import OWN, is_same
+from burnish.importer.pytorch.refusals import users_stack_level
+
 TRAINING = "training"
 OF_SHARDING = ("_fsdp", "_is_fsdp", "__composable_api")
 """What names of attributes begin with that ``fully_shard`` sets on modules."""
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+OF_ALL = [
+    getattr(torch.nn.modules.module, f"_global_{name}")
+    for name in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+]
+"""The hooks that PyTorch calls with every module."""
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
 class Place(NamedTuple):
@@ -44,6 +65,14 @@ class Noted:
         self._attributes = [(part.__dict__, dict(part.__dict__)) for part in parts.values()]
         self._children = [(part._modules, dict(part._modules)) for part in parts.values() if part._modules]
         self.modes = tuple([part.training for part in parts.values()])
+        hooks = [getattr(part, name) for part in [*parts.values()][1:] for name in HOOKS]
+        self._unhooked = [each for each in (*hooks, *OF_ALL) if not each]
+        self._hooked = [(each, dict(each)) for each in (*hooks, *OF_ALL) if each]
+        self._variables: list[tuple[Place, Any, Any]] = [
+            (Place(name, attribute), value, copy.copy(value)) for name, part in parts.items() for attribute, value in _held(part)
+        ]
+        for cls in set(map(type, parts.values())):
+            self._variables.extend((place, variable, copy.copy(variable.value)) for place, variable in _read_by(cls))
         self._absent: list[tuple[Mapping[str, Any], str]] = []
         held: dict[int, tuple[Mapping[str, Any], str]] = {}
         self._tied: list[tuple[Mapping[str, Any], str, Mapping[str, Any], str]] = []
@@ -63,9 +92,16 @@ class Noted:
             for now, before in self._attributes:
                 if now != before:
                     return False
+            for _, now, before in self._variables:
+                if now != before:
+                    return False
         except Exception:
             return False  # tensors and arrays do not say that they are equal
-        return not self.is_built_otherwise()
+        return not self.is_hooked_otherwise() and not self.is_built_otherwise()
+
+    def is_hooked_otherwise(self) -> bool:
+        """Whether parts have hooks that they had not, or lack some."""
+        return any(self._unhooked) or any(now != before for now, before in self._hooked)
 
     def is_built_otherwise(self) -> bool:
         """Whether parts were replaced, added or removed, tensors given where there were none, or shared ones parted."""
@@ -83,19 +119,86 @@ class Noted:
         for name, (now, before), tensors in zip(self._names, self._attributes, self._tensors, strict=True):
             # A parameter is an attribute while ``fully_shard`` has it put together.
             for attribute in (now.keys() | before.keys()) - tensors - {TRAINING}:
-                is_same = _is_same(now.get(attribute, _MISSING), before.get(attribute, _MISSING))
-                if not is_same and not attribute.startswith(OF_SHARDING):
+                is_unchanged = is_same(now.get(attribute, _MISSING), before.get(attribute, _MISSING))
+                if not is_unchanged and not attribute.startswith(OF_SHARDING):
                     places.append(Place(name, attribute))
+        places.extend(place for place, now, before in self._variables if now != before)
         return sorted(places)
 
 
 _MISSING = object()
 
 
-def _is_same(value: Any, other: Any) -> bool:
-    if value is other:
-        return True
-    try:
-        return type(value) is type(other) and bool(value == other)
-    except Exception:
-        return False
+class _Variable:
+    """A variable around a method, which is equal to another that has its value."""
+
+    def __init__(self, holder: Mapping[str, Any] | CellType, name: str):
+        self._holder = holder
+        self._name = name
+
+    @property
+    def value(self) -> Any:
+        holder = self._holder
+        try:
+            return holder.cell_contents if isinstance(holder, CellType) else holder.get(self._name)
+        except ValueError:
+            return _MISSING  # of a cell that is empty
+
+    def __eq__(self, other: object) -> bool:
+        value = self.value
+        return value is other or (type(value) is type(other) and value == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _held(part: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """The lists and objects among the attributes of a part that hold nothing but numbers and words, as a graph has these."""
+    for name, value in part.__dict__.items():
+        if name in OWN or name.startswith("_"):
+            continue
+        held = value if isinstance(value, list | dict | set) else getattr(value, "__dict__", None)
+        if isinstance(value, type | torch.nn.Module | torch.Tensor | FunctionType) or not isinstance(held, list | dict | set):
+            continue
+        if _is_plain(held):
+            yield name, held
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = value.values()
+    return all(isinstance(each, PLAIN) or (isinstance(each, tuple) and _is_plain(each)) for each in value)
+
+
+@functools.cache
+def _read_by(cls: type) -> tuple[tuple[Place, _Variable], ...]:
+    """What methods of a class outside of PyTorch read of numbers and words, beside attributes of the module."""
+    variables: list[tuple[Place, _Variable]] = []
+    for base in (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", "burnish.", "builtins"))):
+        attributes: Mapping[str, Any] = vars(base)
+        holders: list[tuple[str, Mapping[str, Any] | CellType]] = [
+            (name, attributes) for name in attributes if not name.startswith("__")
+        ]
+        for function in (each for each in attributes.values() if isinstance(each, FunctionType)):
+            holders.extend((name, function.__globals__) for name in inspect.getclosurevars(function).globals)
+            holders.extend(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, holder in holders:
+            value = (variable := _Variable(holder, name)).value
+            if isinstance(value, PLAIN) or (isinstance(value, list | dict | set) and _is_plain(value)):
+                variables.append((Place(base.__name__, name), variable))
+    return tuple(variables)
+
+
+def warn_of_hooks(module: torch.nn.Module) -> None:
+    """Warn of hooks that are not called with a graph."""
+    hooked = [name for name, part in module.named_modules() if name and any(getattr(part, hooks, None) for hooks in HOOKS)]
+    if any(OF_ALL):
+        hooked.append("those of all modules")
+    if hooked:
+        shown = ", ".join(f"'{name}'" for name in hooked[:5]) + (f" and {len(hooked) - 5} more" if len(hooked) > 5 else "")
+        warnings.warn(
+            HooksWarning(
+                f"submodules have hooks: {shown}. They run while the module is exported, and what they do to its values is in "
+                "the graph; they are not called after that. Remove them, or wrap a part of the module that they lie outside of"
+            ),
+            stacklevel=users_stack_level(),
+        )

@@ -28,21 +28,24 @@ class PartialCalls:
         module: the module.
         engine: what runs burnish's parts.
         examples: arguments of a call, by position and by name.
+        verify: whether burnish's parts are compared with PyTorch's when they are made.
     """
 
-    def __init__(self, module: torch.nn.Module, engine: TorchEngine, examples: tuple[Any, Any]):
+    def __init__(self, module: torch.nn.Module, engine: TorchEngine, examples: tuple[Any, Any], verify: bool = True):
         self.module = module
         self._engine = engine
         self._examples = examples
-        self._compiled: Any = torch.compile(module.forward, backend=functools.partial(compile_graph, engine=engine))
+        self._verify = verify
+        backend = functools.partial(compile_graph, engine=engine, options={"verify": verify})
+        self._compiled: Any = torch.compile(module.forward, backend=backend)
 
     def copied(self, module: torch.nn.Module) -> PartialCalls:
         """The same for a copy of the module."""
-        return PartialCalls(module, self._engine, self._examples)
+        return PartialCalls(module, self._engine, self._examples, self._verify)
 
     def made_again(self) -> tuple[Any, ...]:
         """What ``wrap`` takes beside the module."""
-        return self._examples, None, self._engine, True
+        return self._examples, None, self._engine, True, self._verify
 
     def prepare(self) -> None:
         """Nothing: a call compiles what it reaches."""

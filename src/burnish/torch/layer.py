@@ -10,11 +10,11 @@ import torch
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.translate.dtypes import tensor_of
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, InputError
 from burnish.graph import FLOATING
 from burnish.importer import Bind, InitializerKind, Source, classify_initializers, load, refuse_gradients
 from burnish.modes import batch_normalizations
-from burnish.norms import Auto, NormPolicy, Renorm, Train, default_running_variance, resolve_policies
+from burnish.norms import Auto, Frozen, NormPolicy, Renorm, Train, default_running_variance, frozen_by_mode, resolve_policies
 from burnish.passes import recognize_normalization
 from burnish.torch.attributes import place_for
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
@@ -78,12 +78,19 @@ class Layer(torch.nn.Module):
 
         Raises:
             ConfigurationError: inputs are missing, too many, or of another dtype.
+            InputError: an input has another extent along an axis that is not open.
         """
         inputs = self._arguments(args, kwargs)
         device = inputs[0].device.type if inputs else "cpu"
         precision = autocast_precision(device)
         graph = self._graph(self.training, precision)
         data = [cast_input(tensor, dtype) for tensor, dtype in zip(inputs, graph.dtypes, strict=False)] if precision else inputs
+        if not graph.fits(data):
+            raise InputError(
+                f"{graph.misfits(data)[0]}: give it that extent, or make the layer of a file in which the axis is "
+                f"open (batch='open' opens that of the "
+                "samples)"
+            )
         state = [getattr(*self._owners[name]) for name in graph.state]
         with autocast_off(device, precision):
             results = graph(data, state)
@@ -125,8 +132,14 @@ class Layer(torch.nn.Module):
 
 
 def _policies(model: ir.Model, norm: str | NormPolicy | Mapping[str, str | NormPolicy]) -> dict[str, NormPolicy]:
-    resolved = resolve_policies(norm, batch_normalizations(model.graph))
-    policies = {node.name or "": Train() if isinstance(policy, Auto) else policy for node, policy in resolved.items()}
+    nodes = batch_normalizations(model.graph)
+    resolved = resolve_policies(norm, nodes)
+    held_by_mode = frozen_by_mode(nodes)
+
+    def settled(node: ir.Node, policy: NormPolicy) -> NormPolicy:
+        return policy if not isinstance(policy, Auto) else Frozen() if node in held_by_mode else Train()
+
+    policies = {node.name or "": settled(node, policy) for node, policy in resolved.items()}
     for layer, policy in policies.items():
         if isinstance(policy, Renorm) or getattr(policy, "momentum", None) == "cumulative":
             raise ConfigurationError(

@@ -13,13 +13,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.engines.torch.engine import TorchEngine
-from burnish.errors import UnsupportedOperatorError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.importer import load
 from burnish.importer.pytorch import export_module
 from burnish.norms import RunningVariance
 from burnish.norms import get as policy_of
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
+from burnish.torch.verification import verify_segment
 
 RUNNING = ("running_mean", "running_var")
 VIEWS = frozenset("chunk detach expand flatten getitem permute reshape select split squeeze transpose unsqueeze view".split())
@@ -32,12 +33,13 @@ class Segment(torch.nn.Module):
         nodes: consecutive nodes of a captured graph.
         engine: what runs them.
         parameters: the placeholders of the graph that are parameters.
+        verify: whether the graph is compared with what the nodes compute.
 
     Raises:
-        BurnishError: burnish cannot compute or differentiate an operator.
+        BurnishError: burnish cannot compute or differentiate an operator, or computes something else.
     """
 
-    def __init__(self, nodes: Sequence[fx.Node], engine: TorchEngine, parameters: frozenset[fx.Node]):
+    def __init__(self, nodes: Sequence[fx.Node], engine: TorchEngine, parameters: frozenset[fx.Node], verify: bool = True):
         super().__init__()
         self.reads = _read_by(nodes)
         self.gives = _read_of(nodes)
@@ -46,26 +48,36 @@ class Segment(torch.nn.Module):
         self._device = next((tensor.device.type for tensor in map(example_of, self.gives)), "cpu")
         with tracing(None), _disable_current_modes():  # an export of its own, which adds no guards to the captured graph
             extracted = _Extracted(nodes, self.reads, self.gives, parameters)
-            exported = export_module(extracted.module, tuple(extracted.examples), None, extracted.dynamic_shapes)
-        if exported.moving:
-            raise UnsupportedOperatorError(f"it writes over a tensor that comes from outside: {', '.join(exported.moving)}")
+            examples, shapes = tuple(extracted.examples), extracted.dynamic_shapes
+            exported = export_module(extracted.module, examples, None, shapes, called=True, modes=[True])
+        if written := [*exported.moving, *exported.written_inputs]:
+            raise UnsupportedOperatorError(f"it writes over a tensor that comes from outside: {', '.join(written)}")
         self._model = load(exported.model)
         forget_values(self._model.graph, extracted.state.values())
         names = {name: position for position, name in extracted.state.items()}
         self._exported = exported
+        verified = None
+        if verify:
+            with tracing(None), _disable_current_modes():
+                verified = verify_segment(extracted.module, exported, self._model, extracted.examples, engine)
         self._names = names
         self._data = dict(zip(filter(None, exported.inputs.names), extracted.data, strict=True))
         self._policies = {layer: policy_of(policy) for layer, policy in exported.norm_policies.items()}
-        self._graphs: dict[str | None, BoundGraph] = {}
+        self._graphs: dict[str | None, BoundGraph] = {} if verified is None else {None: verified}
         self.bound(None).check_gradients()
 
     def bound(self, precision: str | None) -> BoundGraph:
-        """The graph in a precision."""
+        """The graph in a precision; in that of its tensors where nothing in it is a product, which autocast would be for."""
         if precision not in self._graphs:
             variance = RunningVariance(self._exported.running_variance)
             held = self._exported.held_rows
             binding = Binding(tuple(self._names), self._policies, variance, precision_of(precision), held)
-            self._graphs[precision] = BoundGraph(self._model, binding, self._engine, "segment")
+            try:
+                self._graphs[precision] = BoundGraph(self._model, binding, self._engine, "segment")
+            except ConfigurationError:
+                if precision is None:
+                    raise
+                self._graphs[precision] = self.bound(None)
         return self._graphs[precision]
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.engine import TorchEngine
-from burnish.errors import ConfigurationError, HooksWarning
+from burnish.errors import ConfigurationError
+from burnish.importer.pytorch import before_forward, refuse_lazy
 from burnish.torch.arguments import arguments
+from burnish.torch.changes import warn_of_hooks
 from burnish.torch.compiled import PartialCalls
 from burnish.torch.differentiable import laid_out
 from burnish.torch.module_graphs import Calls, ModuleGraphs
@@ -26,8 +27,6 @@ REPLACED = "_burnish_forward"
 """The slot of what was assigned to ``forward`` of a wrapped module, as accelerate does: the module that it shares attributes with
 would be called by it too. None where nothing was."""
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def wrap(
     module: torch.nn.Module,
@@ -35,6 +34,7 @@ def wrap(
     *,
     dynamic_shapes: Any = None,
     partial: bool = False,
+    verify: bool = True,
     engine: TorchEngine | None = None,
 ) -> torch.nn.Module:
     """Return a module that computes by burnish's graphs, and that is in all else the module.
@@ -63,16 +63,22 @@ def wrap(
         partial: let burnish compute what it can, and PyTorch the rest: operators of others, functions with a backward of their
             own, control flow that depends on data. ``torch.compile(backend="burnish")`` captures the module then, when it is
             called, and ``burnish.torch.explain`` reports what runs where. ``dynamic_shapes`` has no part in that.
+        verify: compare each graph with the module when it is made, on the examples and on others: what both return, and their
+            gradients. False skips that.
         engine: what runs it; by default ``TorchEngine()``.
 
     Warns:
         HooksWarning: a submodule has hooks.
+        AttributesWarning: ``forward`` sets attributes of the module, which its graph does not.
 
     Raises:
-        UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
+        UnsupportedOperatorError: the module cannot be exported, or its graph computes something else: the line and the part are
+            named.
         GradientError: at a call: an operator between what requires a gradient and an output has none.
         ConfigurationError: the module is wrapped already, or has a ``forward`` of its own that is not its class's; at a call:
             arguments of another structure or dtype.
+        InputError: at a call: one value for each channel of a batch normalization in training; or arguments of too many extents
+            that the module has a graph each for.
     """
     cls = type(module)
     if hasattr(cls, HELD):
@@ -82,12 +88,14 @@ def wrap(
             f"this {cls.__name__} has a forward that is not its class's, which would be called in place of the graphs: wrap the "
             "module before something else replaces its forward"
         )
-    _warn_of_hooks(module)
+    refuse_lazy(module)
+    warn_of_hooks(module)
     engine = engine or TorchEngine(capture=False)
     if engine.channels_last:
         for kernel in _kernels(module):
             kernel.data = laid_out(kernel.data)
-    calls = _calls(module, arguments(example_inputs), dynamic_shapes, engine, partial)
+    examples = before_forward(module, *arguments(example_inputs))[:2]
+    calls = _calls(module, examples, dynamic_shapes, engine, partial, verify)
     calls.prepare()
     return _with_calls(module, calls)
 
@@ -99,7 +107,8 @@ def _kernels(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """
     layers = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     read_by = {layer.forward for layer in layers}
-    own = [part for part in module.modules() if type(part).forward in read_by and _convolves_as_written(type(part))]
+    forwards = {part: inspect.getattr_static(type(part), "forward", None) for part in module.modules()}
+    own = [part for part, forward in forwards.items() if forward in read_by and _convolves_as_written(type(part))]
     weights = [part._parameters.get("weight") for part in own]
     return [weight for weight in weights if weight is not None]
 
@@ -109,9 +118,11 @@ def _convolves_as_written(cls: type[torch.nn.Module]) -> bool:
 
 
 def _calls(
-    module: torch.nn.Module, examples: tuple[Any, Any], dynamic_shapes: Any, engine: TorchEngine, partial: bool
+    module: torch.nn.Module, examples: tuple[Any, Any], dynamic_shapes: Any, engine: TorchEngine, partial: bool, verify: bool
 ) -> Calls | PartialCalls:
-    return PartialCalls(module, engine, examples) if partial else Calls(ModuleGraphs(*examples, dynamic_shapes, engine), module)
+    if partial:
+        return PartialCalls(module, engine, examples, verify)
+    return Calls(ModuleGraphs(*examples, dynamic_shapes, engine, verify), module)
 
 
 def _with_calls(module: torch.nn.Module, calls: Calls | PartialCalls) -> torch.nn.Module:
@@ -172,6 +183,8 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     @functools.wraps(cls.forward)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting() or torch._C._is_tracing():
+            return cls.forward(self, *args, **kwargs)
         return getattr(self, HELD).call(args, kwargs)
 
     # What goes by ``__wrapped__`` to the function below decorators, as accelerate does, is to end here.
@@ -207,16 +220,3 @@ def _derived(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 def _wrap_again(module: torch.nn.Module, *settings: Any) -> torch.nn.Module:
     """What a pickled module is made of again; there is nothing of a graph in a pickle."""
     return _with_calls(module, _calls(module, *settings))
-
-
-def _warn_of_hooks(module: torch.nn.Module) -> None:
-    hooked = [name for name, part in module.named_modules() if name and any(getattr(part, hooks, None) for hooks in HOOKS)]
-    if hooked:
-        shown = ", ".join(f"'{name}'" for name in hooked[:5]) + (f" and {len(hooked) - 5} more" if len(hooked) > 5 else "")
-        warnings.warn(
-            HooksWarning(
-                f"submodules have hooks: {shown}. They run while the module is exported, and what they do to its values is in "
-                "the graph; they are not called after that. Remove them, or wrap a part of the module that they lie outside of"
-            ),
-            stacklevel=3,
-        )

@@ -8,19 +8,35 @@ import inspect
 import io
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.export.graph_signature import InputKind
 from torch.nn.modules import transformer
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from burnish.importer.pytorch.refusals import OwnBackwardError, PackingError
+from burnish.errors import ConfigurationError
+from burnish.importer.pytorch.forms import same_but_for_mode
+from burnish.importer.pytorch.python_state import PythonState
+from burnish.importer.pytorch.refusals import (
+    FrozenValueError,
+    OwnBackwardError,
+    PackingError,
+    ReturnedError,
+    UnregisteredError,
+)
+from burnish.sample_axes import AskedAxes
 
 DEFAULT_MOMENTUM = 0.1
 """Stands for the momentum None of a layer while it is traced; what the layer does is its policy."""
@@ -34,15 +50,24 @@ class Captured:
         program: the graph; its outputs are the tensors that ``forward`` returns, in their order.
         returned: what ``forward`` returns, with the stand-ins of the trace as tensors.
         cumulative: names of the normalization layers whose statistics are averages over all updates.
+        attributes: those that ``forward`` sets to tensors with a gradient, which the graph does not.
+        constants: the tensors that ``forward`` reads and was not given, which are no parameters or buffers either.
     """
 
     program: torch.export.ExportedProgram
     returned: Any
     cumulative: frozenset[str]
+    attributes: tuple[str, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
 
 
 def capture(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, training: bool
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    training: bool,
+    hooks: bool = True,
 ) -> Captured:
     """Trace ``forward`` in training or evaluation mode; the module is left as it is.
 
@@ -52,12 +77,74 @@ def capture(
         args, kwargs: what ``forward`` is called with.
         dynamic_shapes: as ``torch.export.export`` takes it.
         training: the mode.
+        hooks: whether hooks of the module as a whole are part of what it computes. Where they are called as well when the graph
+            runs, they are not.
+
+    Raises:
+        FrozenValueError: what ``forward`` draws in Python, or counts from call to call, would be a constant of the graph.
+        UnregisteredError: so would a tensor that requires a gradient and is no parameter of the module.
     """
+    with _asked_for_gradients() as asking:
+        first, state = _traced(module, args, kwargs, dynamic_shapes, training, hooks)
+    others = [*state.others()]
+    if asking:
+        others.append((ASKS_FOR_GRADIENTS, functools.partial(_asked_for_gradients, answer=False)))
+    for name, other_state in others:
+        try:
+            with other_state():
+                other, _ = _traced(module, args, kwargs, dynamic_shapes, training, hooks)
+            is_same = same_but_for_mode(first.program.graph, other.program.graph) and _same_constants(first, other)
+        except Exception:  # as a branch that nothing but another draw takes
+            is_same = False
+        if not is_same:
+            raise FrozenValueError(name)
+    return replace(first, attributes=state.computed)
+
+
+ASKS_FOR_GRADIENTS = (
+    "forward asks whether gradients are recorded (torch.is_grad_enabled), and computes something else where they are not: in a "
+    "graph the answer would be a constant. Ask for self.training in its place"
+)
+
+
+@contextlib.contextmanager
+def _asked_for_gradients(answer: bool | None = None) -> Iterator[list[bool]]:
+    """What code outside of PyTorch is told of whether gradients are recorded: the truth, or another answer."""
+    own, told = torch.is_grad_enabled, list[bool]()
+
+    def is_grad_enabled() -> bool:
+        is_enabled = own()
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch"):
+            is_enabled = is_enabled if answer is None else answer
+            told.append(is_enabled)
+        return is_enabled
+
+    torch.is_grad_enabled = is_grad_enabled
+    try:
+        yield told
+    finally:
+        torch.is_grad_enabled = own
+
+
+def _same_constants(captured: Captured, other: Captured) -> bool:
+    mine, theirs = captured.program.constants, other.program.constants
+    return mine.keys() == theirs.keys() and all(
+        not isinstance(mine[name], torch.Tensor) or torch.equal(mine[name], theirs[name]) for name in mine
+    )
+
+
+def _traced(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, training: bool, hooks: bool
+) -> tuple[Captured, PythonState]:
     returned: list[Any] = []
+    outside = _Outside(module)
     with (
-        _mode(module, training),
+        _global_hooks_apart(module),
+        mode_set(module, training),
         _countless(module) as cumulative,
-        _returns_tensors(module, returned, kwargs),
+        _unsynchronized(),
+        PythonState(module) as state,
+        _returns_tensors(module, returned, kwargs, hooks, state, outside),
         _no_own_backward(),
         _masks_unexamined(),
         _no_packing(),
@@ -66,11 +153,11 @@ def capture(
     ):
         warnings.simplefilter("ignore")
         program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
-    return Captured(program, returned[-1], cumulative)
+    return Captured(program, returned[-1], cumulative, constants=tuple(outside.constants.values())), state
 
 
 @contextlib.contextmanager
-def _mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+def mode_set(module: torch.nn.Module, training: bool) -> Iterator[None]:
     before = {submodule: submodule.training for submodule in module.modules()}
     try:
         if not training:
@@ -104,32 +191,243 @@ def _countless(module: torch.nn.Module) -> Iterator[frozenset[str]]:
 
 
 @contextlib.contextmanager
-def _returns_tensors(module: torch.nn.Module, returned: list[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``forward`` return the tensors of what it returns; what that was is added to ``returned``.
+def _unsynchronized() -> Iterator[None]:
+    """Let synchronized batch normalization compute as the one that it derives from: workers synchronize what its policy says.
 
-    It takes ``kwargs`` as parameters of its own: PyTorch 2.13 cannot open an axis where there are others (``**kwargs``).
+    Its own ``forward`` asserts that batches are counted, and asks for a GPU where a process group is open.
+    """
+    own = torch.nn.SyncBatchNorm.__dict__["forward"]
+    torch.nn.SyncBatchNorm.forward = _BatchNorm.forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.SyncBatchNorm.forward = own  # type: ignore[method-assign]
+
+
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+"""The attributes in which a module holds hooks."""
+
+
+@contextlib.contextmanager
+def _returns_tensors(
+    module: torch.nn.Module,
+    returned: list[Any],
+    kwargs: Mapping[str, Any],
+    hooks: bool,
+    state: PythonState,
+    outside: TorchFunctionMode,
+) -> Iterator[None]:
+    """Let ``forward`` return the tensors of what it returns, open extents among them; what that was is added to ``returned``.
+
+    It takes ``kwargs`` as parameters of its own: PyTorch 2.13 cannot open an axis where there are others (``**kwargs``). Hooks of
+    the module as a whole see what ``forward`` takes and returns, not these tensors; without ``hooks`` they are not called.
     """
     forward = module.forward
-    own = module.__dict__.get("forward")
+    own = {name: module.__dict__[name] for name in ("forward", *HOOKS) if name in module.__dict__}
 
     @functools.wraps(forward)
     def tensors(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        result = forward(*args, **kwargs)
+        if hooks:
+            del module.__dict__["forward"]
+            module.__dict__.update(own)
+            try:
+                with outside:
+                    result = torch.nn.Module._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]
+            finally:
+                module.__dict__.update(traced)
+        else:
+            with outside:
+                result = forward(*args, **kwargs)
+        state.note()
         register_dataclasses(result)
         returned.append(result)
-        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        found = [_tensor_of(leaf) for leaf in pytree.tree_leaves(result) if is_computed(leaf)]
+        _refuse_others(result)
+        return tuple(found)
 
     parameters = {name: entry for name, entry in inspect.signature(forward).parameters.items() if entry.kind != entry.VAR_KEYWORD}
     others = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in parameters]
     tensors.__signature__ = inspect.Signature([*parameters.values(), *others])  # type: ignore[attr-defined]
-    module.__dict__["forward"] = tensors
+    traced = {"forward": tensors, **{name: OrderedDict() for name in own if name != "forward"}}
+    module.__dict__.update(traced)
     try:
         yield
     finally:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = own
+        del module.__dict__["forward"]
+        module.__dict__.update(own)
+
+
+class _Outside(TorchFunctionMode):
+    """Collects the tensors that ``forward`` reads and that have values while it is traced: a graph has them as constants.
+
+    Raises:
+        UnregisteredError: one requires a gradient.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+        self.constants: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in _READS_NO_VALUE:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor) and not is_fake(leaf) and leaf.device.type != "meta":
+                    self._note(leaf)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnregisteredError(
+                f"forward reads {_unregistered(self.module, tensor)}, which requires a gradient and is no parameter of the "
+                "module: in a graph it would be a constant. Make it one (torch.nn.Parameter, ModuleList, ParameterList), or give "
+                "it to forward as an input"
+            )
+        self.constants[id(tensor)] = tensor
+
+
+_READS_NO_VALUE = frozenset("__get__ size dim numel __len__ stride is_floating_point is_complex detach".split())
+
+
+def _unregistered(module: torch.nn.Module, tensor: torch.Tensor) -> str:
+    """A tensor in words: where a module has it among its attributes, and its shape."""
+    for part, inner in module.named_modules():
+        for name, value in inner.__dict__.items():
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                tensors = dict(leaf.named_parameters()) if isinstance(leaf, torch.nn.Module) else {"": leaf}
+                for inside, found in tensors.items():
+                    if found is tensor and not name.startswith("_"):
+                        place = ".".join(filter(None, (part, name + pytree.keystr(path), inside)))
+                        return f"'{place}', a tensor of the shape {list(tensor.shape)}"
+    return f"a tensor of the shape {list(tensor.shape)} from outside of the module"
+
+
+@contextlib.contextmanager
+def _global_hooks_apart(module: torch.nn.Module) -> Iterator[None]:
+    """Let hooks of all modules leave the one alone that is traced: PyTorch calls them around it when it is called."""
+    of_all = [getattr(torch.nn.modules.module, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")]
+    before = [dict(hooks) for hooks in of_all]
+
+    def of_others(hook: Any) -> Any:
+        return lambda part, *rest: None if part is module else hook(part, *rest)
+
+    try:
+        for hooks in of_all:
+            hooks.update({number: of_others(hook) for number, hook in hooks.items()})
+        yield
+    finally:
+        for hooks, own in zip(of_all, before, strict=True):
+            hooks.update(own)
+
+
+def refuse_lazy(module: torch.nn.Module) -> None:
+    """Refuse parameters and buffers that have no shape yet.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigurationError(
+                f"'{name}' has no shape yet, as {type(module).__name__} has lazy layers: call the module once with the examples"
+            )
+
+
+def before_forward(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what the hooks of a module give its ``forward``: the arguments, and attributes that are tensors, by name.
+
+    PyTorch's older ``weight_norm`` and ``spectral_norm`` are hooks that set attributes. The module is left as it is.
+    """
+    before, kwargs = dict(module.__dict__), dict(kwargs)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    given = args, kwargs
+    with PythonState(module), _reparametrize_module(module, buffers):
+        for number, hook in module._forward_pre_hooks.items():
+            try:
+                if number in module._forward_pre_hooks_with_kwargs:
+                    result = hook(module, args, kwargs)
+                    args, kwargs = (args, kwargs) if result is None else result
+                elif (result := hook(module, args)) is not None:
+                    args = result if isinstance(result, tuple) else (result,)
+            except Exception:
+                return *given, {}  # a call says so
+        set_by_hooks = {
+            name: value.detach().requires_grad_(value.requires_grad)
+            for name, value in module.__dict__.items()
+            if isinstance(value, torch.Tensor) and value is not before.get(name)
+        }
+    return args, kwargs, set_by_hooks
+
+
+@contextlib.contextmanager
+def held_as_buffers(module: torch.nn.Module, attributes: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let attributes of a module be buffers, which a graph reads at each call."""
+    before = {name: module.__dict__.pop(name) for name in attributes if name in module.__dict__}
+    module._buffers.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del module._buffers[name]
+        module.__dict__.update(before)
+
+
+def is_computed(leaf: Any) -> bool:
+    """Whether what ``forward`` returns is computed from its inputs: a tensor, or a number that follows their extents."""
+    return isinstance(leaf, torch.Tensor | torch.SymInt)
+
+
+def _tensor_of(leaf: Any) -> torch.Tensor:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.scalar_tensor(leaf, dtype=torch.int64)
+
+
+def _refuse_others(result: Any) -> None:
+    """Refuse what ``forward`` returns if there is no tensor in it, or one in an object that PyTorch knows no structure of."""
+    leaves = pytree.tree_leaves(result)
+    for leaf in leaves:
+        if isinstance(leaf, torch.SymFloat | torch.SymBool):
+            raise ReturnedError(
+                "forward returns a number of Python's that it computes from tensors, as item() does: return the "
+                "tensor, and call item() on "
+                "what the module returns"
+            )
+        if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf):
+            raise ReturnedError(
+                f"forward returns a {type(leaf).__name__}, which is no structure of tensors that PyTorch knows: "
+                f"return a tensor, a "
+                "tuple, a dictionary, a named tuple or a dataclass, or make the class known by "
+                "torch.utils._pytree.register_pytree_node"
+            )
+    if not any(map(is_computed, leaves)):
+        raise ReturnedError("forward returns no tensor, and a graph computes tensors: return one, or call the module as it is")
+
+
+def _holds_tensors(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth == 0 or isinstance(value, str | bytes | int | float | type | torch.nn.Module):
+        return False
+    inner = [*vars(value).values()] if hasattr(value, "__dict__") else []
+    slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
+    if isinstance(value, Mapping):
+        inner.extend(value.values())
+    elif isinstance(value, Collection):
+        inner.extend(value)
+    return any(_holds_tensors(each, depth - 1) for each in (*inner, *slots))
 
 
 @contextlib.contextmanager
@@ -226,6 +524,9 @@ def told_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             return leaf
         if id(leaf) in seen:
             leaf = leaf.detach().clone()
+        elif leaf.requires_grad:
+            # PyTorch takes its .grad for a further input.
+            leaf = leaf.detach().requires_grad_()
         seen.add(id(leaf))
         return leaf
 
@@ -247,15 +548,38 @@ def with_several_samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     return repeated
 
 
-def open_batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return shapes that are open along the first axis, of all tensors that have as many samples there as the first."""
+def open_batch(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    others: Mapping[int, Collection[int]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return shapes that are open along the first axis, of all tensors that have as many samples there as the first.
+
+    Args:
+        module, args, kwargs: what is called.
+        others: further axes that are open, by the ``id`` of a tensor.
+    """
     batch = _batch((args, kwargs))
 
     def axes(leaf: Any) -> dict[int, Any] | None:
         is_batch = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
-        return {0: torch.export.Dim.AUTO} if is_batch else None
+        return dict.fromkeys([*([0] if is_batch else []), *others.get(id(leaf), [])], torch.export.Dim.AUTO) or None
 
     return {name: pytree.tree_map(axes, value) for name, value in bound_arguments(module, args, kwargs).items()}
+
+
+def open_along(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: AskedAxes) -> dict[str, Any]:
+    """Return shapes that are open along the axes that hold samples, of tensors that have such: as asked for, else the first."""
+
+    def opened(name: str, leaf: Any) -> dict[int, Any] | None:
+        axis = asked.get(name, 0) if isinstance(asked, Mapping) else asked
+        if axis is None or not isinstance(leaf, torch.Tensor) or not 0 <= axis < leaf.dim():
+            return None
+        return {axis: torch.export.Dim.AUTO}
+
+    bound = bound_arguments(module, args, kwargs)
+    return {name: pytree.tree_map(functools.partial(opened, name), value) for name, value in bound.items()}
 
 
 def shapes_by_name(

@@ -13,12 +13,15 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.importer.export_notes import SIGNATURE
-from burnish.importer.pytorch.capture import Captured
+from burnish.importer.operands import OF_MODULE
+from burnish.importer.pytorch.capture import Captured, is_computed
+from burnish.importer.pytorch.composites import composites_known
+from burnish.importer.pytorch.decompositions import decomposed, refuse_misread
 from burnish.importer.pytorch.exported import Structure
 from burnish.importer.pytorch.layers import is_user_input
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
@@ -26,27 +29,51 @@ from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
 SIXTEEN_BITS = {torch.bfloat16: ml_dtypes.bfloat16}
 
 
-def convert(program: torch.export.ExportedProgram) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the graph in ONNX operators, and the buffers that ``forward`` changes.
+def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Model, tuple[str, ...], tuple[str, ...]]:
+    """Return the graph in ONNX operators, and the inputs and buffers that ``forward`` changes.
 
-    Nothing is folded or merged; weights are copies. The next values of the buffers are the last outputs, in the same order; where
-    there are any, outputs are added to ``program``, in place.
+    Nothing is folded or merged; weights are copies. What comes to stand in inputs, and then in buffers, are the last outputs, in
+    the same order; where there are any, outputs are added to ``program``, in place.
+
+    Args:
+        program: the graph of ATen operators.
+        inputs: whether what is written over inputs is returned.
+
+    Raises:
+        UnsupportedOperatorError: ``forward`` writes to a parameter.
     """
-    exported = _exported(program)
+    exported = onnx_program(program)
     assert exported.exported_program is not None
-    changed = tuple(sorted(exported.exported_program.graph_signature.buffers_to_mutate.values()))
-    if changed:
-        _return_buffers(program, changed)
-        exported = _exported(program)
+    signature = exported.exported_program.graph_signature
+    for spec in signature.output_specs:
+        if spec.kind == OutputKind.PARAMETER_MUTATION:
+            raise UnsupportedOperatorError(
+                f"forward writes to the parameter '{spec.target}', as an embedding with max_norm does, and a graph "
+                f"does not: write to "
+                "it after the optimizer's step, outside of forward. Or let PyTorch compute the module: "
+                "burnish.torch.wrap(module, example_inputs, partial=True)"
+            )
+    written = tuple(dict.fromkeys(signature.user_inputs_to_mutate.values())) if inputs else ()
+    changed = tuple(sorted(signature.buffers_to_mutate.values()))
+    if written or changed:
+        _return_changes(program, written, changed)
+        exported = onnx_program(program)
     model: ir.Model = exported.model
+    # A translation that returns what it is given leaves an input with the name of a node.
+    inputs_of_graph = [
+        spec.arg.name for spec in signature.input_specs if is_user_input(spec) and not isinstance(spec.arg, ConstantArgument)
+    ]
+    for value, name in zip(model.graph.inputs, inputs_of_graph, strict=True):
+        value.name = name
     # It lists a parameter under each of its names, and what it lists is restored where it is not there.
     model.graph.metadata_props.pop(SIGNATURE, None)
+    model.graph.meta[OF_MODULE] = True
     tensors = {**program.state_dict, **program.constants}
     for name, value in model.graph.initializers.items():
         value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
     _refuse_complex(model.graph)
     _read_originals(model.graph)
-    return model, changed
+    return model, written, changed
 
 
 def _refuse_complex(graph: ir.Graph) -> None:
@@ -75,11 +102,13 @@ def _read_originals(graph: ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def _exported(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+@composites_known()
+def onnx_program(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+    """What the exporter makes of a program, and the program as it was decomposed for that."""
     with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(
-            program,
+            decomposed(program),
             dynamo=True,
             optimize=False,
             verbose=False,
@@ -87,19 +116,22 @@ def _exported(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
             custom_translation_table=TRANSLATIONS,
         )
     assert exported is not None
+    assert exported.exported_program is not None
+    refuse_misread(exported.exported_program)
     return exported
 
 
-def _return_buffers(program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
-    """Return the values that buffers have in the end, in place: the exporter drops what is written to them."""
+def _return_changes(program: torch.export.ExportedProgram, inputs: Sequence[str], buffers: Sequence[str]) -> None:
+    """Return the values that inputs and buffers have in the end, in place: the exporter drops what is written to them."""
     graph, signature = program.graph, program.graph_signature
-    placeholders = {signature.inputs_to_buffers.get(node.name): node for node in graph.find_nodes(op="placeholder")}
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    holding = {signature.inputs_to_buffers.get(name): node for name, node in placeholders.items()}
     (output,) = graph.find_nodes(op="output")
     values = []
-    for name in names:
+    for changed in (*[placeholders[name] for name in inputs], *[holding[name] for name in buffers]):
         with graph.inserting_before(output):
-            value = graph.call_function(torch.ops.aten.clone.default, (placeholders[name],))
-        value.meta.update(placeholders[name].meta)
+            value = graph.call_function(torch.ops.aten.clone.default, (changed,))
+        value.meta.update(changed.meta)
         values.append(value)
         signature.output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None))
     output.args = ((*output.args[0], *values),)
@@ -135,14 +167,23 @@ def name_inputs(model: ir.Model, captured: Captured, args: tuple[Any, ...], kwar
     specs = [spec for spec in captured.program.graph_signature.input_specs if is_user_input(spec)]
     names = [entry.arg.name if isinstance(leaf, torch.Tensor) else None for entry, leaf in zip(specs, leaves, strict=True)]
     constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return Structure(spec, tuple(names), tuple(constants))
+    return Structure(spec, tuple(names), tuple(constants), _kinds(names, leaves))
+
+
+def _kinds(names: Iterable[str | None], leaves: Iterable[Any]) -> dict[str, str]:
+    """What leaves are that are no real tensors, by their names."""
+    kinds = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if name is not None and (not isinstance(leaf, torch.Tensor) or leaf.is_complex()):
+            kinds[name] = "complex" if isinstance(leaf, torch.Tensor) else "number"
+    return kinds
 
 
 def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) -> Structure:
     """Name the outputs of the graph by where they stand in what ``forward`` returns, in place.
 
     A tensor by itself is ``output``; an entry of a dictionary or dataclass has its name, one of a tuple its number. ``following``
-    are the names of the next values of buffers, which come after them.
+    are the names of the next values of inputs and buffers, which come after them.
     """
     paths, spec = pytree.tree_flatten_with_path(captured.returned)
     taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
@@ -150,7 +191,7 @@ def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) 
     produced: list[ir.Value] = []
     values = iter(list(model.graph.outputs))
     for path, leaf in paths:
-        if not isinstance(leaf, torch.Tensor):
+        if not is_computed(leaf):
             names.append(None)
             continue
         names.append(_unused(_path_name(path), taken))
@@ -164,13 +205,13 @@ def name_outputs(model: ir.Model, captured: Captured, following: Sequence[str]) 
             other.name = _unused(f"{name}_inside", {*taken, *by_name})
         value.name = name
         model.graph.outputs.append(value)
-    constants = [None if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
-    return Structure(spec, tuple(names), tuple(constants))
+    constants = [None if is_computed(leaf) else leaf for _, leaf in paths]
+    return Structure(spec, tuple(names), tuple(constants), _kinds(names, [leaf for _, leaf in paths]))
 
 
-def next_name(buffer: str) -> str:
-    """The name of the output that is the next value of a buffer."""
-    return f"next:{buffer}"
+def next_name(name: str) -> str:
+    """The name of the output that is the next value of a buffer or an input."""
+    return f"next:{name}"
 
 
 def _apart(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
@@ -228,7 +269,7 @@ def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:
             continue
         layer = (mean.name or "").rpartition(".")[0]
         if layer in policies:
-            node.name = _unused(layer, set(named))
+            node.name = _unused(layer or node.op_type, set(named))
             named[node.name] = policies[layer]
     return named
 

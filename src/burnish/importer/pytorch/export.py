@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
+from torch import fx
+from torch.utils import _pytree as pytree
 
-from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
-from burnish.importer.pytorch.capture import Captured, capture, fixed_batch, open_batch, told_apart, with_several_samples
+from burnish.errors import AttributesWarning, FixedBatchWarning, HooksWarning, UnsupportedOperatorError
+from burnish.importer.pytorch.capture import (
+    Captured,
+    before_forward,
+    capture,
+    fixed_batch,
+    held_as_buffers,
+    is_computed,
+    open_batch,
+    refuse_lazy,
+    register_dataclasses,
+    told_apart,
+    with_several_samples,
+)
 from burnish.importer.pytorch.conversion import (
     convert,
     lift_buffers,
@@ -19,30 +34,43 @@ from burnish.importer.pytorch.conversion import (
     name_layers,
     name_outputs,
     next_name,
+    onnx_program,
 )
 from burnish.importer.pytorch.exported import ExportedModule, Structure
-from burnish.importer.pytorch.forms import same_but_for_mode
+from burnish.importer.pytorch.extents import Extents
+from burnish.importer.pytorch.forms import DROPS, same_but_for_mode
 from burnish.importer.pytorch.layers import (
     count_training_uses,
     hold_rows,
+    in_layer,
+    is_user_input,
+    keep_drawing,
     keep_scales,
     loosen_views,
     neutralize,
     stop_gradients,
+    take_parts,
     write_out_channel_dropout,
     write_out_factors,
 )
-from burnish.importer.pytorch.refusals import check_examples, named_refusal, users_stack_level
+from burnish.importer.pytorch.refusals import check_examples, named_refusal, place_of, users_stack_level
 from burnish.importer.pytorch.symbols import symbol_names
 
 
 def export_module(
-    module: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+    module: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    called: bool = False,
+    needed: Collection[bool] = (True, False),
+    modes: Collection[bool] = (True, False),
 ) -> ExportedModule:
     """Return a module as one graph for training and evaluation, and what ONNX does not keep of it.
 
-    The module is called twice, in training and in evaluation mode, with stand-ins for the examples that have no elements; it is
-    left as it is. Where the two differ in more than normalization and dropout, there is a graph for each.
+    The module is called in training and in evaluation mode, with stand-ins for the examples that have no elements; it is left as
+    it is. Where the two differ in more than normalization and dropout, there is a graph for each.
 
     Args:
         module: the module. Submodules in evaluation mode stay so in training, unless the module as a whole is: that is as if
@@ -50,17 +78,37 @@ def export_module(
         args, kwargs: what ``forward`` is called with. What is no tensor becomes a constant of the graph.
         dynamic_shapes: which axes of the inputs are open, as ``torch.export.export`` takes it. None: the first, of all inputs
             that have as many samples there as the first input.
+        called: whether the graph runs in calls of the module: these call the hooks of the module as a whole, and are to write
+            over their inputs. Otherwise what the hooks do is in the graph.
+        needed: the modes that must have a graph, True for training. Where the other cannot be traced, ``failed`` says why.
+        modes: those that it is called in.
 
     Warns:
         FixedBatchWarning: ``dynamic_shapes`` is None, and the module takes no other batch than that of the examples.
+        HooksWarning: a hook acts on gradients, which is not in the graph.
+        AttributesWarning: ``forward`` sets attributes of the module, which the graph does not.
 
     Raises:
         UnsupportedOperatorError: the module cannot be exported: the line and the part are named.
         ConfigurationError: PyTorch cannot call the module with the examples either.
     """
+    refuse_lazy(module)
+    register_dataclasses((args, kwargs))
     args, kwargs = told_apart(module, args, {} if kwargs is None else dict(kwargs))
-    traced = _traced(module, args, kwargs, dynamic_shapes)
-    training, evaluation = traced.training, traced.evaluation
+    if not called:
+        _warn_of_backward_hooks(module)
+    attributes = before_forward(module, args, kwargs)[2] if called else {}
+    with held_as_buffers(module, attributes):
+        traced = _traced(module, args, kwargs, dynamic_shapes, _Asked(not called, frozenset(needed), tuple(modes)))
+        exported = replace(_exported(module, traced, called), attributes=tuple(attributes))
+    _warn_of_attributes(module, traced)
+    return exported
+
+
+def _exported(module: torch.nn.Module, traced: _Traced, called: bool) -> ExportedModule:
+    training, evaluation = traced.training or traced.evaluation, traced.evaluation or traced.training
+    assert training is not None
+    assert evaluation is not None
     shared = shared_names(module)
     canonical = {other: name for name, others in shared.items() for other in others}
     uses = count_training_uses(training.program)
@@ -69,66 +117,113 @@ def export_module(
         _first_name(layer, canonical): policy
         for layer, policy in neutralize(training.program, module, training.cumulative).items()
     }
-    neutralize(evaluation.program, module, evaluation.cumulative)
-    is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
+    is_neutral = training is evaluation
+    if not is_neutral:
+        neutralize(evaluation.program, module, evaluation.cumulative)
+        with named_refusal(module):
+            keep_drawing(training.program, evaluation.program)
+        is_neutral = same_but_for_mode(training.program.graph, evaluation.program.graph)
+        is_neutral &= _same_structure(training.returned, evaluation.returned)
     held_rows = hold_rows(training.program, canonical)
+    if evaluation is not training:
+        hold_rows(evaluation.program, canonical)
     counts = _counted_batches(module, policies)
     with named_refusal(module):
-        trained = _converted(training, traced, policies, canonical)
-        evaluated = None if is_neutral else _converted(evaluation, traced, policies, canonical)
+        trained = _converted(training, traced, policies, canonical, called)
+        evaluated = None if is_neutral else _converted(evaluation, traced, policies, canonical, called)
     moving = tuple(dict.fromkeys(name for mode in (trained, evaluated) if mode is not None for name in mode.written))
     for mode in (trained, evaluated):
         if mode is not None:
             lift_buffers(mode.model, moving, mode.written)
+    in_evaluation = evaluated or trained
     return ExportedModule(
         model=trained.model,
         inference=None if evaluated is None else evaluated.model,
         inputs=trained.inputs,
         outputs=trained.outputs,
+        outputs_in_evaluation=in_evaluation.outputs,
         parameters={name: parameter.requires_grad for name, parameter in module.named_parameters()},
         buffers=_buffers(module),
         shared=shared,
         moving=moving,
         written=trained.written,
-        written_in_evaluation=(evaluated or trained).written,
+        written_in_evaluation=in_evaluation.written,
+        written_inputs=trained.written_inputs,
+        written_inputs_in_evaluation=in_evaluation.written_inputs,
         norm_policies=trained.norm_policies,
         held_rows=held_rows,
         counted_batches=counts,
         batches_per_call=_batches_per_call(uses, counts, canonical),
+        failed=traced.failed,
+        constants=tuple({id(each): each for each in (*training.constants, *evaluation.constants)}.values()),
+        extents=Extents.of(training.program),
+        extents_in_evaluation=Extents.of(evaluation.program),
     )
 
 
-class _Traced(NamedTuple):
-    """A module in both modes, with the examples and the open axes that it was traced with."""
+def _same_structure(value: Any, other: Any) -> bool:
+    """Whether what a module returns in two modes is the same, but for the values of tensors."""
+    (leaves, spec), (others, other_spec) = pytree.tree_flatten(value), pytree.tree_flatten(other)
+    return spec == other_spec and all(
+        type(mine) is type(theirs) and (is_computed(mine) or mine == theirs) for mine, theirs in zip(leaves, others, strict=True)
+    )
 
-    training: Captured
-    evaluation: Captured
+
+class _Asked(NamedTuple):
+    """What of a module is to be traced: its hooks, the modes that must be, and those that may."""
+
+    hooks: bool
+    needed: frozenset[bool]
+    modes: tuple[bool, ...]
+
+
+class _Traced(NamedTuple):
+    """A module in both modes, or in the one that can be traced, with the examples and the open axes that it was traced with."""
+
+    training: Captured | None
+    evaluation: Captured | None
+    failed: Mapping[bool, Exception]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     shapes: Any
 
     @classmethod
-    def of(cls, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> _Traced:
-        with named_refusal(module):
-            training = capture(module, args, kwargs, shapes, training=True)
-            evaluation = capture(module, args, kwargs, shapes, training=False)
-        return cls(training, evaluation, args, kwargs, shapes)
+    def of(cls, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, asked: _Asked) -> _Traced:
+        captured: dict[bool, Captured] = {}
+        failed: dict[bool, Exception] = {}
+        for training in asked.modes:
+            try:
+                with named_refusal(module):
+                    captured[training] = capture(module, args, kwargs, shapes, training, asked.hooks)
+            except UnsupportedOperatorError as error:
+                if training in asked.needed:
+                    raise
+                failed[training] = error
+        return cls(captured.get(True), captured.get(False), failed, args, kwargs, shapes)
+
+    @property
+    def program(self) -> torch.export.ExportedProgram:
+        captured = self.training or self.evaluation
+        assert captured is not None
+        return captured.program
 
 
-def _traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> _Traced:
+def _traced(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, asked: _Asked
+) -> _Traced:
     """Trace a module, with an open batch where it has one, and with the batch of the examples where it takes no other."""
     if dynamic_shapes is not None:
-        return _Traced.of(module, args, kwargs, dynamic_shapes)
+        return _Traced.of(module, args, kwargs, dynamic_shapes, asked)
     several, several_named = with_several_samples(args, kwargs)
     try:
-        traced = _Traced.of(module, several, several_named, open_batch(module, several, several_named))
+        traced = _Traced.of(module, several, several_named, open_batch(module, several, several_named), asked)
     except UnsupportedOperatorError as error:
         try:
-            traced = _Traced.of(module, args, kwargs, None)
+            traced = _Traced.of(module, args, kwargs, None, asked)
         except UnsupportedOperatorError:
             check_examples(module, args, kwargs)
             raise error from None
-    if fixed := fixed_batch(traced.training.program, traced.args, traced.kwargs):
+    if fixed := fixed_batch(traced.program, traced.args, traced.kwargs):
         warnings.warn(
             FixedBatchWarning(
                 f"{type(module).__name__} takes batches of {fixed} alone: its forward fixes how many samples there are, as "
@@ -148,23 +243,86 @@ class _Converted(NamedTuple):
     inputs: Structure
     outputs: Structure
     written: dict[str, str]
+    written_inputs: dict[str, str]
     norm_policies: dict[str, str]
 
 
-def _converted(captured: Captured, traced: _Traced, policies: Mapping[str, str], canonical: Mapping[str, str]) -> _Converted:
-    stop_gradients(captured.program)
-    write_out_channel_dropout(captured.program)
-    write_out_factors(captured.program)
-    keep_scales(captured.program)
-    loosen_views(captured.program)
-    model, changed = convert(captured.program)
+def _converted(
+    captured: Captured, traced: _Traced, policies: Mapping[str, str], canonical: Mapping[str, str], called: bool
+) -> _Converted:
+    _write_out(captured.program)
+    model, changed_inputs, changed = convert(captured.program, called)
     _rename_shared(model, canonical)
     written = {name: next_name(name) for name in (canonical.get(each, each) for each in changed)}
+    written_inputs = {name: next_name(name) for name in changed_inputs}
     inputs = name_inputs(model, captured, traced.args, traced.kwargs)
-    outputs = name_outputs(model, captured, list(written.values()))
+    outputs = name_outputs(model, captured, [*written_inputs.values(), *written.values()])
     norm_policies = name_layers(model, policies)
     name_dimensions(model, symbol_names(captured.program, traced.shapes))
-    return _Converted(model, inputs, outputs, written, norm_policies)
+    return _Converted(model, inputs, outputs, written, written_inputs, norm_policies)
+
+
+def _write_out(program: torch.export.ExportedProgram) -> None:
+    """Write what the exporter translates otherwise by operators that it gets right, in place."""
+    stop_gradients(program)
+    write_out_channel_dropout(program)
+    write_out_factors(program)
+    keep_scales(program)
+    loosen_views(program)
+    take_parts(program)
+
+
+class TracedValues(NamedTuple):
+    """What PyTorch computes at each node of a trace, without normalization by batches and without dropout.
+
+    Attributes:
+        model: the trace in operators of ONNX.
+        values: by the name of the node, which is that of the value in the model.
+        places: what the nodes are, in words.
+        inputs: of the model, by name.
+    """
+
+    model: ir.Model
+    values: dict[str, Any]
+    places: dict[str, str]
+    inputs: dict[str, torch.Tensor]
+
+
+def traced_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, training: bool, called: bool
+) -> TracedValues:
+    """Trace a module and compute what the trace does, node by node; the arguments are those of ``export_module``."""
+    args, kwargs = told_apart(module, args, kwargs)
+    with held_as_buffers(module, before_forward(module, args, kwargs)[2] if called else {}):
+        traced = _traced(module, args, kwargs, dynamic_shapes, _Asked(not called, frozenset({training}), (training,)))
+        captured = traced.training if training else traced.evaluation
+        assert captured is not None
+        neutralize(captured.program, module, captured.cumulative)
+        _write_out(captured.program)
+        exported = onnx_program(captured.program)
+    program = exported.exported_program
+    assert program is not None
+    interpreter = _Recorded(program.graph_module)
+    with torch.no_grad():
+        interpreter.run(*program._graph_module_flat_inputs(traced.args, dict(traced.kwargs)))
+    places = {node.name: place_of(node) for node in program.graph.nodes}
+    leaves = pytree.tree_leaves((traced.args, dict(traced.kwargs)))
+    named = [spec.arg.name for spec in program.graph_signature.input_specs if is_user_input(spec)]
+    inputs = {name: leaf for name, leaf in zip(named, leaves, strict=True) if isinstance(leaf, torch.Tensor)}
+    return TracedValues(exported.model, interpreter.values, places, inputs)
+
+
+class _Recorded(fx.Interpreter):
+    """Runs a graph and keeps the value of each node; nothing is dropped."""
+
+    def __init__(self, module: fx.GraphModule):
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = self.fetch_args_kwargs_from_env(n)[0][0] if n.target in DROPS else super().run_node(n)
+        self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return value
 
 
 def shared_names(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
@@ -190,17 +348,46 @@ def _rename_shared(model: ir.Model, canonical: Mapping[str, str]) -> None:
 
 def _first_name(layer: str, canonical: Mapping[str, str]) -> str:
     """The first name of a normalization layer, whatever other it has."""
-    statistic = f"{layer}.running_mean"
-    return canonical.get(statistic, statistic).removesuffix(".running_mean")
+    statistic = in_layer(layer, "running_mean")
+    return canonical.get(statistic, statistic).rpartition(".")[0]
 
 
 def _batches_per_call(uses: Mapping[str, int], counts: Iterable[str], canonical: Mapping[str, str]) -> dict[str, int]:
     batches = dict.fromkeys(counts, 0)
     for layer, times in uses.items():
-        name = f"{_first_name(layer, canonical)}.num_batches_tracked"
+        name = in_layer(_first_name(layer, canonical), "num_batches_tracked")
         if name in batches:
             batches[name] += times
     return batches
+
+
+def _warn_of_backward_hooks(module: torch.nn.Module) -> None:
+    hooked = [
+        name or "the module itself" for name, part in module.named_modules() if part._backward_hooks or part._backward_pre_hooks
+    ]
+    if hooked:
+        warnings.warn(
+            HooksWarning(
+                f"hooks on gradients of {', '.join(hooked[:5])} are not called when a program trains: what they do to "
+                f"gradients is "
+                "lost. Remove them, or train with PyTorch's optimizer and burnish.torch.wrap of the parts inside"
+            ),
+            stacklevel=users_stack_level(),
+        )
+
+
+def _warn_of_attributes(module: torch.nn.Module, traced: _Traced) -> None:
+    captured = traced.training or traced.evaluation
+    if captured is not None and captured.attributes:
+        shown = ", ".join(f"'{name}'" for name in captured.attributes[:5])
+        warnings.warn(
+            AttributesWarning(
+                f"forward of {type(module).__name__} sets attributes to what it computes: {shown}. A graph does not, "
+                f"and they stay as "
+                "they are. Return what is read of them afterwards"
+            ),
+            stacklevel=users_stack_level(),
+        )
 
 
 def _buffers(module: torch.nn.Module) -> dict[str, bool]:
@@ -220,7 +407,7 @@ def _refuse_repeated_averages(uses: Mapping[str, int], cumulative: Collection[st
 def _counted_batches(module: torch.nn.Module, policies: Mapping[str, str]) -> dict[str, int]:
     counts = {}
     for layer, policy in policies.items():
-        name = f"{layer}.num_batches_tracked"
+        name = in_layer(layer, "num_batches_tracked")
         count = dict(module.named_buffers()).get(name)
         if policy != "frozen" and count is not None:
             counts[name] = int(count)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -76,6 +79,11 @@ def neutralize(program: torch.export.ExportedProgram, module: torch.nn.Module, c
             if not is_training:
                 policies[layer] = "frozen"
                 continue
+            if mean.name not in buffers:
+                raise UnsupportedOperatorError(
+                    f"batch normalization in training writes its running statistics to '{mean.name}', which is no buffer of the "
+                    "module: hold them in one (torch.nn.BatchNorm2d does), or normalize without them (running_mean=None)"
+                )
             name = "sync" if isinstance(_submodule(module, layer), torch.nn.SyncBatchNorm) else "train"
             retained = "cumulative" if layer in cumulative else repr(1.0 - momentum)
             policies[layer] = f"{name}:momentum={retained}"
@@ -162,15 +170,152 @@ def write_out_channel_dropout(program: torch.export.ExportedProgram) -> None:
             continue
         x, ratio, _ = node.args
         with graph.inserting_before(node):
-            first = x
-            for axis in range(2, x.meta["val"].dim()):
-                first = graph.call_function(aten.slice.Tensor, (first, axis, 0, 1))
-            ones = graph.call_function(aten.ones_like.default, (first,))
+            ones = graph.call_function(aten.ones_like.default, (_first_places(graph, x),))
             mask = graph.call_function(aten.dropout.default, (ones, ratio, True))
             dropped = graph.call_function(aten.mul.Tensor, (x, mask))
         dropped.meta.update(node.meta)
         node.replace_all_uses_with(dropped)
         graph.erase_node(node)
+
+
+def keep_drawing(training: torch.export.ExportedProgram, evaluation: torch.export.ExportedProgram) -> None:
+    """Write out dropout that evaluation draws too, in place: the graph's own operator is left out of evaluation.
+
+    Raises:
+        UnsupportedOperatorError: attention with dropout in evaluation has fewer keys than queries (``enable_gqa``).
+    """
+    for operators, is_on in ((_DROPOUT, _drops), (frozenset({_ATTENTION}), _drops_attention)):
+        pairs = [[node for node in program.graph.nodes if node.target in operators] for program in (training, evaluation)]
+        is_paired = len(pairs[0]) == len(pairs[1])
+        for index, node in enumerate(pairs[1]):
+            if is_on(node):
+                for other in [node, *([pairs[0][index]] if is_paired else [])]:
+                    _draw_always(other)
+
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+
+_CHANNELS = (aten.feature_dropout.default, aten.feature_dropout_.default)
+
+_DROPOUT = frozenset({aten.dropout.default, aten.dropout_.default, *_CHANNELS})
+
+
+def _drops(node: fx.Node) -> bool:
+    return bool(node.args[2]) and bool(node.args[1] != 0)
+
+
+def _drops_attention(node: fx.Node) -> bool:
+    return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+
+
+def _draw_always(node: fx.Node) -> None:
+    graph = node.graph
+    with graph.inserting_before(node):
+        if node.target == _ATTENTION:
+            query, key, value, *rest = node.args
+            mask, ratio, is_causal = [*rest, None, 0.0, False][: len(rest)] + [None, 0.0, False][len(rest) :]
+            options = {"attn_mask": mask, "dropout_p": ratio, "is_causal": is_causal} | dict(node.kwargs)
+            shares = _attention_shares(graph, query, key, options)
+            result = graph.call_function(aten.matmul.default, (_drawn(graph, shares, shares, options["dropout_p"]), value))
+        else:
+            x, ratio, _ = node.args
+            result = _drawn(graph, x, _first_places(graph, x) if node.target in _CHANNELS else x, ratio)
+    result.meta.update(node.meta)
+    if node.target in (aten.dropout_.default, aten.feature_dropout_.default):
+        with graph.inserting_before(node):
+            result = graph.call_function(aten.copy_.default, (node.args[0], result))
+        result.meta.update(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _drawn(graph: fx.Graph, x: Any, like: Any, ratio: Any) -> fx.Node:
+    """x with some of its values 0 and the others scaled, by numbers drawn for each value of ``like``."""
+    drawn = graph.call_function(aten.rand_like.default, (like,))
+    kept = graph.call_function(aten.where.ScalarOther, (graph.call_function(aten.ge.Scalar, (drawn, ratio)), x, 0.0))
+    return graph.call_function(aten.mul.Tensor, (kept, 1.0 / (1.0 - ratio) if ratio < 1 else 0.0))
+
+
+def _attention_shares(graph: fx.Graph, query: Any, key: Any, options: Mapping[str, Any]) -> fx.Node:
+    """How much each query takes of each key."""
+    if options.get("enable_gqa"):
+        raise UnsupportedOperatorError(
+            "scaled_dot_product_attention has dropout_p in evaluation too, and enable_gqa: give it dropout_p=0 there "
+            "(dropout_p if self.training else 0.0), or repeat the keys"
+        )
+    scale = options.get("scale")
+    width = query.meta["val"].shape[-1]
+    scaled = graph.call_function(aten.mul.Tensor, (query, 1.0 / math.sqrt(width) if scale is None else scale))
+    scores = graph.call_function(aten.matmul.default, (scaled, graph.call_function(aten.transpose.int, (key, -2, -1))))
+    mask = options.get("attn_mask")
+    if options.get("is_causal"):
+        ones = graph.call_function(aten.ones_like.default, (scores,), {"dtype": torch.bool})
+        mask, is_boolean = graph.call_function(aten.tril.default, (ones,)), True
+    else:
+        is_boolean = mask is not None and mask.meta["val"].dtype == torch.bool
+    if mask is not None and is_boolean:
+        scores = graph.call_function(aten.where.ScalarOther, (mask, scores, -math.inf))
+    elif mask is not None:
+        scores = graph.call_function(aten.add.Tensor, (scores, mask))
+    return graph.call_function(aten.softmax.int, (scores, -1))
+
+
+def _first_places(graph: fx.Graph, x: Any) -> Any:
+    """The first value of each channel."""
+    for axis in range(2, x.meta["val"].dim()):
+        x = graph.call_function(aten.slice.Tensor, (x, axis, 0, 1))
+    return x
+
+
+_PARTS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in ("chunk", "unsafe_chunk", "split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "tensor_split")
+    for overload in getattr(aten, name).overloads()
+)
+
+
+_EQUAL_PARTS = frozenset(
+    {aten.chunk.default, aten.unsafe_chunk.default, aten.split.Tensor, aten.unsafe_split.Tensor},
+)
+
+
+def take_parts(program: torch.export.ExportedProgram) -> None:
+    """Let what is split along an open axis be slices, in place, and one part the whole: the exporter has a list of them."""
+    for node in list(program.graph.nodes):
+        if node.target not in _PARTS:
+            continue
+        parts: list[Any] = [node.args[0]] if len(node.meta["val"]) == 1 else _slices(node)
+        for user in list(node.users):
+            if parts and user.target is operator.getitem:
+                user.replace_all_uses_with(parts[user.args[1]])
+                program.graph.erase_node(user)
+
+
+def _slices(node: fx.Node) -> list[fx.Node]:
+    """The parts of a tensor that is split along an open axis into parts of one extent; none for another."""
+    given: Any = node.args
+    whole, count, axis = (*given, node.kwargs.get("dim", 0))[:3]
+    extent = whole.meta["val"].shape[axis]
+    if node.target not in _EQUAL_PARTS or not isinstance(extent, torch.SymInt):
+        return []
+    graph, number = node.graph, len(node.meta["val"])
+    with graph.inserting_before(node):
+
+        def computed(function: Any, *args: Any) -> fx.Node:
+            made = graph.call_function(function, args)
+            made.meta["val"] = function(*[arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args])
+            return made
+
+        size: Any = count
+        if node.target in (aten.chunk.default, aten.unsafe_chunk.default):
+            size = computed(operator.floordiv, computed(operator.add, computed(aten.sym_size.int, whole, axis), count - 1), count)
+        is_known = isinstance(size, int)
+        between = [size * index if is_known else computed(operator.mul, size, index) for index in range(1, number)]
+        places = [0, *between, sys.maxsize]
+        parts = [graph.call_function(aten.slice.Tensor, (whole, axis, start, end)) for start, end in itertools.pairwise(places)]
+    for part, value in zip(parts, node.meta["val"], strict=True):
+        part.meta.update(node.meta, val=value)
+    return parts
 
 
 def write_out_factors(program: torch.export.ExportedProgram) -> None:
@@ -220,7 +365,7 @@ def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str
     """Return the rows of embeddings that get no gradient, ``padding_idx``: parameter -> rows.
 
     Where something else reads the table too, such as a tied head, the row trains by that: it is not held, and the embedding
-    passes no gradient to it, which is written into the graph, in place.
+    passes no gradient to it, which is written into the graph, in place. So it is where the table is no parameter, but computed.
     """
     parameters = program.graph_signature.inputs_to_parameters
     reads: dict[str, list[fx.Node]] = {}
@@ -235,6 +380,12 @@ def hold_rows(program: torch.export.ExportedProgram, canonical: Mapping[str, str
         else:
             for node in padded:
                 _stop_padding(program.graph, node)
+    handled = {node for readers in reads.values() for node in readers}
+    for node in program.graph.find_nodes(op="call_function", target=aten.embedding.default):
+        if _padding(node) is not None:
+            if node not in handled:
+                _stop_padding(program.graph, node)
+            node.args = (*node.args[:2], -1, *node.args[3:])
     return held
 
 
@@ -257,6 +408,11 @@ def _stop_padding(graph: fx.Graph, node: fx.Node) -> None:
         rows = graph.call_function(aten.where.self, (of_rows, still, node))
     rows.meta.update(node.meta)
     node.replace_all_uses_with(rows, delete_user_cb=lambda user: user not in (still, rows))
+
+
+def in_layer(layer: str, name: str) -> str:
+    """The name of a tensor of a layer; the layer may be the module itself, which has no name."""
+    return f"{layer}.{name}" if layer else name
 
 
 def is_user_input(spec: Any) -> bool:

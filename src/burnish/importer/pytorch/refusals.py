@@ -23,9 +23,28 @@ class OwnBackwardError(Exception):
     """A ``torch.autograd.Function`` of the user's, whose backward a graph would not have."""
 
 
+class ReturnedError(Exception):
+    """What ``forward`` returns is no structure of tensors."""
+
+
+class FrozenValueError(Exception):
+    """What ``forward`` draws in Python, or counts from call to call, which would be a constant of the graph."""
+
+
+class UnreadArgumentError(Exception):
+    """An argument of an operator that its translation does not read."""
+
+
+class UnregisteredError(Exception):
+    """``forward`` reads a tensor that requires a gradient, and that the module does not hold as a parameter."""
+
+
 class PackingError(Exception):
     """Sequences that are packed by the values of lengths: a graph has open extents, and none that depend on values."""
 
+
+_PLAIN = (FrozenValueError, OwnBackwardError, PackingError, ReturnedError, UnreadArgumentError, UnregisteredError)
+"""Errors of burnish's own, whose words say all."""
 
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 """A frame of a stack as Python writes it; the line of code below it may hold quotes as well."""
@@ -144,6 +163,13 @@ def _line(filename: str, number: int) -> str:
     return f"{filename}:{number}" + (f" ({text})" if text else "")
 
 
+def place_of(node: fx.Node) -> str:
+    """A node of a trace, in words: its operator, the line that it comes from, and the part that this is in."""
+    line, part = _noted_place(node)
+    inside = f", in the part '{part}'" if part else ""
+    return f"{node.target} ('{node.name}')" + (f" at {line}" if line else "") + inside
+
+
 def _noted_place(node: fx.Node) -> tuple[str | None, str]:
     """Return the line and the part that PyTorch noted beside a node of a trace."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
@@ -164,7 +190,8 @@ def _kind(module: torch.nn.Module, part: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    first = next(iter(_causes(error)))
+    causes = [*_causes(error)]
+    first = next((cause for cause in causes if isinstance(cause, _PLAIN)), causes[0])
     text = next((line.strip() for line in str(first).splitlines() if line.strip()), "")
     text = text.rstrip(".")
-    return text if isinstance(first, OwnBackwardError | PackingError) else f"{type(first).__name__}: {text}"
+    return text if isinstance(first, _PLAIN) else f"{type(first).__name__}: {text}"

@@ -151,6 +151,30 @@ def hard_swish(x: TensorType) -> TensorType:
     return op.HardSwish(x) if x.dtype == ir.DataType.FLOAT else op.Mul(x, hard_sigmoid(x))
 
 
+def atan2(y: TensorType, x: TensorType) -> TensorType:
+    """The angle of a point; its gradient is 0 at the origin, as in PyTorch, and no quotient is 0/0 anywhere."""
+    zero, one = _number(0, y), _number(1, y)
+    is_steep = op.Greater(op.Abs(y), op.Abs(x))
+    longer, shorter = op.Where(is_steep, y, x), op.Where(is_steep, x, y)
+    is_origin = op.Equal(longer, zero)
+    angle = op.Atan(op.Div(op.Where(is_origin, zero, shorter), op.Where(is_origin, one, longer)))
+    half = op.Where(op.Less(y, zero), _number(-np.pi / 2, y), _number(np.pi / 2, y))
+    behind = op.Where(op.Less(x, zero), op.Add(half, half), zero)
+    return op.Where(is_steep, op.Sub(half, angle), op.Add(angle, behind))
+
+
+def sinc(x: TensorType) -> TensorType:
+    """sin(πx)/(πx); at 0 it is 1, and its gradient 0."""
+    is_zero, scaled = op.Equal(x, _number(0, x)), op.Mul(x, _number(np.pi, x))
+    return op.Where(is_zero, _number(1, x), op.Div(op.Sin(scaled), op.Where(is_zero, _number(1, x), scaled)))
+
+
+def xlogy(x: TensorType, y: TensorType) -> TensorType:
+    """x·log(y); 0 where x is 0, with the gradient 0 by x where y has no logarithm, as in PyTorch."""
+    nothing = op.And(op.Equal(x, _number(0, x)), op.LessOrEqual(y, _number(0, y)))
+    return op.Mul(x, op.Log(op.Where(nothing, _number(1, y), y)))
+
+
 def constant_in_the_backward(x: TensorType) -> TensorType:
     """x, which the backward pass takes for a constant."""
     y = op.Identity(x)
@@ -168,6 +192,11 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.rnn_relu.input: recurrent("Relu"),
     aten.hardsigmoid.default: hard_sigmoid,
     aten.hardswish.default: hard_swish,
+    aten.atan2.default: atan2,
+    aten.sinc.default: sinc,
+    aten.special_sinc.default: sinc,
+    aten.xlogy.Tensor: xlogy,
+    aten.special_xlogy.default: xlogy,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.full_like.default: full_like,
@@ -180,6 +209,10 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
 def _each_axis(setting: Any, rank: int) -> list[int]:
     numbers = [setting] if isinstance(setting, int) else list(setting)
     return numbers * rank if len(numbers) == 1 else numbers
+
+
+def _number(number: float, like: TensorType) -> Any:
+    return op.Constant(value=ir.tensor(np.asarray(number, like.dtype.numpy())))
 
 
 def _integers(values: list[int]) -> Any:
