@@ -528,6 +528,7 @@ typedef struct entry {
     bool two_values; /* the minimum and the maximum alone are valid: a label that is a sign */
     double default_value;
     int64_t minimum, maximum, ignored;
+    int64_t sample_axis; /* of a batch or an output of the model, where the samples stand; -1: it has none */
     size_t state; /* the number of the state entry that an input reads, or that an output is the next value of; NONE */
 } entry;
 
@@ -578,6 +579,17 @@ static bool is_state(const entry *entry) {
     return false;
 }
 
+/* The axis of the samples, which is the first where it is left out. */
+static bool read_sample_axis(const json *from, entry *to) {
+    const json *axis = from->child;
+    while (axis != NULL && strcmp(axis->key, "sample_axis") != 0) axis = axis->next;
+    if (axis == NULL) return true;
+    to->sample_axis = axis->kind == JSON_NULL ? -1 : axis->whole;
+    if (axis->kind == JSON_NULL) return true;
+    if (axis->kind != JSON_NUMBER || !axis->is_whole || axis->whole < 0) return false;
+    return axis->whole == 0 || (to->rank != NONE && (size_t)axis->whole < to->rank);
+}
+
 static bool read_entry(const json *from, entry *to) {
     const json *shape = member(from, "shape", JSON_ARRAY), *value = member(from, "default", JSON_NUMBER);
     const char *dtype = text_of(from, "dtype");
@@ -608,7 +620,7 @@ static bool read_entry(const json *from, entry *to) {
     to->has_ignored = whole_of(from, "ignored", &to->ignored);
     const json *two_values = member(from, "two_values", JSON_BOOL);
     to->two_values = two_values != NULL && two_values->whole != 0 && to->has_minimum && to->has_maximum;
-    return true;
+    return read_sample_axis(from, to);
 }
 
 static bool read_entries(const json *list, entry **entries, size_t *count) {
@@ -1262,6 +1274,13 @@ burnish_status burnish_predict(burnish_session *session, const burnish_tensor *b
 
 bool burnish_takes(const burnish_session *session, const char *name) { return has_input(&session->graphs[STEP], name); }
 
+int64_t burnish_sample_axis(const burnish_session *session, const char *name) {
+    for (int i = 0; i < GRAPHS; i++)
+        for (size_t j = 0; j < session->graphs[i].input_count; j++)
+            if (is(session->graphs[i].inputs[j].name, name)) return session->graphs[i].inputs[j].sample_axis;
+    return 0;
+}
+
 bool burnish_has_features(const burnish_session *session) { return session->graphs[FEATURES].output_count > 0; }
 
 static burnish_status check_features(const burnish_session *session) {
@@ -1355,9 +1374,23 @@ struct burnish_cache {
     size_t feature_count, row_bytes, capacity;
 };
 
+/* A cache keeps samples by the first axis of what it is given, and of what the backbone computes. */
+static burnish_status check_first_axis(const entry *entries, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if ((is(entries[i].role, "data") || is(entries[i].role, "output")) && entries[i].sample_axis != 0)
+            return fail(BURNISH_CONFIGURATION_ERROR,
+                        "'%s' has %s%.0lld, and a cache keeps samples of the first axis: run burnish_features on each batch, or "
+                        "export the model with its samples first",
+                        entries[i].name, entries[i].sample_axis < 0 ? "no samples" : "its samples along axis ",
+                        (long long)(entries[i].sample_axis < 0 ? 0 : entries[i].sample_axis));
+    return BURNISH_OK;
+}
+
 burnish_status burnish_cache_open(burnish_session *session, size_t limit, burnish_cache **cache) {
     *cache = NULL;
     TRY(check_features(session));
+    TRY(check_first_axis(session->graphs[FEATURES].inputs, session->graphs[FEATURES].input_count));
+    TRY(check_first_axis(session->graphs[FEATURES].outputs, session->graphs[FEATURES].output_count));
     burnish_cache *opened = calloc(1, sizeof *opened);
     if (opened == NULL) return no_memory("the cache", sizeof *opened);
     *opened = (burnish_cache){.session = session, .limit = limit == 0 ? BURNISH_CACHE_LIMIT : limit, .room = 64};

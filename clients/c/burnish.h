@@ -80,6 +80,9 @@ void burnish_close(burnish_session *session);
 burnish_status burnish_step(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs);
 /* Whether a step takes an array of this name. */
 bool burnish_takes(const burnish_session *session, const char *name);
+
+/* The axis of an input along which the samples of a batch stand, 0 for most; -1: the input has no samples, and is the same for all. */
+int64_t burnish_sample_axis(const burnish_session *session, const char *name);
 /* Loss and metrics in inference mode, and their totals ("sum:loss", "count:loss"), which add up over batches. flags: 0 or an
  * average. */
 burnish_status burnish_evaluate(burnish_session *session, const burnish_tensor *batch, size_t count, int flags,

@@ -192,6 +192,11 @@ int main(int count, char **given) {
     if (read_arguments(&arguments, count, given) != 0) return 1;
     if (arguments.every < 1) return stop("", "--every is to be 1 or more");
     if (burnish_open(arguments.program, &arguments.options, &session) != BURNISH_OK) return failed();
+    for (size_t i = 0; i < arguments.count; i++)
+        if (burnish_sample_axis(session, arguments.arrays[i].name) != 0)
+            return stop(arguments.arrays[i].name,
+                        ": the model has its samples along another axis than the first, or none, and this program takes samples "
+                        "of the first: export the model with its samples first, or train it in Python");
     burnish_cache *cache = NULL;
     int64_t *samples = malloc(sizeof(int64_t) * (size_t)arguments.batch);
     if (samples == NULL) return stop("there is no memory for a batch", "");

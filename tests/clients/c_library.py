@@ -120,6 +120,7 @@ class Client:
         self.library.burnish_extra.restype = ctypes.c_char_p
         self.library.burnish_step_count.restype = ctypes.c_int64
         self.library.burnish_cache_computed.restype = ctypes.c_int64
+        self.library.burnish_sample_axis.restype = ctypes.c_int64
         self.library.burnish_cache_has.restype = ctypes.c_bool
 
     def check(self, status: int) -> None:
@@ -198,6 +199,9 @@ class Session:
     @property
     def step_count(self) -> int:
         return int(self._library.burnish_step_count(self._handle))
+
+    def sample_axis(self, name: str) -> int:
+        return int(self._library.burnish_sample_axis(self._handle, name.encode()))
 
     def state(self) -> dict[str, np.ndarray]:
         arrays: dict[str, np.ndarray] = {}

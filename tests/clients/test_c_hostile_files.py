@@ -44,6 +44,8 @@ def hostile_folders(good: Path, root: Path) -> list[Path]:
         "many_axes": manifest.replace('"shape": [\n', '"shape": [\n' + " 1,\n" * 9),
         "other_dtype": manifest.replace('"dtype": "FLOAT"', '"dtype": "STRING"'),
         "unknown_role": manifest.replace('"role": "label"', '"role": "surprise"'),
+        "text_axis": manifest.replace('"role": "label"', '"role": "label", "sample_axis": "1"'),
+        "far_axis": manifest.replace('"role": "label"', '"role": "label", "sample_axis": 3'),
         "wrong_updates": manifest.replace('"updates": "step"', '"updates": "rng/key"'),
         "no_files": manifest.replace('"files": {', '"files": [], "rest": {'),
         "huge_file": manifest.replace('"bytes": ', '"bytes": 99999999999999'),

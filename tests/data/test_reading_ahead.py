@@ -69,7 +69,7 @@ def test_processes_end_with_the_one_that_started_them():
     )
     folders = os.pathsep.join(path for path in sys.path if path)  # that of the tests too, which pytest has put there
     environment = os.environ | {"PYTHONPATH": folders}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     # The reading process holds this end of the pipe for what it prints: that the call returned says that it is gone.
     assert int(done.stdout.split()[-1]) > 0
     assert "a library says something" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ import pytest
 from PIL import Image
 
 from burnish.data import ArrayDataset, DataSpec, as_dataset, open_dataset
+from burnish.data.csv import read_csv
 from burnish.data.model_metadata import DataDescription
 from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
@@ -45,7 +48,7 @@ def test_digits_are_split_once_and_for_all():
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"digits: .*scikit-learn, which is not installed; pip install 'burnish\[demo\]'"):
+    with pytest.raises(DataError, match=r'digits: .*scikit-learn, which is not installed; pip install "scikit-learn>=1.5"'):
         open_dataset("digits", classification(1, 8, 8, classes=10))
 
 
@@ -303,7 +306,7 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     path = tmp_path / "data.parquet"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match="pyarrow, which is not installed"):
+    with pytest.raises(DataError, match='pyarrow, which is not installed; pip install "pyarrow>=16"'):
         open_dataset(path, classification(2))
 
 
@@ -377,7 +380,7 @@ def test_image_folders_that_do_not_fit(tmp_path):
 
 def test_images_without_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match="Pillow, which is not installed"):
+    with pytest.raises(DataError, match=r'Pillow, which is not installed; pip install "Pillow>=10\.3"'):
         open_dataset(tmp_path, classification(3, 6, 4))
 
 
@@ -436,3 +439,112 @@ def test_arrays_beside_several_inputs_and_labels(tmp_path):
     wanted = DataSpec((data_entry(2, name="left"), data_entry(1, name="right")), value_entry())
     assert open_dataset(path, wanted).note == f"{path}: nothing reads the arrays 'x', 'y'"
     assert open_samples(path, replace(wanted, label=None, predicts=True)).note == f"{path}: nothing reads the array 'x'"
+
+
+@pytest.mark.parametrize(
+    ("text", "doubted"),
+    [
+        ("1.5,2.25,u\n2,1,v\n1,2,u\n", None),
+        ("sunny,hot,no\nrain,mild,yes\nsunny,hot,no\n", None),
+        ("1.5,height,label\n2,1,v\n1,2,u\n", "'1.5' among them are numbers"),
+        ("a,b,u\n2,1,v\n1,2,u\n", "'u' among them are values of their columns"),
+        ("0,1,label\n2,1,v\n1,2,u\n", ""),
+        ("2019,2020,label\n2,1,v\n1,2,u\n", ""),
+        ("a,b,label\n2,1,v\n1,2,u\n", ""),
+    ],
+)
+def test_a_first_line_that_reads_like_a_sample(tmp_path, text, doubted):
+    """A table without names loses a sample to them; names that programs give, such as 0, 1, 2, are none."""
+    path = tmp_path / "data.csv"
+    path.write_text(text)
+    if doubted is None:
+        with pytest.raises(DataError, match=r"the first line has to name the columns, and reads like a sample: .*a,b,label"):
+            read_csv(path)
+        path.write_text("a,b,label\n" + text)
+        columns, notes = read_csv(path)
+        assert len(columns["a"]) == 3
+        assert notes == []
+        return
+    notes = read_csv(path)[1]
+    assert [doubted in note for note in notes] == ([True] if doubted else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b,label,\n1,2,u,\n2,1,v,\n", "a column without a name, which holds nothing, is left out"),
+        (",a,b,label\n0,1,2,u\n1,2,1,v\n", "a column without a name, which counts the rows, is left out"),
+        (",b,label\n7,2,u\n3,1,v\n", None),
+    ],
+)
+def test_a_column_without_a_name_that_is_none(tmp_path, text, said):
+    """Commas at the ends of lines, and the index that pandas writes."""
+    path = tmp_path / "data.csv"
+    path.write_text(text)
+    columns, notes = read_csv(path)
+    assert (list(columns), notes) == (["a", "b", "label"] if said else ["", "b", "label"], [said] if said else [])
+
+
+def test_a_quotation_mark_that_is_not_closed_takes_no_rows_in(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text('a,b,label\n1,2,u\n2,1,"v\n1,2,u\n2,1,v\n')
+    with pytest.raises(DataError, match=r"data\.csv, line 3: a quotation mark is not closed, so that the 3 lines from there"):
+        read_csv(path)
+    path.write_text('a,b,label\n1,2,5" pipe\n2,1,"v\nw"\n')
+    assert read_csv(path)[0]["label"].tolist() == ['5" pipe', "v\nw"]
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"), [("a|b|label\n1|2|u\n", True), ("a b\n1 u\n", True), ("blood pressure\n120\n", False)]
+)
+def test_other_characters_between_values_are_named(tmp_path, line, refused):
+    path = tmp_path / "data.csv"
+    path.write_text(line)
+    if refused:
+        with pytest.raises(DataError, match=r"hold one value each: put commas, semicolons or tabs between values"):
+            read_csv(path)
+    else:
+        assert list(read_csv(path)[0]) == ["blood pressure"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_of_a_table_to_predict_may_be_missing(tmp_path, ending):
+    path = tmp_path / f"data.{ending}"
+    if ending == "csv":
+        path.write_text("a,b,label\n1,2,\n2,1,\n")
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0], "b": [2, 1], "label": [None, "u"]}), path)
+    spec = DataSpec.of([data_entry((2,))], predicts=True)
+    assert open_samples(path, spec).dataset.batch(np.arange(2))["x"].tolist() == [[1, 2], [2, 1]]
+
+
+@pytest.mark.parametrize("read", [open_dataset, open_samples])
+def test_data_that_the_system_refuses_are_named(tmp_path, monkeypatch, read):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,label\n1,2,0\n2,1,1\n")
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(np, "load", refuse)
+    for name in ("data.csv", "data.npz"):
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\); choose data that you may read"):
+            read(tmp_path / name, classification(2))
+
+
+def test_a_folder_of_images_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name / "0.png")
+    listed = os.scandir
+
+    def refuse(path: object) -> object:
+        if str(path).endswith("bee"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be read \('.*bee': Permission denied\)"):
+        open_dataset(tmp_path, classification(1, 4, 4, classes=2))

@@ -129,3 +129,14 @@ def test_nodes_that_mix_samples_are_named(name):
 @pytest.mark.parametrize("name", APART)
 def test_nothing_is_said_where_samples_stay_apart(name):
     assert compiled_with(*APART[name]) == []
+
+
+def test_the_input_whose_samples_are_mixed_is_named():
+    """Of two with as many samples: the other one, which has them along its second axis."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 23]>
+g (float[batch, 6] x, float[4, batch] seen) => (float[batch, 6] y) <int64[1] one = {1}> {
+  total = ReduceMean (seen, one) part = ReduceMax <keepdims = 0> (total) m = MatMul (x, w) y = Mul (m, part)
+}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(6, dtype=np.float32), "w"))
+    with pytest.warns(ObjectiveWarning, match="axis 1 of the input 'seen' is that of the samples"):
+        burnish.compile(model, sample_axis={"seen": 1})

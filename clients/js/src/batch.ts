@@ -49,6 +49,12 @@ export function checkBatch(
   }
   for (const rule of signature.extents) {
     const { extent, name } = extents.get(rule.dimension) ?? { extent: rule.minimum * rule.multiple, name: "" };
+    if (rule.maximum && extent > rule.maximum) {
+      throw new InputError(
+        `The input '${name}' has ${extent} along '${rule.dimension}', and the teacher of the loss '${rule.layer}' takes ` +
+          `${rule.maximum} at a time, and cannot be opened for more: ${rule.cause}. Give batches of that size, or export the teacher with an open batch`,
+      );
+    }
     if (extent % rule.multiple !== 0 || extent < rule.minimum) {
       const reason =
         rule.multiple > 1

@@ -2,11 +2,14 @@
 
 import type { Batch } from "./batch.js";
 import { ConfigurationError, InputError } from "./errors.js";
+import { FEATURES, type Signature } from "./signature.js";
 import { emptyTensor, sizeOf, type Tensor } from "./tensor.js";
 
 /** What computes features: a `Session`, or a `WorkerSession`. */
 export interface ComputesFeatures {
   features(batch: Batch): Promise<Record<string, Tensor>>;
+  readonly signature?: Signature;
+  readonly program?: { readonly signature: Signature };
 }
 
 /** The inputs of the model for these samples, in their order; it is asked for those alone whose features are not kept. */
@@ -30,7 +33,7 @@ export class FeatureCache {
   /**
    * @param session of a program that was compiled with `cached_features`.
    * @param options.limit the most bytes of features to keep.
-   * @throws ConfigurationError where the limit is no number of bytes.
+   * @throws ConfigurationError where the limit is no number of bytes, or a feature has its samples along another axis than the first.
    */
   constructor(
     private readonly session: ComputesFeatures,
@@ -38,6 +41,13 @@ export class FeatureCache {
   ) {
     const { limit = DEFAULT_LIMIT } = options;
     if (!(limit >= 0)) throw new ConfigurationError(`limit=${String(limit)}: give a number of bytes`);
+    const outputs = (session.signature ?? session.program?.signature)?.[FEATURES]?.outputs ?? [];
+    const other = outputs.find(({ sample_axis: axis }) => axis !== undefined && axis !== 0);
+    if (other !== undefined) {
+      throw new ConfigurationError(
+        `The feature '${other.name}' has ${other.sample_axis === null ? "no samples" : `its samples along axis ${String(other.sample_axis)}`}, and a cache keeps samples of the first: call session.features for each batch, or export the model with its samples first`,
+      );
+    }
   }
 
   /** How many samples' features are kept. */

@@ -30,14 +30,19 @@ export interface Entry {
   /** Whether the minimum and the maximum alone are valid: a label that is a sign. */
   two_values?: boolean;
   ignored?: number;
+  /** Of a batch and of what the model gives: the axis of the samples, 0 where it is left out; null: it has no samples. */
+  sample_axis?: number | null;
 }
 
-/** What batch normalization asks of a symbolic dimension. */
+/** What batch normalization, or the teacher of a loss, asks of a symbolic dimension. */
 export interface ExtentRule {
   dimension: string;
   layer: string;
   multiple: number;
   minimum: number;
+  /** The most that a teacher takes; 0: any. */
+  maximum: number;
+  cause: string;
 }
 
 export interface GraphSignature {
@@ -99,6 +104,8 @@ function readEntry(values: any): Entry {
   }
   const shape = values.shape as Entry["shape"];
   if (shape !== null && !(Array.isArray(shape) && shape.every(isExtent))) throw new Error(`the shape of '${values.name}'`);
+  const axis = values.sample_axis ?? 0;
+  if (!Number.isSafeInteger(axis) || axis < 0 || (axis > 0 && axis >= (shape?.length ?? Infinity))) throw new Error(`the sample_axis of '${values.name}'`);
   return { ...values, dtype, ...(values.default === "NaN" ? { default: NaN } : {}) };
 }
 
@@ -107,5 +114,6 @@ function isExtent(extent: unknown): boolean {
 }
 
 function readRule(values: any): ExtentRule {
-  return { dimension: values.dimension, layer: values.layer, multiple: values.multiple ?? 1, minimum: values.minimum ?? 1 };
+  const { dimension, layer, multiple = 1, minimum = 1, maximum = 0, cause = "" } = values;
+  return { dimension, layer, multiple, minimum, maximum, cause };
 }

@@ -82,6 +82,10 @@ export function combined(totals: Totals, lossTerms: Readonly<Record<string, numb
   for (const name of names) {
     const sum = parts.get(name)!.get("sum");
     const count = parts.get(name)!.get("count");
+    if (sum && parts.get(name)!.size === 1 && name.split(":")[0] === "loss") {
+      figures[name] = numberAt(sum, 0);
+      continue;
+    }
     if (!sum || !count) {
       throw new InputError(
         `The metric '${name}' is no quotient of a sum and a count, and this client does not combine its totals: evaluate one batch at a ` +

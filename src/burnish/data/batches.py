@@ -20,8 +20,9 @@ class Batches:
     """Batches that somebody else makes, in their order.
 
     A batch is a mapping by the names of the model's inputs and of its labels, or a tuple or list of them in that order: inputs
-    first, then labels. Arrays and tensors in the memory of the host become what the program takes: shapes without channels, and
-    bytes as pixels, are fitted as those of files are; so are names of classes where the model, or its training data, order them.
+    first, then labels. Samples are along axis 0 of each, wherever the model has them. Arrays and tensors in the memory of the
+    host become what the program takes: shapes without channels, and bytes as pixels, are fitted as those of files are; so are
+    names of classes where the model, or its training data, order them.
 
     Args:
         source: an iterable, which each epoch goes through from its beginning; a function that returns an iterator, which each
@@ -96,15 +97,16 @@ class BatchLoader(Loader):
         return len(self.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, fitted to the program.
+        """Yield the batches of an epoch, fitted to the program, in the layout of its model.
 
         Raises:
             DataError: a batch that does not fit, or there are fewer than was said.
         """
         for number, batch in enumerate(self.batches.epoch(start), start):
             fitted = self._fitted(batch, f"batch {number} of epoch {epoch + 1}")
-            self.batch_size = len(next(iter(fitted.values())))
-            yield fitted
+            shared = self._spec.shared(fitted)
+            self.batch_size = len(next(array for name, array in fitted.items() if name not in shared))
+            yield self._spec.to_model(fitted)
 
     def samples_in(self, number: int) -> int:
         """How many samples the batch has that was read last."""
@@ -152,5 +154,5 @@ def _array(value: Any, name: str, source: str) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or one with a gradient
         raise DataError(f"{source}: '{name}' is no array ({error}); give one in the memory of the host") from error
     if array.ndim == 0:
-        raise DataError(f"{source}: '{name}' is a single number; give an array with one entry for each sample")
+        raise DataError(f"{source}: '{name}' is a single number; give an array with one entry for each sample, along axis 0")
     return array

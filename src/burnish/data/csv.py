@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,17 @@ from burnish.data.number_forms import with_points
 from burnish.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
+HEADER = "the first line"
+"""How a note on it begins."""
+NAMES_SHOWN = 5
+OTHER_DELIMITERS = ("|", " ")
+LeftOut = Callable[[Sequence[str]], Collection[str]]
+"""Which of the columns of a table are not read, by the names of all."""
 
 
-def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+def read_csv(
+    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the columns of a file by name, int64 or float64 where every value is a number, else text; and notes on its rows.
 
     The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values. Numbers may
@@ -23,17 +32,76 @@ def read_csv(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarr
     Args:
         path: the file.
         missing: ``error``, or ``drop``: leave out and count the lines in which a value is missing.
+        left_out: which columns are not read, by the names of all.
 
     Raises:
         DataError: as ``read_columns``; a value is missing, by line and column; or a comma in a number may be read in two ways.
     """
     header, rows, lines = _read(path)
+    if len(header) == 1 and any(all(other in line for line in (header[0], *rows[0])) for other in OTHER_DELIMITERS if rows):
+        raise DataError(
+            f"{path}: the lines, such as '{header[0]}', hold one value each: put commas, semicolons or tabs between values"
+        )
     cells = {name: [row[index].strip() for row in rows] for index, name in enumerate(header)}
+    what, doubt = _no_column(cells.get("")), []
+    if what is not None:
+        del cells[""]
+        doubt = [f"a column without a name, {what}, is left out"]
+    doubt = [*_doubt_of_header(cells, path), *doubt]
+    cells = {name: values for name, values in cells.items() if name not in left_out(list(cells))}
     numbers, forms = with_points(cells, str(path))
     read = {name: column_of_text(values) for name, values in numbers.items()}
     columns, gaps = ({name: pair[part] for name, pair in read.items()} for part in (0, 1))
     columns, notes = without_missing(columns, gaps, missing, str(path), [f"line {line}" for line in lines], cells)
-    return columns, forms + notes
+    return columns, [*doubt, *forms, *notes]
+
+
+def _doubt_of_header(cells: Mapping[str, Sequence[str]], path: Path) -> list[str]:
+    """Return a note where some names of columns look like values of them, as those of a table without names do.
+
+    Numbers that count the columns (0, 1, 2, or years) are names that programs give.
+
+    Raises:
+        DataError: all look so: a sample would be lost, and its values be names.
+    """
+    numbers = [name for name, values in cells.items() if is_number(name) and values and all(map(is_number, filter(None, values)))]
+    if _count_up(numbers):
+        numbers = []
+    values = [name for name, column in cells.items() if name not in numbers and not is_number(name) and name in column]
+    if len(cells) > 1 and len(numbers) + len(values) == len(cells):
+        raise DataError(
+            f"{path}: the first line has to name the columns, and reads like a sample: {_listed(numbers + values)} are values of "
+            "the columns. Add a line with names in front, such as a,b,label; where a later line repeats the names, remove it"
+        )
+    if not numbers and not values:
+        return []
+    what = "are numbers" if not values else "are values of their columns"
+    return [
+        f"{HEADER} is taken for the names of the columns, and {_listed(numbers + values)} among them {what}: where it is a "
+        "sample, add a line with names in front"
+    ]
+
+
+def _no_column(values: Sequence[str] | None) -> str | None:
+    """What a column without a name comes from where it is none: commas at the ends of lines, or an index that was written too."""
+    if values is None:
+        return None
+    if not any(values):
+        return "which holds nothing"
+    return "which counts the rows" if len(values) > 1 and values[0] in ("0", "1") and _count_up(values) else None
+
+
+def _count_up(names: Sequence[str]) -> bool:
+    """Whether texts are whole numbers, each one more than the one before."""
+    if not all(name.isdecimal() for name in names):
+        return False
+    whole = [int(name) for name in names]
+    return whole == list(range(whole[0], whole[0] + len(whole))) if whole else True
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:NAMES_SHOWN])
+    return shown + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
 def read_columns(path: Path) -> tuple[dict[str, list[str | None]], list[int]]:
@@ -43,6 +111,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[str | None]], list[int]]:
         DataError: the file is empty, not UTF-8, or has a line of another length, or two columns of a name.
     """
     header, rows, lines = _read(path)
+    _doubt_of_header({name: [row[index].strip() for row in rows] for index, name in enumerate(header)}, path)
     return {name: [row[index].strip() or None for row in rows] for index, name in enumerate(header)}, lines
 
 
@@ -65,16 +134,40 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise DataError(f"{path}: no CSV file in UTF-8 ({error}); save it as CSV in UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: no CSV file ({error}); where a quotation mark is not closed, close or remove it") from error
     if not header:
         raise DataError(f"{path}: empty; the first line has to name the columns")
+    if rows and any("\n" in cell for cell in rows[-1]):
+        _check_closed(path, delimiter, lines[-2] if len(lines) > 1 else 1)
     if header and all(is_number(name) for name in header):
         raise DataError(f"{path}: the first line holds numbers; add a line with the names of the columns in front")
     if len(set(header)) != len(header):
         repeated = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path}: two columns are called '{repeated}'; give every column its own name")
     return header, rows, lines
+
+
+def _check_closed(path: Path, delimiter: str, before: int) -> None:
+    """Raise DataError where a quotation mark in the last row is not closed, so that it holds all lines after that.
+
+    Args:
+        path: the file.
+        delimiter: of its values.
+        before: the line that the row before ends with.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        last = file.readlines()[before:]
+    try:
+        list(csv.reader(last, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise DataError(
+                f"{path}, line {before + 1}: a quotation mark is not closed, so that the {len(last)} lines from there on are one "
+                "row; close or remove it"
+            ) from error
 
 
 def _delimiter(first_line: str) -> str:

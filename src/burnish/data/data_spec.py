@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,20 +17,22 @@ from burnish.data.preprocessing import Preprocessing, of_bytes, shape_text, take
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry, Program, Role
+from burnish.program.layout import Axes, moved_axes, samples_first, to_data_set, to_model
 
 NOTHING_KNOWN = DataDescription()
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The inputs that a data set has to fill.
+    """The inputs that a data set has to fill, with samples along axis 0 of each, wherever the model has them.
 
     Attributes:
-        data: inputs of the model.
+        data: inputs of the model; one without samples (``sample_axis`` None) is filled with the same for all of them.
         label: input that the loss compares with; None where the model computes its loss from its own inputs.
         further_labels: the others, where the loss compares with several.
         described: what the model's metadata says of its data.
         predicts: whether labels are not wanted at all, as there is no loss.
+        axes: along which axis the model has the samples of an input, where that is another than the first.
     """
 
     data: tuple[Entry, ...]
@@ -38,6 +40,27 @@ class DataSpec:
     further_labels: tuple[Entry, ...] = ()
     described: DataDescription = NOTHING_KNOWN
     predicts: bool = False
+    axes: Axes = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        data: Iterable[Entry],
+        labels: Iterable[Entry] = (),
+        described: DataDescription = NOTHING_KNOWN,
+        predicts: bool = False,
+    ) -> DataSpec:
+        """What fills the inputs of a graph.
+
+        Args:
+            data, labels: as the signature of the graph has them.
+            described, predicts: as the attributes.
+        """
+        inputs, compared = tuple(data), tuple(labels)
+        first = tuple(map(samples_first, compared))
+        label, further = first[0] if first else None, first[1:]
+        axes = moved_axes((*inputs, *compared))
+        return cls(tuple(map(samples_first, inputs)), label, further, described, predicts, axes)
 
     @classmethod
     def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> DataSpec:
@@ -51,9 +74,28 @@ class DataSpec:
             DataError: metadata that describe data, and cannot be read.
         """
         signature = program.signature["step"]
-        labels = signature.inputs_of(Role.LABEL)
         described = DataDescription.read({**program.metadata, **(metadata or {})})
-        return cls(program.signature.samples, labels[0] if labels else None, labels[1:], described)
+        return cls.of(program.signature.samples, signature.inputs_of(Role.LABEL), described)
+
+    @classmethod
+    def of_steps(cls, program: Program) -> DataSpec:
+        """What a step itself takes: with cached features these, in place of the inputs that they are computed from."""
+        signature = program.signature["step"]
+        return cls.of(signature.inputs_of(Role.DATA), signature.inputs_of(Role.LABEL))
+
+    def to_model(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch of a data set in the layout of the model."""
+        return to_model(batch, self.axes)
+
+    def to_data_set(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch in the layout of the model with its samples first."""
+        return to_data_set(batch, self.axes)
+
+    def shared(self, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
+        """Return which arrays are the same for all samples: those of inputs without samples, where they fit as they are."""
+        return frozenset(
+            entry.name for entry in self.data if entry.name in arrays and is_shared(np.shape(arrays[entry.name]), entry)
+        )
 
     def preprocessing_for(
         self, entry: Entry, pixels: PixelsLike | None = None, size: tuple[int, int] | None = None
@@ -138,7 +180,7 @@ class DataSpec:
             note = f"{source}: {turned}" if note is None else f"{note}; {turned}"
         samples, described = self.samples(arrays, source, pixels)
         fitted, names = fit_label(labels, label, source, classes, self)
-        return ArrayDataset({**samples, label.name: fitted}, names, note, described, table)
+        return ArrayDataset({**samples, label.name: fitted}, names, note, described, table, self.shared(samples))
 
     def samples(
         self, arrays: Mapping[str, np.ndarray], source: str, pixels: PixelsLike | None = None
@@ -194,7 +236,7 @@ def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing
     if entry.dtype == ir.DataType.STRING:
         return _reshape(_text(array, entry, source), entry, source)
     _check_numbers(array, source, f"input '{entry.name}'")
-    fitted = _reshape(array, entry, source)
+    fitted = array if is_shared(array.shape, entry) else _reshape(array, entry, source)
     if takes_bytes(fitted, entry):
         return of_bytes(fitted, entry, pixels or default_for(entry), source)
     fitted = _convert(fitted, entry, source)
@@ -259,6 +301,16 @@ def fit_label(
     else:
         fitted = fitted.astype(entry.numpy_dtype)
     return fitted, names
+
+
+def is_shared(shape: Sequence[int], entry: Entry) -> bool:
+    """Whether an array of a data set is the same for all samples: that of an input without samples, of the shape of the input."""
+    extents = entry.extents
+    return (
+        entry.sample_axis is None
+        and len(shape) == len(extents)
+        and all(not isinstance(extent, int) or extent == actual for actual, extent in zip(shape, extents, strict=True))
+    )
 
 
 def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:

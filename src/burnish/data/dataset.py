@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -62,6 +62,7 @@ class ArrayDataset:
         note: what a person should know about how the data were read.
         preprocessing: what was done to the arrays that are pixels; None where none are.
         table: the columns that the arrays were made of, where some hold categories.
+        shared: the names of arrays that are the same for all samples: each batch has them whole.
 
     Raises:
         DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
@@ -74,23 +75,30 @@ class ArrayDataset:
         note: str | None = None,
         preprocessing: Preprocessing | None = None,
         table: TableDescription | None = None,
+        shared: Collection[str] = (),
     ):
         self.arrays = {name: _of_text(np.asarray(array)) for name, array in arrays.items()}
         self.classes = classes
         self.note = note
         self.preprocessing = preprocessing
         self.table = table
+        self.shared = frozenset(shared)
         if not self.arrays:
             raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
         for name, array in self.arrays.items():
             if array.dtype == object:
                 raise DataError(f"'{name}' holds Python objects; give an array of numbers, or of text")
-            if array.ndim == 0:
+            if array.ndim == 0 and name not in self.shared:
                 raise DataError(f"'{name}' is a single number; give an array with one entry per sample")
-        lengths = {name: len(array) for name, array in self.arrays.items()}
+        lengths = {name: len(array) for name, array in self.arrays.items() if name not in self.shared}
+        if not lengths:
+            raise DataError("no array of the data set has samples: each is the same for all of them")
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-            raise DataError(f"the arrays differ in their number of samples: {counts}; each sample needs one entry in every array")
+            raise DataError(
+                f"the arrays differ in their number of samples: {counts}; each sample needs one entry in every array, along its "
+                "axis 0"
+            )
         self._length = next(iter(lengths.values()))
         if self._length == 0:
             raise DataError("the data set is empty: its arrays have 0 samples")
@@ -100,7 +108,7 @@ class ArrayDataset:
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the samples at ``indices``, copied."""
-        return {name: array[indices] for name, array in self.arrays.items()}
+        return {name: array if name in self.shared else array[indices] for name, array in self.arrays.items()}
 
 
 def _of_text(array: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset
 from burnish.errors import DataError
+from burnish.installing import install_command
 
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
@@ -29,7 +30,7 @@ def digits_arrays(split: Literal["train", "test"] = "train") -> tuple[np.ndarray
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "digits: the images come with scikit-learn, which is not installed; pip install 'burnish[demo]'"
+            f"digits: the images come with scikit-learn, which is not installed; {install_command('sklearn')}"
         ) from error
     loaded = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(loaded.target))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
 from burnish.data.reading.ahead import ReadAhead
 from burnish.data.reading.frames import Request
@@ -34,6 +35,8 @@ class Loader:
             ``augment`` changes may depend on the whole batch, so that with it each worker reads the whole batch.
         processes: how many processes read batches ahead of the step that takes them; 0 reads in this one. The batches are the
             same. Arrays in memory are not read so. ``close`` ends the processes.
+        spec: what the program takes (``DataSpec.by(program)``): batches then come in the layout of its model, whose samples may
+            stand along another axis than the first. None: as the data set has them, samples first.
 
     Raises:
         ConfigurationError: a batch size below 1, or no batch at all because ``drop_last`` drops the only one; or a rank that is
@@ -51,6 +54,7 @@ class Loader:
         rank: int = 0,
         workers: int = 1,
         processes: int = 0,
+        spec: DataSpec | None = None,
     ):
         if not is_whole(processes) or processes < 0:
             raise ConfigurationError(f"processes={processes!r}: give a whole number of reading processes, 0 or more")
@@ -68,6 +72,7 @@ class Loader:
         self.augment = augment
         self.rank = rank
         self.workers = workers
+        self.spec = spec
         if len(self) == 0:
             raise ConfigurationError(
                 f"batch_size={batch_size} leaves no batch: the data set has {len(dataset)} samples; "
@@ -90,7 +95,7 @@ class Loader:
         return np.random.default_rng((self.seed, ORDER, epoch)).permutation(len(self.dataset)).astype(np.int64)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on.
+        """Yield the batches of an epoch, or this worker's parts of them, from batch number ``start`` on, as the model takes them.
 
         Raises:
             DataError: what the data set raises; or a reading process has ended.
@@ -107,11 +112,18 @@ class Loader:
         for number, part, batch in zip(numbers, parts, batches, strict=True):
             if self.augment is not None:
                 batch = self.augment(batch, np.random.default_rng((self.seed, AUGMENTATION, epoch, number)))
-            if reads_whole:
-                own = self._part(number)
-                yield batch if self.workers == 1 else {name: array[own] for name, array in batch.items()}
-            else:
-                yield batch if part.start != part.stop else {name: array[:0] for name, array in batch.items()}
+            if reads_whole and self.workers > 1:
+                batch = self._of_samples(batch, self._part(number))
+            elif part.start is not None and part.start == part.stop:
+                batch = self._of_samples(batch, slice(0, 0))
+            yield batch if self.spec is None else self.spec.to_model(batch)
+
+    def every(self, first: int, step: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield every ``step``-th whole batch of the first epoch, from number ``first`` on, without reading the others."""
+        order = self.order(0)
+        for number in range(first, len(self), step):
+            batch = self.dataset.batch(self._indices(order, number))
+            yield batch if self.spec is None else self.spec.to_model(batch)
 
     def samples_in(self, number: int) -> int:
         """Return how many samples a batch of all workers has, by its number."""
@@ -122,6 +134,11 @@ class Loader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def _of_samples(self, batch: dict[str, np.ndarray], part: slice) -> dict[str, np.ndarray]:
+        """These samples of a batch; what all samples have in common stays whole."""
+        shared = frozenset() if self.spec is None else self.spec.shared(batch)
+        return {name: array if name in shared else array[part] for name, array in batch.items()}
 
     def _indices(self, order: np.ndarray, number: int) -> np.ndarray:
         return order[number * self.batch_size : (number + 1) * self.batch_size]

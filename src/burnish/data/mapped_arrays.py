@@ -18,7 +18,8 @@ SUFFIX = ".npy"
 
 
 class MappedArrays:
-    """A folder with an array for each input, ``<input>.npy``; a single input may be ``x.npy``, and the labels ``y.npy``.
+    """A folder with an array for each input, ``<input>.npy``; a single input may be ``x.npy``, and the labels ``y.npy``. That
+    of an input without samples is taken whole.
 
     Arrays of inputs are mapped, and fitted to the model batch by batch; labels are read whole. Nothing is unpickled.
 
@@ -53,7 +54,9 @@ class MappedArrays:
                 read = np.array(_open(_file(path, label.name, "y", not spec.further_labels)))
                 self._labels[label.name], names = fit_label(read, label, self._source, classes, spec)
                 self.classes = self.classes or names
-        lengths = {name: len(array) for name, array in {**self._arrays, **self._labels}.items()}
+        self._shared = spec.shared(self._arrays)
+        held = {**self._arrays, **self._labels}
+        lengths = {name: len(array) for name, array in held.items() if name not in self._shared}
         if len(set(lengths.values())) != 1 or not all(lengths.values()):
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"{path}: its arrays hold {counts} samples; each sample needs one entry in every array")
@@ -82,13 +85,14 @@ class MappedArrays:
         indices = np.asarray(indices, np.int64)
         batch = {}
         for entry in self._entries:
-            array = np.asarray(self._arrays[entry.name][indices])
+            whole = self._arrays[entry.name]
+            array = np.asarray(whole if entry.name in self._shared else whole[indices])
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                wrong = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-                raise DataError(
-                    f"{self._paths[entry.name]}: sample {int(indices[wrong][0])} holds a NaN or infinite value; remove or "
-                    "repair it"
-                )
+                place = "it"
+                if entry.name not in self._shared:
+                    wrong = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                    place = f"sample {int(indices[wrong][0])}"
+                raise DataError(f"{self._paths[entry.name]}: {place} holds a NaN or infinite value; remove or repair it")
             batch[entry.name] = fit_data(array, entry, str(self._paths[entry.name]), self.preprocessing)
         return {**batch, **{name: labels[indices] for name, labels in self._labels.items()}}
 

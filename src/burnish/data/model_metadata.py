@@ -90,7 +90,9 @@ class DataDescription:
             entries[CLASSES] = list(self.classes)
         if self.numbers is not None:
             entries[CLASS_NUMBERS] = list(self.numbers)
-        return {key: json.dumps(value, ensure_ascii=False) for key, value in entries.items()}
+        # Of names of files that are no UTF-8 (lone surrogates) JSON's escapes hold all, and a model's metadata nothing.
+        texts = {key: json.dumps(value, ensure_ascii=False) for key, value in entries.items()}
+        return {key: text.encode("utf-8", "backslashreplace").decode() for key, text in texts.items()}
 
 
 def _entry(metadata: Mapping[str, str], key: str, kind: type, source: str) -> Any:

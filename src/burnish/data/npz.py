@@ -56,7 +56,7 @@ def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, p
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     try:
-        return ArrayDataset(chosen, names, _note(arrays, spec, path), described)
+        return ArrayDataset(chosen, names, _note(arrays, spec, path), described, shared=spec.shared(chosen))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -139,6 +139,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except MemoryError as error:
         raise DataError(f"{path}: its arrays take more memory than there is ({error}); give a part of them") from error
+    except PermissionError:
+        raise  # the file may be whole
     except _DAMAGE as error:
         if "pickle" in str(error):
             raise DataError(

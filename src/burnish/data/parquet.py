@@ -7,21 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from burnish.data.csv import LeftOut
 from burnish.data.missing import Missing, without_missing
 from burnish.errors import DataError
+from burnish.installing import install_command
 
 
-def read_parquet(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+def read_parquet(
+    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the columns of a file by name, numbers or text; and notes on its rows.
 
     Args:
         path: the file.
         missing: ``error``, or ``drop``: leave out and count the rows in which a value is missing.
+        left_out: which columns are not read, by the names of all.
 
     Raises:
         DataError: pyarrow is missing, no Parquet file, a nested column, or a missing value, by row and column.
     """
     read = _table(path)
+    read = {name: column for name, column in read.items() if name not in left_out(list(read))}
     gaps = {name: np.asarray(column.is_null(nan_is_null=True)) for name, column in read.items()}
     for name, column in read.items():
         if str(column.type) in ("float", "double", "halffloat"):
@@ -49,7 +55,9 @@ def _table(path: Path) -> dict[str, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f"{path}: Parquet files are read with pyarrow, which is not installed; pip install pyarrow") from error
+        raise DataError(
+            f"{path}: Parquet files are read with pyarrow, which is not installed; {install_command('pyarrow')}"
+        ) from error
     try:
         table = pyarrow.parquet.read_table(path)
         names = table.column_names

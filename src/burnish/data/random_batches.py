@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.program import Entry, Program, Role
+from burnish.program.layout import sample_extent
 
 DEFAULT_EXTENT = 8
 
@@ -16,14 +17,14 @@ DEFAULT_EXTENT = 8
 def random_batches(
     program: Program, batch_size: int = 4, seed: int = 0, extents: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches without end, each a function of the seed and its number alone.
+    """Yield batches without end in the layout of the model, each a function of the seed and its number alone.
 
     Floating-point data are normal; labels lie in the range that the loss takes; integer data are rows where the program knows of
     how many, and else 0 or 1, which indices of a table and masks both take.
 
     Args:
         program: what the batches are for.
-        batch_size: the extent of the symbolic first dimensions; raised to the next one that the normalization layers take.
+        batch_size: the extent of the symbolic dimensions of samples; raised to the next one that the normalization layers take.
         seed: a number of 0 or more.
         extents: of the other symbolic dimensions, by name; 8 where one is not given.
 
@@ -38,7 +39,7 @@ def random_batches(
         raise ConfigurationError(f"seed={seed}: give a seed of 0 or more")
     signature = program.signature["step"]
     entries = signature.inputs_of(Role.DATA, Role.LABEL)
-    first = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], str)}
+    first = {sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None}
     names = {extent for entry in entries for extent in entry.extents if isinstance(extent, str)}
     for name in chosen.keys() - names:
         raise ConfigurationError(f"extent: no input has a dimension '{name}'; symbolic are {', '.join(sorted(names)) or 'none'}")

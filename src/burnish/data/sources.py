@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from burnish.data.annotated.voc import has_masks, is_voc, open_voc
 from burnish.data.batches import Batches
 from burnish.data.column_images import ColumnImages, image_column
 from burnish.data.columns import columns_dataset, is_columnar, refuse_splits
-from burnish.data.csv import read_csv
+from burnish.data.csv import LeftOut, read_csv
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
@@ -89,7 +90,34 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    kind, path, text = data_kind(source), Path(source), as_text(text)
+    with reading(source):
+        return _opened(source, spec, label, classes, image_size, pixels, as_text(text), missing)
+
+
+@contextmanager
+def reading(source: object) -> Iterator[None]:
+    """Let what the system says of data that cannot be read be a ``DataError`` that names them."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename is not None and str(error.filename) != str(source)
+        what = f"'{error.filename}': {error.strerror}" if named else error.strerror or str(error)
+        raise DataError(
+            f"{source}: cannot be read ({what}); choose data that you may read, or change their permissions"
+        ) from error
+
+
+def _opened(
+    source: str | Path,
+    spec: DataSpec,
+    label: str | None,
+    classes: Sequence[str] | None,
+    image_size: tuple[int, int] | None,
+    pixels: PixelsLike | None,
+    text: Text | None,
+    missing: Missing,
+) -> Dataset:
+    kind, path = data_kind(source), Path(source)
     check_text(source, kind, text)
     if text is not None:
         refuse_pixels(source, kind, pixels)
@@ -115,13 +143,20 @@ def open_dataset(
     return table_dataset(columns, spec, label, str(path), classes, notes)
 
 
-def read_table(path: Path, missing: Missing = "error") -> tuple[dict[str, np.ndarray], list[str]]:
+def read_table(
+    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the columns of a ``.csv`` or ``.parquet`` file by name, and notes on its rows.
+
+    Args:
+        path: the file.
+        missing: what becomes of a row in which a value is missing.
+        left_out: which columns are not read, by the names of all.
 
     Raises:
         DataError: as ``read_csv`` and ``read_parquet``.
     """
-    return read_csv(path, missing) if data_kind(path) == "csv" else read_parquet(path, missing)
+    return (read_csv if data_kind(path) == "csv" else read_parquet)(path, missing, left_out)
 
 
 def check_text(source: str | Path, kind: Kind, text: Text | None) -> None:
@@ -192,7 +227,7 @@ def as_dataset(
     if text is not None and not isinstance(source, Dataset):
         return TextDataset(source, text, spec, classes=classes)
     if isinstance(source, Mapping):
-        return ArrayDataset(source)
+        return ArrayDataset(source, shared=spec.shared(source))
     if isinstance(source, tuple) and len(source) == 2:
         return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
     if isinstance(source, Dataset):

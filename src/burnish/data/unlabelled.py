@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from burnish.data.csv import HEADER
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
@@ -19,7 +20,7 @@ from burnish.data.missing import PREDICTED
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import check_text, data_kind, read_table, refuse_pixels
+from burnish.data.sources import check_text, data_kind, read_table, reading, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, filled_inputs
 from burnish.data.tar_shards import read_samples
 from burnish.data.text.dataset import TextDataset
@@ -76,8 +77,21 @@ def open_samples(
         ConfigurationError: no such pixels.
     """
     if isinstance(source, Mapping):
-        inputs = ArrayDataset({entry.name: _input(source, entry.name) for entry in spec.data})
+        given = {entry.name: _input(source, entry.name) for entry in spec.data}
+        inputs = ArrayDataset(given, shared=spec.shared(given))
         return Samples(inputs, "row", _rows(len(inputs)), None)
+    with reading(source):
+        return _opened(source, spec, label, image_size, pixels, text)
+
+
+def _opened(
+    source: str | Path,
+    spec: DataSpec,
+    label: str | None,
+    image_size: tuple[int, int] | None,
+    pixels: PixelsLike | None,
+    text: Text | None,
+) -> Samples:
     path = Path(source)
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
     kind = "images" if is_image else data_kind(source)
@@ -108,7 +122,7 @@ def open_samples(
         arrays, _ = spec.samples(arrays, str(source))
         note = f"{source}: {'; '.join(notes)}" if notes else None
     try:
-        dataset = ArrayDataset(arrays)
+        dataset = ArrayDataset(arrays, shared=spec.shared(arrays))
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
     return Samples(dataset, "row", _rows(len(dataset)), described, note)
@@ -118,15 +132,22 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
     """Return an array for each input, and what a person should know of them."""
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
-    columns, _ = read_table(Path(source), PREDICTED)
-    if label is not None and label not in columns:
-        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(columns)}")
+
+    def left_out(names: Sequence[str]) -> Collection[str]:
+        if label is not None and label not in names:
+            raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
+        if len(spec.data) > 1:
+            return set(names) - {entry.name for entry in spec.data}
+        if table is not None:
+            return set(names) - dict(table.columns).keys()
+        chosen = label or _guessed_label(names, spec, str(source))
+        return () if chosen is None else {chosen}
+
     table = spec.described.table
-    if len(spec.data) > 1 or table is not None:
-        return filled_inputs(columns, spec, str(source), table)
-    left_out = label or _guessed_label(list(columns), spec, str(source))
-    features = {name: column for name, column in columns.items() if name != left_out}
-    return filled_inputs(features, spec, str(source), None)
+    columns, notes = read_table(Path(source), PREDICTED, left_out)
+    doubt = [note for note in notes if note.startswith(HEADER)]
+    filled, unseen = filled_inputs(columns, spec, str(source), table)
+    return filled, doubt + unseen
 
 
 def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:

@@ -14,7 +14,7 @@ from burnish.graph import constant_array, describe_node, static_shape
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.sample_axes import rules as _rules  # noqa: F401  # registers the rules
 from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
-from burnish.sample_axes.inputs import sample_inputs
+from burnish.sample_axes.inputs import extents_of, input_axes
 from burnish.sample_axes.layouts import AXES, LAYOUTS, LONGEST, NUMBERS, Call, Layout, Untold
 
 
@@ -24,31 +24,38 @@ class Analysis:
     Args:
         graph: of a model, of standard operators; in order.
         data: the names of those of its inputs that are a batch. The others, parameters for example, are the same for every batch.
+        axes: of them that samples stand along, None for an input without samples; by default as they are marked.
 
     Attributes:
+        axes: as they were given, or are marked.
         counted: for the key of each factor that is a number of samples, the first input with such samples.
     """
 
-    def __init__(self, graph: ir.Graph, data: Collection[str]):
+    def __init__(self, graph: ir.Graph, data: Collection[str], axes: Mapping[str, int | None] | None = None):
         self._layouts: dict[ir.Value, Layout] = {}
         self._keys: dict[ir.Node, str] = {}
         inputs = {value.name or "": value for value in graph.inputs if value.name in data and value.shape is not None}
-        shapes = {name: _extents(value) for name, value in inputs.items()}
+        self.axes = {
+            name: axis for name, axis in (input_axes(inputs.values()) if axes is None else axes).items() if name in inputs
+        }
+        shapes = {name: extents_of(value) for name, value in inputs.items()}
         self.counted: dict[str, str] = {}
         samples: dict[str, Factor] = {}
-        for name in sample_inputs(shapes):
-            first = shapes[name][0]
-            symbol = first if isinstance(first, str) else ""
-            samples[name] = Factor(f"samples {symbol}", Kind.SAMPLES, first if isinstance(first, int) else None)
-            self.counted.setdefault(samples[name].key, name)
+        for name, axis in self.axes.items():
+            if axis is not None:
+                extent = shapes[name][axis]
+                symbol = extent if isinstance(extent, str) else ""
+                samples[name] = Factor(f"samples {symbol}", Kind.SAMPLES, extent if isinstance(extent, int) else None)
+                self.counted.setdefault(samples[name].key, name)
         self._fixes_samples = any(factor.extent is not None for factor in samples.values())
-        symbols = {str(shapes[name][0]): factor for name, factor in samples.items() if factor.extent is None}
+        symbols = {factor.key.partition(" ")[2]: factor for factor in samples.values() if factor.extent is None}
         for value in graph.inputs:
             name = value.name or ""
             if name in inputs:
-                axes = [_of_extent(extent, symbols) for extent in shapes[name]]
-                axes[:1] = [(samples[name],)] if name in samples else axes[:1]
-                self._layouts[value] = Layout(tuple(axes))
+                places = [_of_extent(extent, symbols) for extent in shapes[name]]
+                if (axis := self.axes.get(name)) is not None:
+                    places[axis] = (samples[name],)
+                self._layouts[value] = Layout(tuple(places))
             else:
                 self._layouts[value] = Layout(_declared(value, f"input {name}"), is_constant=name not in data)
         self.follow(graph)
@@ -151,15 +158,10 @@ def _numbers(call: Call) -> tuple[Number, ...] | None:
     return None if told is None or len(told) > LONGEST else told
 
 
-def _extents(value: ir.Value) -> list[int | str | None]:
-    assert value.shape is not None
-    return [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
-
-
 def _of_extent(extent: int | str | None, symbols: Mapping[str, Factor]) -> Axis:
     if isinstance(extent, int):
         return () if extent == 1 else (extent,)
-    return (symbols.get(str(extent)) or Factor(f"symbol {extent}", Kind.FIXED),)
+    return (symbols.get(extent or " ") or Factor(f"symbol {extent}", Kind.FIXED),)
 
 
 def _declared(value: ir.Value, key: str) -> Axes | None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from burnish.graph import FLOATING
-from burnish.graph.uses import read_by
+from burnish.graph.sample_axis_mark import has_sample_axis_mark, marked_sample_axis
+from burnish.graph.uses import ancestors_of, read_by
 from burnish.sample_axes.analysis import Analysis
 from burnish.sample_axes.extents import Axes, Axis, Factor, Kind
 from burnish.sample_axes.layouts import Call, Untold
 
-_OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
-_OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)
+OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
+OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)
+RECURRENT = ("RNN", "GRU", "LSTM")
 _EXPONENTIAL = ("Exp", "Softmax", "LogSoftmax")
 
 
@@ -29,35 +31,43 @@ class Mixing:
 
     Attributes:
         node: the node.
-        input: the name of the input whose first axis is that of these samples.
+        input: the name of the input that these samples are of.
+        axis: of that input, along which they stand.
     """
 
     node: ir.Node
     input: str
+    axis: int
 
 
 def mixing_nodes(graph: ir.Graph, outputs: Collection[ir.Value]) -> list[Mixing]:
     """Return the nodes that work along the axis of samples, of those that outputs with a row for each sample come from.
 
-    Only where the model says that the first axis of an input is that of samples: by the name of the extent, or as the only one
+    Only where the model says which axis of an input is that of samples: by a mark, by the name of the extent, or as the only one
     that is open. Of a sequence, a cloud of points or a graph it is another.
 
     Args:
         graph: of a model, of standard operators; in order. Its inputs are a batch.
         outputs: values of it.
     """
-    if not any(_names_samples(value, graph) for value in graph.inputs):
+    certain = {value.name or "" for value in graph.inputs if _names_samples(value, graph)}
+    if not certain:
         return []
     analysis = Analysis(graph, [value.name or "" for value in graph.inputs])
-    inputs = {value.name or "": value for value in graph.inputs}
-    known = {key: name for key, name in analysis.counted.items() if _names_samples(inputs[name], graph)}
+    return [_of_its_own_input(each, graph, analysis) for each in mixing_in(analysis, graph, outputs, certain)]
+
+
+def mixing_in(analysis: Analysis, graph: ir.Graph, outputs: Collection[ir.Value] | None, inputs: Collection[str]) -> list[Mixing]:
+    """Return the same of a graph that was analysed, for the samples of some inputs alone; without outputs, of all nodes."""
+    known = {key: name for key, name in analysis.counted.items() if name in inputs}
     for node in graph:
         known.update(_cut_apart(node, analysis, known))
-    rows = [value for value in outputs if (axes := analysis.layout(value).axes) and _samples_in(axes[:1], known)]
     mixing = []
-    before = _floating_before(rows)
+    before = None
+    if outputs is not None:
+        before = _floating_before([value for value in outputs if _samples_in(analysis.layout(value).axes or (), known)])
     for node in graph:
-        along = _ALONG.get(node.op_type) if node.domain == "" and node in before else None
+        along = _ALONG.get(node.op_type) if node.domain == "" and (before is None or node in before) else None
         if along is None:
             continue
         call = Call(node, [None if value is None else analysis.layout(value) for value in node.inputs], analysis)
@@ -66,17 +76,34 @@ def mixing_nodes(graph: ir.Graph, outputs: Collection[ir.Value]) -> list[Mixing]
         except (Untold, IndexError):
             continue
         if name is not None:
-            mixing.append(Mixing(node, name))
+            mixing.append(Mixing(node, name, analysis.axes[name] or 0))
+    return mixing
+
+
+def _of_its_own_input(mixing: Mixing, graph: ir.Graph, analysis: Analysis) -> Mixing:
+    """Name, of the inputs that have the same samples, the first that the node reads something of."""
+    before = ancestors_of(mixing.node.outputs[0])
+    values = {value.name or "": value for value in graph.inputs}
+    samples = {name: (analysis.layout(values[name]).axes or ())[axis] for name, axis in analysis.axes.items() if axis is not None}
+    for name, along in samples.items():
+        if along == samples[mixing.input] and values[name] in before:
+            return replace(mixing, input=name, axis=analysis.axes[name] or 0)
     return mixing
 
 
 def _names_samples(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether the first axis of an input is open, and certainly that of samples."""
-    if value.shape is None or not len(value.shape) or isinstance(value.shape[0], int):
+    """Whether an axis of an input is certainly that of samples, and open."""
+    if value.shape is None or not len(value.shape):
         return False
-    name = value.shape[0].value or ""
-    if _OF_SAMPLES.search(name) or _OF_OTHERS.search(name):
-        return bool(_OF_SAMPLES.search(name))
+    axis = marked_sample_axis(value)
+    extent = None if axis is None else value.shape[axis]
+    if extent is None or isinstance(extent, int):
+        return False
+    if has_sample_axis_mark(value):
+        return True
+    name = extent.value or ""
+    if OF_SAMPLES.search(name) or OF_OTHERS.search(name):
+        return bool(OF_SAMPLES.search(name))
     extents = [extent for other in graph.inputs if other.shape is not None for extent in other.shape.dims[1:]]
     firsts = {str(other.shape[0]) for other in graph.inputs if other.shape is not None and len(other.shape)}
     return firsts == {str(value.shape[0])} and all(isinstance(extent, int) and extent != 1 for extent in extents)
@@ -177,6 +204,14 @@ def _keys(call: Call) -> Axes:
     return (call.axes(1)[-2],)
 
 
+def _scanned(call: Call) -> Axes:
+    """The axes that are gone along, where each round reads what the one before it leaves."""
+    number = int(call.attribute("num_scan_inputs"))
+    states = len(call) - number
+    along = call.attribute("scan_input_axes", [0] * number)
+    return tuple(call.axes(states + index)[axis] for index, axis in enumerate(along)) if states else ()
+
+
 def _cumulated(call: Call) -> Axes:
     at = call.integers(1)
     return () if not at else (call.axes()[at[0] % call.rank()],)
@@ -189,12 +224,13 @@ _ALONG: dict[str, Callable[[Call], Axes]] = {
         [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare")], _reduced
     ),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), _extreme),
-    **dict.fromkeys(("RNN", "GRU", "LSTM"), _time),
+    **dict.fromkeys(RECURRENT, _time),
     "InstanceNormalization": lambda call: call.axes()[2:],
     "MatMul": _contracted,
     "Gemm": _contracted_by_gemm,
     "Einsum": _summed_by_einsum,
     "CumSum": _cumulated,
     "Attention": _keys,
+    "Scan": _scanned,
 }
 """The axes whose places go into one element of a result together."""

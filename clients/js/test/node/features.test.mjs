@@ -109,6 +109,10 @@ describe("cached features of a frozen backbone", () => {
     await refused(() => session.features({ y: batches[0].x }), InputError, /lacks the input 'x'.*instead it has 'y'/);
     await refused(() => session.step(batches[0]), InputError, /lacks the input '.*' .*; instead it has 'x': give what session.features, or a FeatureCache, returns/);
     assert.throws(() => new FeatureCache(session, { limit: -1 }), (error) => error instanceof ConfigurationError && /limit=-1/.test(error.message));
+    for (const [axis, what] of [[1, "its samples along axis 1"], [null, "no samples"]]) {
+      const elsewhere = { signature: { features: { outputs: [{ name: "steps", sample_axis: axis }] } } };
+      assert.throws(() => new FeatureCache(elsewhere), (error) => error instanceof ConfigurationError && error.message.startsWith(`The feature 'steps' has ${what}, and a cache keeps samples of the first: call session.features`));
+    }
     assert.equal(cache.computed, 0);
     await Promise.all([session.close(), other.close()]);
   });

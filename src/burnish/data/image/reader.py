@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from burnish.data.image.decoding import Picture, decode, pixels_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.errors import DataError
+from burnish.installing import install_command
 from burnish.program import Entry
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
@@ -43,7 +45,7 @@ class ImageReader:
         try:
             import PIL.Image  # noqa: F401
         except ImportError as error:
-            raise DataError(f"{source}: images are read with Pillow, which is not installed; pip install Pillow") from error
+            raise DataError(f"{source}: images are read with Pillow, which is not installed; {install_command('PIL')}") from error
         self.entry = entry
         self.preprocessing = preprocessing.for_images(entry, source)
         self._channels = 1 if self.preprocessing.channels == "gray" else 3
@@ -125,14 +127,24 @@ def reader_for(spec: DataSpec, source: str, size: tuple[int, int] | None = None,
 
 
 def image_files(folder: Path, suffixes: Collection[str] = SUFFIXES) -> list[Path]:
-    """Return the images in a folder and its subfolders, sorted; what is hidden, such as the copies of an editor, is left out."""
+    """Return the images in a folder and its subfolders, sorted; what is hidden, such as the copies of an editor, is left out.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
     return sorted(
         file
-        for file in folder.rglob("*")
+        for place, folders, names in os.walk(folder, onerror=_refuse)
+        for file in (Path(place, name) for name in (*folders, *names))
         if file.suffix.lower() in suffixes
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
         and file.is_file()
     )
+
+
+def _refuse(error: OSError) -> None:
+    """Raise what ``os.walk`` would pass over: images that cannot be read would be missing without a word."""
+    raise error
 
 
 def some_of(names: Iterable[object]) -> str:

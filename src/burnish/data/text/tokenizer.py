@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import DataError
+from burnish.installing import install_command
 
 AT_ONCE = 1000
 """Texts that are tokenized together."""
@@ -92,7 +93,7 @@ def _read(path: Path) -> Any:
         import tokenizers
     except ImportError as error:
         raise DataError(
-            f'{path}: tokenizers are read with a package that is not installed; pip install "burnish[text]"'
+            f"{path}: tokenizers are read with a package that is not installed; {install_command('tokenizers')}"
         ) from error
     try:
         text = path.read_text(encoding="utf-8")
