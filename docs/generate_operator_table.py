@@ -50,7 +50,9 @@ on integer and boolean values. Where a rule is needed and missing, `burnish.comp
 [GradientError](errors.md#gradienterror) that names the node; `burnish inspect` lists such nodes beforehand.
 
 Where the standard says what an operator means by a function of other operators, and there is no rule, it is written out in these
-where a gradient has to pass, so that operators of opsets that are newer than burnish train too.
+where a gradient has to pass, so that operators of opsets that are newer than burnish train too. So it is, in every graph, where a
+runtime doesn't load the operator's opset: what a program saves for ONNX Runtime is of opset 26 at most. What opsets 27 and
+28 added to older operators (`SpaceToDepth`, `Mod`, `Range`) is written in the forms of before when a model is read.
 
 Gradients flow through `If`, `Loop` (counted and while) and `Scan`, nested and of no iteration too, to their inputs and to
 what their bodies read of the graph around them: weights that a loop reads train. A loop keeps its states as each iteration began
@@ -62,12 +64,33 @@ a body has to be frozen. An `If` that the model's shapes decide, or
 is read.
 
 Sequences whose elements are known, lists that a loop puts together one by one (`outputs.append(y)` in a scripted PyTorch
-module), maps over them, and optional values that the model makes become tensors when it is read. A sequence or an optional
-value that is an input has no gradient.
+module), maps over them, and optional values that the model makes become tensors when it is read. An optional input is in every
+batch of a program, and a sequence as an input is refused; outputs that are sequences are left out of predictions, with a warning.
 
 `QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
 them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).
 `QLinearConv` and `QLinearMatMul` are written with these two around `Conv` and `MatMul` when a model is read.
+
+## Gradients at ties, bounds and zeros
+
+The standard does not say which subgradient an operator has. burnish takes these:
+
+| Operator | Gradient |
+|---|---|
+| `ReduceMax`, `ReduceMin` | equal extremes share it evenly; of PyTorch's `max(dim)` and `min(dim)` the first has it all |
+| `Max`, `Min` | equal operands share it evenly; of PyTorch's `clamp_min` and `clamp_max` the input has it all |
+| `Clip` | 0 on a bound; of PyTorch's `clamp` it passes there |
+| `Relu`, `Abs` | 0 at 0 |
+| `ReduceL2`; `Sqrt` or `Pow` of a sum of even powers or of powers of `Abs` | 0 where the sum is 0, as of `norm` and `std` |
+| `Sqrt` of a `Clip` from 0 | 0 at 0, as of `cdist` |
+| `Pow(0, p)` | 0 by the base for p = 0 and p > 1; 0 by the exponent for p ≥ 0 |
+| the bound of a length in PyTorch's `cosine_similarity` | passes below eps |
+
+Modules (`burnish.torch.wrap`, `torch.compile`) and files of the newer exporter note the call of PyTorch with each node. The
+older exporter does not: a `Clip` in its files counts as a clamp unless its bounds are 0 and 6 or -1 and 1, and a `ReduceMax` as
+`max(dim)` only while the file asks for the indices too. `atan2`, `sinc` and `xlogy` have PyTorch's gradients at 0 in modules
+alone: what the exporters write of `atan2` and `sinc` is 0/0 there. `tests/pytorch/test_subgradients.py` holds all of this to
+PyTorch.
 
 ## Older opsets
 

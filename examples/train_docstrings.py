@@ -3,10 +3,10 @@
 Every machine with Python has the texts. A tokenizer is trained on those to train on, and the command ``burnish`` trains a
 classifier, which is measured on docstrings that neither has seen. A regression over counted words is trained beside. With
 ``--pretrain-epochs`` a model first learns to fill gaps in the texts to train on, and the classifier goes on from there, which so
-few texts do not make better::
+few texts do not make better. In a checkout::
 
-    pip install "burnish[text,demo]"
-    python train_docstrings.py
+    pip install ".[text,demo]"
+    python examples/train_docstrings.py
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from burnish.cli.application import app
 from burnish.models import residual_network
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_SNIPPETS = [page for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".cfg", ".txt", ".json", ".csv", ""}
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -140,7 +140,7 @@ def test_every_folder_of_the_package_says_what_lives_there():
 
 @pytest.mark.slow
 def test_no_file_names_a_path_of_somebodys_machine():
-    folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", ".ci")]
+    folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "wheels", ".ci", ".github")]
     files = [path for folder in folders for path in folder.rglob("*") if not is_cached(path)]
     files += [path for path in ROOT.iterdir() if path.name not in ("LICENSE", ".git")]
     found = []

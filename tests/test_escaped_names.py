@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import warnings
 
 import numpy as np
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli import console
 from burnish.cli.application import app
-from burnish.errors import BurnishError, CarryOverWarning, ObjectiveWarning, UntrainedWeightsWarning, escaped
+from burnish.errors import BurnishError, CarryOverWarning, GradientError, ObjectiveWarning, UntrainedWeightsWarning, escaped
 from burnish.training.progress import Bar, Lines, Reached
 
 STEERING = "\x1b[31mred\nerror: forged\r\u202egnp\u2066\u200b\x9b2J\u2028\x7f\x00\t"
@@ -50,6 +51,16 @@ def test_warnings(warning):
     shown = warnings.formatwarning(warning, type(warning), "file.py", 1)
     assert WRITTEN in shown
     assert steers(shown) == []
+
+
+@pytest.mark.parametrize(
+    "raised", [UntrainedWeightsWarning("w stays", "options", {"w": "why"}), GradientError("no rule", "options")]
+)
+def test_processes_hand_over_what_they_raise(raised):
+    """Whether by pickling, or as test runners do, by making it anew of its arguments."""
+    again = pickle.loads(pickle.dumps(raised))
+    assert (type(again), vars(again)) == (type(raised), vars(raised))
+    assert str(again) == str(type(raised)(*raised.args)) == str(raised)
 
 
 def test_the_log(caplog):

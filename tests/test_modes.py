@@ -13,7 +13,7 @@ import pytest
 import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
-from burnish.modes import batch_normalizations, bind_inference, bind_training
+from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance, resolve_policies
 from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.random import KEY_DTYPE, KEY_SHAPE
@@ -33,7 +33,7 @@ def bound(norm, model=None):
         RunningVariance.ONNX,
         key,
         lambda: asked.append(step) or step,
-        data=("x",),
+        numbered_draws(graph, ["x"]),
     )
     return graph, {value.name for value in updated}, len(asked)
 

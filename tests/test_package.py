@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import inspect
 import json
 import subprocess
@@ -30,11 +31,44 @@ PUBLIC = (
 )
 
 
-def modules_after(code: str) -> set[str]:
-    """Run code in a fresh interpreter and return the top-level modules it left imported."""
-    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+NOT_AT_FIRST = {
+    "burnish.autodiff": "compiling differentiates",
+    "burnish.cli": "the command alone has it",
+    "burnish.compiler.from_model": "compiling does the work",
+    "burnish.compiler.executable": "a session that is opened lowers graphs",
+    "burnish.data": "a trainer reads data",
+    "burnish.distributed.options": "workers exchange",
+    "burnish.engines.onnxruntime": "a session that is opened has an engine",
+    "burnish.engines.torch": "a session that is opened has an engine",
+    "burnish.formats.export": "Session.export writes models",
+    "burnish.importer": "compiling reads models",
+    "burnish.losses": "compiling looks them up",
+    "burnish.metrics": "compiling looks them up",
+    "burnish.models": "a user asks for one",
+    "burnish.ops.rules": "compiling looks them up",
+    "burnish.optim": "compiling looks them up",
+    "burnish.passes": "compiling rewrites graphs",
+    "burnish.program.initialization": "a session that is opened starts from a state",
+    "burnish.surgery": "a user asks for it",
+    "burnish.training.trainer": "burnish.Trainer",
+    "numpy.random": "an initial state draws",
+    "onnx.reference": "an initial state is computed",
+    "onnxruntime": "a session that is opened has an engine",
+    "torch": "optional",
+}
+"""Modules that the names ``burnish.compile`` and ``burnish.Session`` leave unloaded, and the call that loads each."""
+
+
+def names_after(code: str) -> set[str]:
+    """Run code in a fresh interpreter and return the modules it left imported."""
+    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def modules_after(code: str) -> set[str]:
+    """The same of the top-level modules."""
+    return {name.partition(".")[0] for name in names_after(code)}
 
 
 def test_importing_burnish_imports_no_library():
@@ -46,6 +80,26 @@ def test_a_public_name_is_imported_when_it_is_used():
     modules = modules_after(code)
     assert "onnx_ir" in modules
     assert modules.isdisjoint(HEAVY)
+
+
+def test_what_compiles_and_opens_is_loaded_when_it_is_called():
+    """Their imports once took more than half as long as those of onnx, onnx_ir and onnxruntime together."""
+    loaded = names_after("import burnish; burnish.compile; burnish.Session")
+    assert {"burnish.compiler.compile", "burnish.training.session"} <= loaded
+    assert sorted(loaded & NOT_AT_FIRST.keys()) == []
+    # Each module is a file to find and to read. A few more do no harm; a package of rules does.
+    assert sum(name.partition(".")[0] == "burnish" for name in loaded) < 100
+    for name in NOT_AT_FIRST.keys() - {"torch"}:
+        assert importlib.util.find_spec(name) is not None, "a name that has moved would be missed above"
+
+
+@pytest.mark.parametrize("package", [burnish.training, burnish.distributed])
+def test_names_of_a_package_are_imported_when_they_are_used(package):
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
+        package.nothing  # noqa: B018
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

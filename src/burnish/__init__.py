@@ -4,9 +4,9 @@ Here are the public names, and no code of their own. They are imported when they
 ``burnish --help`` load no ONNX library. ``docs/architecture.md`` says what lives in which room.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from burnish.exports import exports
 from burnish.provided import PROVIDED
 from burnish.version import __version__
 
@@ -44,18 +44,20 @@ __all__ = [
     "surgery",
 ]
 
-_DEFINED_IN = {
-    "DataParallel": "burnish.distributed",
-    "MixedPrecision": "burnish.passes.precision",
-    "Program": "burnish.program",
-    "Session": "burnish.training",
-    "Trainer": "burnish.training",
-    "compile": "burnish.compiler.compile",
-    "finetune": "burnish.training.finetuning",
-    "grad": "burnish.compiler.gradient",
-    "load": "burnish.importer",
-    "lower": "burnish.compiler.standard",
-}
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "compiler.compile": "compile",
+        "compiler.gradient": "grad",
+        "compiler.standard": "lower",
+        "distributed": "DataParallel",
+        "importer": "load",
+        "passes.precision": "MixedPrecision",
+        "program": "Program",
+        "training": "Session Trainer",
+        "training.finetuning": "finetune",
+    },
+)
 
 PROVIDED |= {
     "Program.save": "burnish.formats.saving:save",
@@ -65,24 +67,3 @@ PROVIDED |= {
     "Program.package": "burnish.engines.packaging:write_package",
     "Program.measured_peak": "burnish.engines.onnxruntime.measured_step:measure",
 }
-
-
-def __getattr__(name: str) -> Any:
-    value = getattr(import_module(_DEFINED_IN[name]), name) if name in _DEFINED_IN else _submodule(name)
-    globals()[name] = value
-    return value
-
-
-def _submodule(name: str) -> Any:
-    path = f"{__name__}.{name}"
-    if not name.startswith("_"):
-        try:
-            return import_module(path)
-        except ModuleNotFoundError as error:
-            if error.name != path:
-                raise
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

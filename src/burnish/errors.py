@@ -127,10 +127,10 @@ class UntrainedWeightsWarning(_Escaped, UserWarning):
         weights: initializer name -> why, as a clause that names the operator in the way.
     """
 
-    def __init__(self, problem: str, options: str, weights: Mapping[str, str]):
-        super().__init__(f"{problem} ({options})")
+    def __init__(self, problem: str, options: str = "", weights: Mapping[str, str] | None = None):
+        super().__init__(f"{problem} ({options})" if options else problem)
         self.problem = problem
-        self.weights = dict(weights)
+        self.weights = dict(weights or {})
 
 
 class ObjectiveWarning(_Escaped, UserWarning):
@@ -145,8 +145,17 @@ class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 
 
+class KernelWarning(_Escaped, UserWarning):
+    """Kernels cannot be used, and an engine's usual operators run instead: there is no compiler, a library cannot be loaded, or
+    another user could have written it. The message says why."""
+
+
 class UnprunedLayersWarning(_Escaped, UserWarning):
     """Layers that were not named are not pruned, as the pattern does not fit them; the message says which."""
+
+
+class LayersInBodiesWarning(_Escaped, UserWarning):
+    """Layers in branches or loop bodies stay as they are where those of the graph around them change; the message says which."""
 
 
 class FixedBatchWarning(_Escaped, UserWarning):
@@ -154,7 +163,12 @@ class FixedBatchWarning(_Escaped, UserWarning):
 
 
 class HooksWarning(_Escaped, UserWarning):
-    """A module that is wrapped has submodules with hooks, which are not called."""
+    """A module that is wrapped has submodules with hooks, which are not called; or one that is compiled has hooks on "
+    "gradients."""
+
+
+class AttributesWarning(_Escaped, UserWarning):
+    """``forward`` of a PyTorch module sets attributes to what it computes, which a graph does not; the message says which."""
 
 
 def comes_again(error: BaseException) -> bool:

@@ -25,9 +25,19 @@ from burnish.graph import (
 )
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import is_used
-from burnish.norms import Auto, BatchStatistics, Frozen, NormPolicy, RunningVariance, Train, check_layer
+from burnish.norms import (
+    Auto,
+    BatchStatistics,
+    Frozen,
+    NormPolicy,
+    RunningVariance,
+    Train,
+    check_layer,
+    computes_statistics,
+    uses_the_batch,
+)
 from burnish.norms.branches import bind_layers, is_branching
-from burnish.norms.training import RunningStatistics, normalize
+from burnish.norms.training import RunningStatistics, normalize, normalize_without_statistics
 from burnish.ops import Operation, find_training_form
 from burnish.ops.normalization.statistics import per_channel
 from burnish.ops.recurrent import lacks_kernel
@@ -45,11 +55,15 @@ IN_A_BODY = Numbered(*[Places(problem="a branch or loop body draws for them")] *
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
-    """The batch normalization nodes of a graph and of the branches in it, in its order."""
+    """The batch normalization nodes of a graph and of the branches in it, in its order.
+
+    Those that compute the statistics they normalize with are none: they keep nothing, and do the same in every mode.
+    """
     layers = []
     for node in graph:
         if node.op_type == "BatchNormalization" and node.domain == "":
-            layers.append(node)
+            if not computes_statistics(node):
+                layers.append(node)
         elif is_branching(node):
             layers += [layer for body in bodies(node) for layer in batch_normalizations(body)]
     return layers
@@ -58,7 +72,20 @@ def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
 def batch_normalizations_in_loops(graph: ir.Graph) -> list[ir.Node]:
     """The batch normalization nodes in loop bodies of a graph, which run any number of times in a step."""
     run_once = {*batch_normalizations(graph)}
-    return [node for body in graph.subgraphs() for node in _nodes(body, NORMALIZATION) if node not in run_once]
+    inside = (node for body in graph.subgraphs() for node in _nodes(body, NORMALIZATION) if node not in run_once)
+    return [node for node in inside if not computes_statistics(node)]
+
+
+def numbered_draws(graph: ir.Graph, data: Collection[str]) -> dict[ir.Node, Numbered]:
+    """Return where samples stand in what each node draws, by which several workers draw those of their own.
+
+    Args:
+        graph: of standard operators; what others do with samples is not known. Draws in bodies are left out.
+        data: the names of the inputs that are a batch.
+    """
+    drawing = _nodes(graph, RANDOM_OPERATORS)
+    analysis = Analysis(graph, data) if drawing else None
+    return {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
 
 
 def bind_training(
@@ -67,7 +94,7 @@ def bind_training(
     running_variance: RunningVariance,
     key: ir.Value,
     step: Callable[[], ir.Value],
-    data: Collection[str],
+    places: Mapping[ir.Node, Numbered],
 ) -> dict[ir.Value, ir.Value]:
     """Specialize a graph to training, in place.
 
@@ -78,7 +105,7 @@ def bind_training(
         running_variance: which batch variance enters the running variance.
         key: the random key that is drawn from; every node that draws has a stream of its own.
         step: gives the step counter, an int64 scalar; called only when a policy changes over training.
-        data: the names of the inputs that are a batch: what is drawn says where in it the samples stand.
+        places: what ``numbered_draws`` returns of the graph.
 
     Returns:
         For every running statistic that a step updates, its next value.
@@ -89,11 +116,10 @@ def bind_training(
     """
     statistics = RunningStatistics(running_variance, policies, step)
     drawing = _nodes(graph, RANDOM_OPERATORS)
-    analysis = Analysis(graph, data) if drawing else None
-    places = {} if analysis is None else {node: numbered(analysis, node.outputs[0]) for node in drawing}
+    places = dict(places)
     key_of: dict[ir.Node, ir.Value] = {}
     bind_layers(graph, policies, statistics, _bind_layer)
-    _freeze_in_loops(graph)
+    _freeze_others(graph, policies)
     for body, inside in keys_in_bodies(graph, key, RANDOM_OPERATORS):
         for node in _nodes(body, RANDOM_OPERATORS):
             drawing.append(node)
@@ -123,13 +149,14 @@ def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], da
     """Specialize a graph to inference that is differentiated, in place: running statistics, no dropout, and training forms.
 
     Args:
-        graph, key, step, data: as for ``bind_training``; other nodes that draw at random draw from the key.
+        graph, key, step: as for ``bind_training``; other nodes that draw at random draw from the key.
+        data: as for ``numbered_draws``.
     """
     for body in (graph, *graph.subgraphs()):
         for node in _nodes(body, {"Dropout"}):
             _remove_dropout(node)
     policies: dict[ir.Node, NormPolicy] = dict.fromkeys(batch_normalizations(graph), Frozen())
-    bind_training(graph, policies, RunningVariance.ONNX, key, step, data)
+    bind_training(graph, policies, RunningVariance.ONNX, key, step, numbered_draws(graph, data))
 
 
 def bind_as_exported(graph: ir.Graph) -> None:
@@ -200,13 +227,18 @@ def _bind_layer(graph: ir.Graph, node: ir.Node, policy: NormPolicy, statistics: 
         _center(graph, node)
 
 
-def _freeze_in_loops(graph: ir.Graph) -> None:
-    for node in batch_normalizations_in_loops(graph):
-        body = node.graph
-        assert isinstance(body, ir.Graph)
-        body.opset_imports.update(graph.opset_imports)
-        _bind_frozen(node)
-        _center(body, node)
+def _freeze_others(graph: ir.Graph, policies: Container[ir.Node]) -> None:
+    """Bind the layers that no policy is for, in place: those in loops, and those that compute their statistics."""
+    for body in (graph, *graph.subgraphs()):
+        for node in _nodes(body, NORMALIZATION):
+            if node in policies:
+                continue
+            body.opset_imports.update(graph.opset_imports)
+            if body is graph and uses_the_batch(node):
+                replace_node(node, normalize_without_statistics(Builder(graph, before=node), node))
+                continue
+            _bind_frozen(node)
+            _center(body, node)
 
 
 def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:

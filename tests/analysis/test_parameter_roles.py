@@ -10,11 +10,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import burnish
+from burnish import surgery
 from burnish.analysis.parameter_roles import parameter_infos
 from burnish.models import residual_network
 from burnish.optim import ParameterInfo, ParameterKind
 from burnish.program.signature import Role
 from burnish.surgery import weight_normalize
+from oracles import layers_in_bodies
 
 WEIGHT, BIAS, NORMALIZATION, EMBEDDING = ParameterKind
 Node = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str, Any]]
@@ -39,10 +41,10 @@ def infos_of_nodes(
         "graph",
         [helper.make_tensor_value_info("x", dtype, x)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, rank * [None])],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+        [numpy_helper.from_array(array, name) for name, array in (*arrays.items(), ("two", np.array([2])))],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    return infos_of(burnish.compile(model, loss="mse"))
+    return infos_of(burnish.compile(model, loss="mse", trainable=list(weights)))
 
 
 def test_the_parameters_of_a_residual_network() -> None:
@@ -89,12 +91,12 @@ def test_the_parameters_of_a_residual_network() -> None:
             {"w0": (WEIGHT, 1, (0, 2, 3)), "w1": (BIAS, 1, ()), "w2": (NORMALIZATION, 1, ())},
         ),
         (
-            # A weight of one dimension, and one that is the sum of two: no rank and no single node says so.
+            # A weight of one dimension has no axes to tell apart; one that is the sum of two has those of both.
             [("Add", ["w0", "w1"], "s"), ("MatMul", ["x", "s"], "a"), ("MatMul", ["a", "w2"], "y")],
             {"w0": (3, 4), "w1": (3, 4), "w2": (4,)},
             ["N", 3],
             1,
-            {"w0": (WEIGHT, 1, ()), "w1": (WEIGHT, 1, ()), "w2": (WEIGHT, 2, ())},
+            {"w0": (WEIGHT, 1, (0,)), "w1": (WEIGHT, 1, (0,)), "w2": (WEIGHT, 2, ())},
         ),
         (
             [("Add", ["x", "w0"], "a"), ("LayerNormalization", ["a", "w1", "w2"], "b"), ("MatMul", ["b", "w3"], "y")],
@@ -103,8 +105,30 @@ def test_the_parameters_of_a_residual_network() -> None:
             3,
             {"w0": (EMBEDDING, 0, ()), "w1": (NORMALIZATION, 0, ()), "w2": (NORMALIZATION, 0, ()), "w3": (WEIGHT, 1, (0,))},
         ),
+        (
+            [("MatMul", ["w0", "w1"], "w"), ("MatMul", ["x", "w"], "a"), ("Einsum", ["a", "w2"], "y", {"equation": "ni,oi->no"})],
+            {"w0": (3, 2), "w1": (2, 4), "w2": (5, 4)},
+            ["N", 3],
+            2,
+            # Of the factors of a weight each sums over its own rows.
+            {"w0": (WEIGHT, 1, (0,)), "w1": (WEIGHT, 1, (0,)), "w2": (WEIGHT, 2, (1,))},
+        ),
+        (
+            [
+                ("Unsqueeze", ["w0", "two"], "k"),
+                ("Tanh", ["k"], "t"),
+                ("Conv", ["x", "t"], "a"),
+                ("Flatten", ["a"], "f"),
+                ("Concat", ["w1", "w2"], "c", {"axis": 0}),
+                ("Gemm", ["f", "c"], "y", {"transB": 1}),
+            ],
+            {"w0": (2, 3, 3), "w1": (2, 4), "w2": (3, 4)},
+            ["N", 3, 1, 4],
+            2,
+            {"w0": (WEIGHT, 1, (1, 2)), "w1": (WEIGHT, 2, (1,)), "w2": (WEIGHT, 2, (1,))},
+        ),
     ],
-    ids=["dense", "transposed", "convolution", "computed", "layer-normalization"],
+    ids=["dense", "transposed", "convolution", "computed", "layer-normalization", "factors", "unsqueezed and joined"],
 )
 def test_what_each_parameter_is_for(
     nodes: Sequence[Node], weights: dict[str, tuple[int, ...]], x: Sequence[Any], rank: int, expected: dict[str, tuple[Any, ...]]
@@ -127,7 +151,44 @@ def test_an_embedding_is_the_first_layer() -> None:
 def test_both_parts_of_a_normalized_weight_are_weights() -> None:
     model = weight_normalize(residual_network(width=4, blocks=(1,)))
     infos = infos_of(burnish.compile(model))
-    parts = [info for name, info in infos.items() if name.endswith(("_g", "_v"))]
+    parts = {name: info for name, info in infos.items() if name.endswith(("_g", "_v"))}
     assert len(parts) >= 4
-    assert {info.kind for info in parts} == {WEIGHT}
-    assert {info.input_axes for info in parts} == {()}
+    assert {info.kind for info in parts.values()} == {WEIGHT}
+    for name, info in parts.items():
+        # The direction has the axes of the weight; the length has one number for each output.
+        assert bool(info.input_axes) == name.endswith("_v"), name
+
+
+def test_masked_and_quantized_weights_have_the_axes_of_the_layer() -> None:
+    model = residual_network(width=4, blocks=(1,))
+    plain = infos_of(burnish.compile(model))
+    for source, masked in ((surgery.prune(model, 0.5), "fixed"), (surgery.prune(model, 0.5, end=3), "changing")):
+        infos = infos_of(burnish.compile(source))
+        for name, info in plain.items():
+            assert infos[name].input_axes == info.input_axes, name
+            assert infos[name].masked == (masked if len(info.shape) > 1 else "no"), name
+    for weights in ("int8 per channel", "int4"):
+        infos = infos_of(burnish.compile(surgery.quantize(model, weights, activations=None)))
+        assert all(infos[name].input_axes == info.input_axes for name, info in plain.items() if name in infos)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_blocks_of_a_quantized_weight_lead_back_to_its_axes(transposed: int) -> None:
+    shape = (4, 32) if transposed else (32, 4)
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w"], ["y"], transB=transposed)],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(np.random.default_rng(0).normal(size=shape).astype(np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    infos = infos_of(burnish.compile(surgery.quantize(model, "int4 blocks of 32", activations=None)))
+    assert infos["w"].input_axes == (transposed,)
+
+
+@pytest.mark.parametrize("kind", ["branches", "scanned"])
+def test_weights_that_bodies_read_are_those_of_the_layers_in_them(kind: str) -> None:
+    infos = infos_of(burnish.compile(layers_in_bodies.model(kind)))
+    assert {name: info.input_axes for name, info in infos.items()} == dict.fromkeys(infos, (0,))
+    assert max(infos.values(), key=lambda info: info.depth).name == "head_weight"

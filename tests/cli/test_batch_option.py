@@ -7,7 +7,9 @@ import json
 import numpy as np
 import onnx
 import pytest
+import typer
 
+from burnish.cli.compilation_values import read_sample_axis
 from burnish.program import Program
 
 
@@ -63,3 +65,40 @@ def test_a_program_has_its_own(run, single):
         "--batch says how a model is compiled"
         in run("train", "program", "--data", "samples.npz", "-o", "run", "--batch", "open", code=2).stderr
     )
+
+
+def test_the_axis_of_samples_is_said_and_kept(run, folder):
+    model = onnx.parser.parse_model("""
+<ir_version: 10, opset_import: ["": 21]>
+shared (float[steps, s1, 2] x, float[steps, 1, 2] places) => (float[steps, s1, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
+  placed = Add(x, places)
+  y = MatMul(placed, w)
+}""")
+    onnx.save(model, "shared.onnx")
+    rng = np.random.default_rng(0)
+    data = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in {"x": (11, 4, 2), "places": (4, 1, 2)}.items()}
+    np.savez("data.npz", targets=rng.standard_normal((11, 4, 2)).astype(np.float32), **data)
+    axes = ("--sample-axis", "x=1", "--sample-axis", "places=none")
+    run("predict", "shared.onnx", "data.npz", *axes, "--batch-size", "4", "-o", "said.npz")
+    expected = (data["x"] + data["places"].transpose(1, 0, 2)) @ np.array([[1, 2], [3, 4]], np.float32)
+    assert np.allclose(np.load("said.npz")["y"], expected, atol=1e-5)
+    run("train", "shared.onnx", "--data", "data.npz", "-o", "run", "--loss", "mse", "--batch-size", "4", "--lr", "0", *axes)
+    for kept in ("run", "run/tuned.onnx"):
+        run("predict", kept, "data.npz", "-o", "kept.npz")
+        assert np.allclose(np.load("kept.npz")["y"], expected, atol=1e-5)
+    assert "sample_axis: 'run' is of a program" in run("predict", "run", "data.npz", *axes, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(["x:1"], "write NAME=AXIS"), (["x=-1"], "write NAME=AXIS"), (["x=1", "x=0"], "'x' has an axis already")],
+)
+def test_an_axis_that_is_written_otherwise_is_refused(text, said):
+    with pytest.raises(typer.BadParameter, match=said):
+        read_sample_axis(text)
+
+
+def test_axes_are_read_as_compile_takes_them():
+    assert read_sample_axis([]) is None
+    assert read_sample_axis(["1"]) == 1
+    assert read_sample_axis(["x=1", "grid=none"]) == {"x": 1, "grid": None}

@@ -36,8 +36,9 @@ def test_gradients_that_are_right(run, folder):
 
 def test_only_whether_it_trains(run, folder):
     printed = run("check", "model.onnx", "--no-gradients").stdout
-    assert printed.count("\n") == 1
+    assert printed.count("\n") == 2
     assert "can be trained" in printed
+    assert "predict computes what model.onnx computes" in printed
 
 
 def test_a_wrong_gradient_is_named_and_ends_with_1(run, curved, monkeypatch):

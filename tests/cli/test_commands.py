@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
+import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +17,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from typer.testing import CliRunner
 
 import burnish
+from burnish.cli.application import app
 from burnish.cli.console import output
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, ObjectiveWarning
+from burnish.formats import file_writing
 from burnish.graph import Builder
+from burnish.models import residual_network
 from burnish.optim import schedules
 from burnish.program import Program, Role
 
@@ -79,13 +86,15 @@ def test_a_run_is_not_overwritten_unasked(run, folder):
 def test_resuming_a_finished_run_says_so(run, folder):
     run(*TRAIN, "--lr", "0.01")
     before = (folder / "runs/model/tuned.onnx").read_bytes()
-    text = run(*TRAIN, "--resume", "--schedule", "cosine", "--reinitialize", "kaiming").stdout
+    text = run(*TRAIN, "--resume", "--lr", "0.1", "--schedule", "cosine", "--reinitialize", "kaiming").stdout
     assert "'runs/model': already finished after 3 steps; nothing to train: raise epochs (--epochs) above 1" in text
     assert "--lr 0.1 is taken from here on; the run was started with 0.01" in text
     assert "--schedule cosine is taken from here on; the run was started with constant" in text
     assert "--reinitialize is not taken" in text
     assert (folder / "runs/model/tuned.onnx").read_bytes() == before
-    assert "is taken from here on" not in run(*TRAIN, "--lr", "0.01", "--resume", "--epochs", "2").stdout
+    text = run(*TRAIN, "--lr", "0.1", "--schedule", "cosine", "--resume", "--epochs", "1").stdout
+    assert "is taken from here on; the run was started with 0.01" in text
+    assert "taken from here on: " not in text
 
 
 def test_the_schedule_of_a_run_is_in_its_program(run, folder):
@@ -136,7 +145,7 @@ def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
     first, following = rates(folder / "runs/model")[:3], rates(folder / "runs/model")[3:]
     assert first == pytest.approx([0.5 * (3 - t) / 3 for t in range(3)])
     assert following == pytest.approx([0.5 * (9 - t) / 9 for t in range(3, 9)])
-    text = run(*TRAIN, "--lr", "0.25", "--epochs", "4", "--resume").stdout
+    text = run(*TRAIN, "--lr", "0.25", "--schedule", "constant", "--epochs", "4", "--resume").stdout
     assert "--lr 0.25 is taken from here on; the run was started with 0.5" in text
     assert rates(folder / "runs/model")[9:] == [0.25] * 3
     # What was saved before can still be exported, with the program as it is now.
@@ -431,7 +440,7 @@ def test_a_loss_that_is_not_finite(run, folder, kernels):
     np.savez("data.npz", x=arrays["x"] * np.float32(1e37), y=arrays["y"])
     result = run(*TRAIN, *kernels, code=1)
     assert re.search(r"error: .*Training stopped in epoch 1, batch \d", result.stderr)
-    assert "Try a learning rate below 0.1, such as 0.01" in result.stderr
+    assert "The run begins with it, before a step is taken, so that no learning rate changes it" in result.stderr
 
 
 def test_version(run):
@@ -466,3 +475,147 @@ def test_the_option_tables_name_every_option_once(run):
 def test_names_are_printed_as_they_are(capsys):
     output().print("a:x:b [red]c")
     assert capsys.readouterr().out == "a:x:b [red]c\n"
+
+
+def test_a_resumed_run_takes_the_options_that_it_was_started_with(run, folder):
+    options = ("--lr", "0.05", "--optimizer", "adam", "--eval-data", "data.npz", "--norm", "frozen", "--seed", "3")
+    run(*TRAIN, *options, "--epochs", "2", "-o", "whole")
+    run(*TRAIN, *options, "--epochs", "1", "-o", "parts")
+    text = run("train", "model.onnx", "-o", "parts", "--resume", "--epochs", "2").stdout
+    assert "epoch 2/2" in text
+    assert "is taken from here on" not in text
+    assert (folder / "parts/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
+    assert "epoch 3/3" in run("train", "-o", "parts", "--resume", "--epochs", "3").stdout  # and the model with them
+    written = tomllib.loads((folder / "parts/run.toml").read_text())["train"]
+    assert written["epochs"] == 3
+    assert written["norm"] == ["frozen"]
+
+
+def test_an_option_that_a_run_was_started_otherwise_with_is_named(run, folder):
+    run(*TRAIN, "--epochs", "1", "-o", "run", "--optimizer", "sgd", "--momentum", "0.5")
+    text = run("train", "-o", "run", "--resume", "--epochs", "2", "--momentum", "0.9", code=1).stderr
+    assert "This command has other options than the run: --momentum 0.9 (the run was started with 0.5); --epochs 2" in text
+    text = run("train", "-o", "run", "--resume", "--batch-size", "4", code=1).stderr
+    assert "--batch-size 4 (the run was started with 8)" in text
+    text = run("train", "other.onnx", "-o", "run", "--resume", code=1).stderr
+    assert "there is no file 'other.onnx'" in text
+    text = run("train", "-o", "run", "--resume", "--epochs", "2", "--threads", "2").stdout
+    assert "taken from here on: --threads 2 (the run was started with 1)" in text
+
+
+def test_nothing_of_a_run_of_another_command_is_left_where_it_is_overwritten(run, folder):
+    tune = ("finetune", "model.onnx", "--data", "data.npz", "--epochs", "2", "--lr", "0.01", "-o", "run", "--threads", "1")
+    run(*tune, "--unfreeze", "1")
+    assert {"finetune.json", "start.onnx", "stages"} <= {path.name for path in (folder / "run").iterdir()}
+    run(*TRAIN, "--epochs", "1", "-o", "run", "--overwrite")
+    left = {path.name for path in (folder / "run").iterdir()}
+    assert left.isdisjoint({"finetune.json", "start.onnx", "stages"})
+    assert {"tuned.onnx", "run.toml", "metrics.csv"} <= left
+    run(*tune, "--overwrite")
+    run("train", "run/start.onnx", *TRAIN[2:], "--epochs", "1", "-o", "run", "--overwrite")
+    assert (folder / "run" / "start.onnx").is_file()  # which it trained
+    assert not (folder / "run" / "finetune.json").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("predict", "run", "data.npz", "-o"), (*TRAIN, "--export"), ("quantize", "model.onnx", "--data", "data.npz", "-o")],
+)
+def test_data_are_not_overwritten(run, folder, command):
+    linked = folder / ("data.npz" if command[0] != "quantize" else "data.onnx")
+    if not linked.exists():
+        linked.symlink_to("data.npz")
+    before = (folder / "data.npz").read_bytes()
+    text = run(*command, linked.name, code=1).stderr
+    assert f"'{linked.name}' holds the data that are read: give the name of another file" in text
+    assert (folder / "data.npz").read_bytes() == before
+
+
+PLACES = [
+    (*TRAIN, "--export"),
+    (*TRAIN, "--report"),
+    ("export", "run", "-o"),
+    ("predict", "run", "data.npz", "-o"),
+    ("evaluate", "run", "data.npz", "-o"),
+    ("report", "run", "-o"),
+    ("compile", "model.onnx", "-o"),
+    ("quantize", "model.onnx", "--data", "data.npz", "-o"),
+    ("compare", "model.onnx", "--json"),
+]
+
+
+@pytest.mark.parametrize("command", PLACES, ids=lambda command: command[0] + command[-1])
+@pytest.mark.quick_cases(3)
+def test_a_place_for_a_result_is_checked_before_any_work(run, folder, command):
+    """A folder in place of a file, and a place inside of a file."""
+    run(*TRAIN, "-o", "run")
+    ending = {"predict": ".csv", "evaluate": ".csv", "report": ".html"}.get(command[0], ".onnx")
+    (folder / f"taken{ending}").mkdir()
+    message = run(*command, f"taken{ending}", code=1).stderr
+    assert f"{command[-1].replace('-o', '--output')}: 'taken{ending}' is a folder: give the name of a file" in message
+    assert (folder / f"taken{ending}").is_dir()
+    message = run(*command, f"data.npz/result{ending}", code=1).stderr
+    assert "data.npz' is a file, and no folder" in message or "Not a directory" in message
+    assert not (folder / "runs").exists()
+
+
+def test_the_results_of_a_run_that_is_overwritten_are_removed_and_nothing_else(run, folder, curves):
+    pytest.importorskip("tensorboardX")
+    options = ("--report", "run/first.html", "--profile", "--log", "tensorboard", "--tensorboard", "run/more")
+    run(*TRAIN, "-o", "run", *options)
+    for name in ("notes.txt", "events/mine.txt", "other.html"):
+        (folder / "run" / name).write_text("mine")
+    before = {path.relative_to(folder / "run") for path in (folder / "run").rglob("*") if path.is_file()}
+    assert Path("first.html") in before
+    assert Path("profile.csv") in before
+    run(*TRAIN, "-o", "run", "--lr", "1e30", "--overwrite", code=1)
+    after = {str(path.relative_to(folder / "run")) for path in (folder / "run").rglob("*") if path.is_file()}
+    assert {"notes.txt", "events/mine.txt", "other.html"} <= after
+    assert not after & {"first.html", "profile.csv", "profile.trace.json", "tuned.onnx", "checkpoints/best.safetensors"}
+    assert not [name for name in after if "tfevents" in name]
+
+
+def test_a_full_disk_is_one_line_whatever_is_written(run, folder, monkeypatch):
+    """At any file of a run: no traceback, and nothing half written."""
+    flushed = file_writing.flush_to_disk
+    for number in range(100):
+        left = number
+
+        def fill(path: Path) -> None:
+            nonlocal left
+            left -= not path.is_dir()
+            if left < 0 and not path.is_dir():
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            flushed(path)
+
+        monkeypatch.setattr(file_writing, "flush_to_disk", fill)
+        result = CliRunner().invoke(app, [*TRAIN, "-o", str(number), "--epochs", "2"])
+        assert not list((folder / str(number)).rglob("*.partial"))
+        if result.exit_code == 0:
+            break
+        assert isinstance(result.exception, SystemExit)
+        assert "No space left on device" in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert number > 6
+    assert (folder / str(number) / "tuned.onnx").is_file()
+
+
+def test_names_that_are_no_utf8_do_no_harm(run, folder):
+    odd = os.fsdecode(b"d\xff.npz")
+    os.replace("data.npz", odd)
+    run("train", "model.onnx", "--data", odd, "-o", "run", "--threads", "1", "--batch-size", "8")
+    assert "d\\\\udcff.npz" in (folder / "run/run.toml").read_text(encoding="utf-8")
+    assert "epoch 2/2" in run("train", "-o", "run", "--resume", "--epochs", "2").stdout
+    run("report", "run")
+    run("predict", "run", odd, "-o", os.fsdecode(b"out\xfe.csv"))
+
+
+def test_fewer_classes_than_outputs_are_said_and_named(run, folder):
+    ir.save(residual_network((1, 4, 4), classes=10, width=2, blocks=(1,)), folder / "model.onnx")
+    arrays = np.load("data.npz")
+    np.savez("data.npz", x=arrays["x"], y=np.array(["ant", "bee", "cat"])[arrays["y"]])
+    with pytest.warns(ObjectiveWarning, match="the model has outputs for 10 classes, and the data have 3 classes: .*finetune"):
+        run(*TRAIN, "-o", "run", "--epochs", "9", "--lr", "0.05")
+    said = run("predict", "run", "data.npz", "--top", "10").stdout
+    line = next(line for line in said.splitlines() if line.startswith("0 "))
+    assert {"ant", "bee", "cat", "3", "9"} <= set(line.split())

@@ -25,6 +25,7 @@ from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.training.finetuning import batches, plan, transfer
 from burnish.training.finetuning.planning import Stage, compiled
+from oracles import layers_in_bodies
 from oracles.small_networks import Network
 
 
@@ -258,3 +259,27 @@ def test_what_cannot_be_planned_is_refused(files):
     alone, _ = transfer(files / "net.onnx", files / "data.npz", freeze_until="head")
     with pytest.raises(ConfigurationError, match="nothing before the head is to train"):
         plan(alone, dataset, epochs=3, unfreeze="gradual")
+
+
+def test_weights_that_bodies_read_stand_before_the_head():
+    model, arrays = layers_in_bodies.model("scanned"), layers_in_bodies.batch("scanned", 24)
+    before = {"first_weight", "input_weight", "hidden_weight"}
+    alone, _ = transfer(model, arrays, freeze_until="head")
+    assert set(alone.frozen) == before
+    prepared, _ = transfer(model, arrays)
+    assert {name for layer in prepared.layers for name in layer} == before
+    inner, _ = transfer(model, arrays, freeze_until="hidden_weight")
+    assert set(inner.frozen) == {"first_weight", "input_weight"}
+    place = next(node.name for body in burnish.load(model).graph.subgraphs() for node in body if node.op_type == "Add")
+    assert set(transfer(model, arrays, freeze_until=place)[0].frozen) == before
+
+
+def test_a_weight_that_is_transposed_ahead_of_all_else_is_read_where_it_meets_the_data():
+    model, arrays = layers_in_bodies.model("scanned"), layers_in_bodies.batch("scanned", 24)
+    scan = next(node for node in model.graph.node if node.op_type == "Scan")
+    body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    reader = next(node for node in body.node if "input_weight" in node.input)
+    reader.input[1] = "turned"
+    model.graph.node.insert(0, onnx.helper.make_node("Transpose", ["input_weight"], ["turned"], perm=[1, 0]))
+    assert set(transfer(model, arrays, freeze_until="input_weight")[0].frozen) == {"first_weight"}
+    assert set(transfer(model, arrays, freeze_until="head")[0].frozen) == {"first_weight", "input_weight", "hidden_weight"}

@@ -79,7 +79,7 @@ def test_ctrl_c_ends_reading_processes_and_saves_the_run(folder, run):
     children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(children) == 2
     os.killpg(process.pid, signal.SIGINT)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=600)[0]
     assert process.returncode == 130
     assert "resume, and training goes on as if it had not stopped" in output
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from burnish.errors import ObjectiveWarning
 from burnish.ops import registry
+from oracles import classical_files, decoder_files, exporter_styles, sixteen_bit_files
 
 
 def test_inspect_prints_what_would_train(run):
@@ -270,3 +273,109 @@ def test_check_says_what_trains(run):
     assert re.search(r"model\.onnx can be trained: \d+ parameters in 11 tensors train", text)
     text = run("check", "model.onnx", "--trainable", "classifier.bias").stdout
     assert "3 parameters in 1 tensor train, 10 tensors stay as they are" in text
+
+
+def refused_models() -> dict[str, onnx.ModelProto]:
+    """Models that look trainable, and that compile refuses for what the graph alone does not tell."""
+    texts = {
+        "two outputs": "(float[n, 2] x) => (float[n, 3] y, float[n, 3] z) {s} {{ y = MatMul(x, w) z = Relu(y) }}",
+        "one class": "(float[n, 2] x) => (float[n, 1] z) {s} {{ y = MatMul(x, w) z = ReduceSum <keepdims = 1> (y, axis) }}",
+        "no axis of classes": "(float[n, 2] x) => (float[n] z) {s} {{ y = MatMul(x, w) z = ReduceSum <keepdims = 0> (y, axis) }}",
+        "no gradient": "(float[n, 2] x) => (float[n, 3] z) {s} {{ y = MatMul(x, w) z = Sign(y) }}",
+        "whole numbers": "(float[n, 2] x) => (int64[n, 1] z) {s} {{ y = MatMul(x, w) z = ArgMax <axis = 1> (y) }}",
+        "labels": "(float[n, 2] x, float[n, 3] labels) => (float[n, 3] z) {s} {{ y = MatMul(x, w) z = Add(y, labels) }}",
+    }
+    weights = "<float[2, 3] w = {1, 2, 3, 4, 5, 6}, int64[1] axis = {1}>"
+    heading = '<ir_version: 10, opset_import: ["": 21]> g '
+    return {name: onnx.parser.parse_model(heading + text.format(s=weights)) for name, text in texts.items()}
+
+
+MODELS = {
+    **refused_models(),
+    **{style.__name__: style() for style in (exporter_styles.tensorflow, exporter_styles.keras, exporter_styles.paddle)},
+    **{
+        f"{name} in {dtype}": sixteen_bit_files.single(name, dtype)
+        for name in ("mobile", "transformer")
+        for dtype in ("float16",)
+    },
+    "logistic regression": classical_files.logistic_regression([0, 1]),
+    "regression": classical_files.linear_regression(),
+    "columns": classical_files.of_columns(),
+    "quantized decoder": decoder_files.decoder(),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inspect_check_and_compile_give_one_verdict(run, folder, name):
+    onnx.save(MODELS[name], folder / "file.onnx")
+    verdict = json.loads(run("inspect", "file.onnx", "--json").stdout)["refused"]
+    said = run("inspect", "file.onnx").stdout
+    compiled = run("compile", "file.onnx", "-o", "program", code=int(verdict is not None))
+    checked = run("check", "file.onnx", "--no-gradients", code=int(verdict is not None))
+    assert (verdict is not None) == (name in {*refused_models(), "regression", "quantized decoder"})
+    approves = "Every operator between a parameter and the loss has a gradient." in said
+    assert approves == (verdict is None)
+    if verdict is not None:
+        assert f"error: {verdict}" in compiled.stderr
+        assert f"error: {verdict}" in checked.stderr
+
+
+def with_mean_image(mode: int = 0) -> onnx.ModelProto:
+    """A mean image, a convolution, batch normalization in a mode with statistics that were never updated, and a head."""
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+g (float[batch, 3, 6, 6] x) => (float[batch, 2] y) <float[4] scale = {{1, 1.2, 0.8, 1}}, float[4] bias = {{0.1, 0, 0, -0.1}},
+  float[4] mean = {{0, 0, 0, 0}}, float[4] var = {{1, 1, 1, 1}}, float[2, 4] head = {{1, -1, 0.5, 2, 0, 1, -1, 1}}> {{
+  centred = Sub (x, mean_image) c = Conv (centred, weight)
+  b{", bm, bv" if mode else ""} = BatchNormalization <training_mode = {mode}> (c, scale, bias, mean, var)
+  p = GlobalAveragePool (b) f = Flatten (p) y = Gemm <transB = 1> (f, head) }}""")
+    for name, shape in (("mean_image", (1, 3, 6, 6)), ("weight", (4, 3, 3, 3))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    return proto
+
+
+def test_check_compares_what_is_predicted_with_the_file(run, folder):
+    for mode in (0, 1):
+        onnx.save(with_mean_image(mode), folder / f"mode{mode}.onnx")
+    printed = " ".join(run("check", "mode0.onnx", "--no-gradients").output.split())
+    assert re.search(r"predict computes what mode0\.onnx computes, to \de[-+]\d+ of the largest output", printed)
+    result = " ".join(run("check", "mode1.onnx", "--no-gradients").output.split())
+    assert "predict does not compute what mode1.onnx computes: 'y' is off by" in result
+    assert "statistics, which were never updated: mean 0 and variance 1" in result
+
+
+def test_training_compares_with_the_file_on_its_first_batch(run, folder):
+    rng = np.random.default_rng(1)
+    np.savez(folder / "pictures.npz", x=rng.normal(size=(16, 3, 6, 6)).astype(np.float32), labels=np.arange(16) % 2)
+    for mode in (0, 1):
+        onnx.save(with_mean_image(mode), folder / f"mode{mode}.onnx")
+        options = ["--data", "pictures.npz", "-o", f"run{mode}", "--epochs", "1", "--batch-size", "4"]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            text = " ".join(run("train", f"mode{mode}.onnx", *options).output.split())
+        told = [str(warning.message) for warning in caught if issubclass(warning.category, ObjectiveWarning)]
+        assert ["predict does not compute what mode1.onnx computes" in message for message in told] == [True] * mode
+        assert "frozen: mean_image (preprocesses 'x'); train it with --trainable mean_image" in text
+
+
+def test_what_prepares_an_input_is_listed_and_trains_by_name(run, folder):
+    onnx.save(with_mean_image(), folder / "image.onnx")
+    printed = run("inspect", "image.onnx").stdout
+    assert "constants that prepare an input, which train only where trainable names them: 108 in 1 tensor" in printed
+    assert "preprocesses 'x'" in printed
+    for names, frozen in (((), True), (("mean_image",), False), (("*", "mean_image"), False)):
+        options = [option for name in names for option in ("--trainable", name)]
+        text = " ".join(run("check", "image.onnx", "--no-gradients", *options).output.split())
+        assert ("frozen: mean_image (preprocesses 'x'); train it with --trainable mean_image" in text) == frozen
+
+
+def test_a_shape_that_is_an_input_is_to_be_given_where_gradients_are_checked(run, folder, caplog):
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 3, 4] x, int64[3] s) => (float[a, b, c] y)
+        <float[4, 1] w = {1, 2, 3, 4}> { r = Reshape (x, s) y = MatMul (r, w) }""")
+    onnx.save(model, folder / "shaped.onnx")
+    text = " ".join(run("check", "shaped.onnx", "--loss", "mse", code=1).output.split())
+    assert "on a random batch, which may be at fault" in text
+    assert "Where 's' says a shape or a length, give it one: --bind 's=[...]'" in text
+    assert not caplog.records  # of what reads a node by itself
+    assert "all gradients agree" in run("check", "shaped.onnx", "--loss", "mse", "--bind", "s=[0,3,4]").stdout

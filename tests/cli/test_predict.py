@@ -79,7 +79,7 @@ def test_a_run_its_checkpoint_and_its_export_agree(run, images):
 
 
 @pytest.mark.slow
-def test_what_is_printed(run, images):
+def test_what_is_printed(run, images, monkeypatch):
     run(*TRAIN)
     lines = run("predict", "run", "images/bee/1.png").stdout.splitlines()
     assert lines[0] == "the run 'run', latest state after 3 steps; images/bee/1.png: 1 sample"
@@ -91,7 +91,11 @@ def test_what_is_printed(run, images):
     assert 1 / 3 <= float(probability) <= 1
     for index in range(30):
         shutil.copy("images/ant/0.png", f"images/ant/more{index}.png")
-    assert "and 19 samples more (-o writes all)" in run("predict", "run", "images").stdout
+    everything = run("predict", "run", "images").stdout.splitlines()
+    assert len([line for line in everything if "images" in line.split()[0] and ".png" in line.split()[0]]) == 39
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert "and 19 samples more (-o or a pipe writes all)" in run("predict", "run", "images").stdout
+    monkeypatch.delenv("FORCE_COLOR")
     assert "the run 'run', best state" in run("predict", "run", "images/ant", "--best").stdout
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+
+from burnish.cli import main
 
 BURNISH = (sys.executable, "-m", "burnish")
 MANY_EPOCHS = 10_000
@@ -43,7 +47,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder
             if line.startswith("epoch "):
                 break
         process.send_signal(signal.SIGINT)
-        remaining, message = process.communicate(timeout=120)
+        remaining, message = process.communicate(timeout=600)
     assert process.returncode == 130, remaining + message
     assert "Traceback" not in message
     assert "Everything is saved in 'parts/checkpoints/latest.safetensors'" in message
@@ -76,7 +80,79 @@ print(sorted(libraries & set(sys.modules)))
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch, capsys):
+    class Interrupted(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "burnish.cli.application", Interrupted("burnish.cli.application"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "Stopped.\n")
+
+
 def test_an_unknown_command_exits_with_2():
     result = subprocess.run([*BURNISH, "paint"], capture_output=True, text=True, env=environment())
     assert result.returncode == 2
     assert "No such command 'paint'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("inspect", "model.onnx"),
+        ("inspect", "model.onnx", "--json"),
+        ("check", "model.onnx", "--no-gradients"),
+        ("predict", "run", "data.npz"),
+        ("evaluate", "run", "data.npz"),
+        ("train", "model.onnx", "--data", "data.npz", "-o", "other", "--epochs", "3"),
+    ],
+    ids=lambda command: " ".join(command[:1] + command[2:3]),
+)
+@pytest.mark.quick_cases(2)
+def test_output_that_nobody_takes(run, folder, command):
+    """A reader that goes away stops nothing; a closed or a full output leaves no traceback."""
+    run("train", "model.onnx", "--data", "data.npz", "-o", "run", "--threads", "1")
+    line = shlex.join([*BURNISH, *command])
+    for form in ("{} | true", "{} >&-", "{} > /dev/full", "{} 2>&-"):
+        shutil.rmtree("other", ignore_errors=True)
+        done = subprocess.run(["bash", "-c", form.format(line)], capture_output=True, text=True, env=environment(), check=False)
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+        if form.endswith("full"):
+            assert done.returncode
+            assert "No space left on device" in done.stderr
+        else:
+            assert done.returncode == 0
+            assert command[0] != "train" or (folder / "other/tuned.onnx").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_help_that_nobody_takes_is_an_error_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*BURNISH, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: No space left on device")
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_launcher_that_is_killed_and_one_process_runs_in_a_folder(run, folder):
+    generator = np.random.default_rng(1)
+    np.savez("many.npz", x=generator.normal(size=(100, 4, 4)).astype(np.float32), y=generator.integers(0, 3, 100))
+    command = [*BURNISH, *arguments("parts", MANY_EPOCHS), "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()) as process:
+        for line in process.stdout:
+            if line.startswith("epoch "):
+                break
+        try:
+            refused = run(*arguments("parts", 1), "--resume", "--workers", "1", code=1).stderr
+        finally:
+            process.kill()
+        process.stdout.read()  # until the workers have ended, too
+    assert "A run is going on in 'parts', in process " in refused
+    epochs = int(rows(folder / "parts")[-1][1])
+    run(*arguments("parts", epochs + 1), "--resume", "--workers", "1")
+    steps = [int(row[0]) for row in rows(folder / "parts")[1:]]
+    assert steps == sorted(set(steps))

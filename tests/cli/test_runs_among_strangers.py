@@ -84,7 +84,7 @@ def free_port() -> str:
 
 
 def of_machine(rank: int, port: str, *options: str) -> list[str]:
-    place = f"--nodes 2 --node-rank {rank} --master-address 127.0.0.1 --master-port {port} --worker-timeout 20"
+    place = f"--nodes 2 --node-rank {rank} --master-address 127.0.0.1 --master-port {port} --worker-timeout 120"
     return [*arguments("run", *options), *place.split()]
 
 
@@ -126,7 +126,7 @@ def notes(environment: dict[str, str], kind: str) -> list[str]:
 )
 def test_on_one_machine_nothing_is_unpickled(data, no_pickles, share):
     (process,) = started(arguments("run", "--workers", "2"), **no_pickles, BURNISH_SHARED_MEMORY=share)
-    assert process.communicate(timeout=120)[1] == ""
+    assert process.communicate(timeout=600)[1] == ""
     assert process.returncode == 0
     assert len(notes(no_pickles, "started")) >= 3
     assert notes(no_pickles, "unpickled") == []
@@ -137,7 +137,7 @@ def test_on_two_machines_nothing_is_unpickled_and_the_figures_are_those_of_one(r
     port = free_port()
     machines = started(*(of_machine(rank, port, "--workers", "2") for rank in (1, 0)), **no_pickles)
     for process in machines:
-        assert process.communicate(timeout=120)[1] == ""
+        assert process.communicate(timeout=600)[1] == ""
         assert process.returncode == 0
     assert len(notes(no_pickles, "started")) >= 6
     assert notes(no_pickles, "unpickled") == []
@@ -191,7 +191,7 @@ def test_on_one_machine_no_process_of_a_run_has_a_network_address(data, share):
     modes = [Path(folder).stat() for folder in folders]
     sockets = {pid: sockets_of(pid) for pid in (process.pid, *workers)}
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert sockets == {process.pid: [], **{worker: [] for worker in workers}}
     assert len(workers) == 2
     ((folder,), (status,)) = map(Path, folders), modes
@@ -204,14 +204,14 @@ def test_a_wrong_secret_is_said_on_the_machine_that_has_it_and_the_run_waits_for
     port = free_port()
     (first,) = started(of_machine(0, port, "--max-restarts", "2"), BURNISH_SECRET=SECRET)
     (wrong,) = started(of_machine(1, port, "--max-restarts", "2"), BURNISH_SECRET="another secret of ours")
-    _, said = wrong.communicate(timeout=120)
+    _, said = wrong.communicate(timeout=600)
     assert wrong.returncode == 1
     refused = r"\[rank 1\] error: Rank 1 is not let in at 127\.0\.0\.1:\d+: its BURNISH_SECRET is not that of rank 0\. .*\n"
     assert re.fullmatch(refused, said), said
     assert first.poll() is None
     (right,) = started(of_machine(1, port), BURNISH_SECRET=SECRET)
     for process in (first, right):
-        assert process.communicate(timeout=120)[1] == ""
+        assert process.communicate(timeout=600)[1] == ""
         assert process.returncode == 0
 
 
@@ -237,7 +237,7 @@ def test_ctrl_c_on_one_machine_stops_both_behind_the_same_step_and_saves(data):
     )
     assert any(line.startswith("epoch ") for line in machines[0].stdout)
     machines[1].send_signal(signal.SIGINT)
-    first, second = [process.communicate(timeout=120)[1] for process in machines]
+    first, second = [process.communicate(timeout=600)[1] for process in machines]
     assert [process.returncode for process in machines] == [130, 130]
     assert "is saved in" in first
     assert second == ""

@@ -57,7 +57,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_same_end(ru
             if line.startswith("epoch "):
                 break
         os.kill(children_of(process)[-1], signal.SIGKILL)
-        remaining, message = process.communicate(timeout=120)
+        remaining, message = process.communicate(timeout=600)
     assert process.returncode == 1, remaining + message
     assert re.search(r"error: Rank [01] \(process \d+\) was ended by SIGKILL, and the others were stopped\.", message)
     assert message.strip().endswith("burnish " + " ".join([*killed, "--epochs", "100000", "--resume"]))
@@ -140,7 +140,7 @@ def test_what_stops_the_launcher_stops_the_workers_and_the_run_goes_on_with_any_
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         else:
             process.send_signal(signal.SIGTERM)
-        _, message = process.communicate(timeout=120)
+        _, message = process.communicate(timeout=600)
     assert process.returncode == (130 if name == "SIGINT" else 143), message
     assert len(workers) == 2
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
@@ -170,7 +170,7 @@ def test_restarts_come_to_an_end(data):
                 os.kill(workers[-1], signal.SIGKILL)
             if len(killed) == 4:
                 break
-        _, message = process.communicate(timeout=120)
+        _, message = process.communicate(timeout=600)
     assert process.returncode == 1
     assert len(killed) == 4
     assert message.count("error: Rank ") == message.count("was ended by SIGKILL") == 1
@@ -317,7 +317,7 @@ def test_what_every_worker_would_refuse_is_refused_once_before_they_start(run, d
 def test_without_pytorch_workers_are_refused_with_what_to_install(run, data, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     result = run(*arguments("run", "--workers", "2"), code=1)
-    assert "PyTorch is not installed: pip install 'burnish[torch]', or train with one worker" in result.stderr
+    assert 'PyTorch is not installed: pip install "torch>=2.13", or train with one worker' in result.stderr
     assert not (data / "run").exists()
 
 
@@ -356,7 +356,7 @@ def test_data_that_one_worker_cannot_read_are_named_by_all(data):
                 [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment(), **place}
             )
         )
-    first, second = [process.communicate(timeout=120)[1] for process in processes]
+    first, second = [process.communicate(timeout=600)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
     assert first.startswith("error: Rank 1 stopped: missing.npz: no such file or folder"), first
     assert second.startswith("[rank 1] error: missing.npz: no such file or folder"), second

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 import burnish
-from burnish.comparison import Projection, check_gradients
+from burnish.comparison import Projection, check_gradients, compare_engines
 from burnish.comparison.differences import Differences
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
@@ -148,3 +148,22 @@ def test_a_function_that_is_curved() -> None:
     x = [0.3, -2.0, 1.5]
     assert judged(lambda x: np.sum(np.exp(3 * x)), x, [float(3 * np.exp(3 * item)) for item in x]).agrees
     assert not judged(lambda x: np.sum(np.exp(3 * x)), x, [float(3.0001 * np.exp(3 * item)) for item in x]).agrees
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"])
+def test_normalization_of_a_network_in_float32_after_weights(operator: str) -> None:
+    """Its statistics are float32 where the file says nothing else, and float64 where all is compared in that."""
+    of_rows = operator.startswith(("Layer", "RMS"))
+    axes, product, weight = ("", "MatMul", "4, 4") if of_rows else (", 5", "Conv", "4, 4, 1")
+    operands = "h, scale" if operator.startswith("RMS") else "h, scale, bias"
+    attributes = "<num_groups = 2>" if operator.startswith("Group") else ""
+    numbers = ", ".join(f"{number:.3f}" for number in np.random.default_rng(0).normal(size=16))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 23]>
+g (float[n, 4{axes}] x) => (float[n, 4{axes}] y)
+<float[{weight}] w = {{{numbers}}}, float[4] scale = {{1, 2, 3, -1}}, float[4] bias = {{0, 1, 2, 3}}> {{
+  h = {product} (x, w) y = {operator} {attributes} ({operands}) }}""")
+    program = burnish.compile(model, loss="mse")
+    assert check_gradients(program).agrees
+    for options in ({"against_float64": True}, {"own_state": True}):
+        found = compare_engines(program, ["onnxruntime", "reference"], steps=1, **options)
+        assert found.agrees, found.message()

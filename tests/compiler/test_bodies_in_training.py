@@ -122,3 +122,27 @@ def test_states_that_no_stack_holds_are_refused() -> None:
     text = text.replace("double[N, 3] s) => (bool on, double[N, 3] t)", "double[2, 3] s) => (bool on, double[] t)")
     with pytest.raises(GradientError, match=r"Loop 'Loop' .* carries 'a' from shape \[2,3\] to shape .* began with it"):
         burnish.grad(onnx.parser.parse_model(text), "w")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.quick_cases(4)
+def test_a_recurrent_layer_over_frames_whose_rank_nobody_says(kind: str, gates: int, engine: str) -> None:
+    """In a loop, and without the states that it begins with."""
+    source = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[T, N, 2] x, int64[k] shape) => (float[T, N, 2] y)
+        <float[1, {3 * gates}, 2] w, float[1, {3 * gates}, 3] r, float[3, 2] back,
+         int64 two = {{2}}, bool yes = {{1}}, int64[1] one = {{1}}> {{
+        frames = Reshape (x, shape)
+        y = Loop (two, yes, frames) <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {{
+            on = Identity (go) h = {kind} <hidden_size = 3> (s, w, r) q = Squeeze (h, one) t = MatMul (q, back) }}> }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (1, 3 * gates, 2), "r": (1, 3 * gates, 3), "back": (3, 2)}.items():
+        source.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) / 2, name))
+    batch = {"x": rng.normal(size=(4, 3, 2)).astype(np.float32), "shape": np.array([4, 3, 2])}
+    expected = engines.get("onnxruntime").run(burnish.load(source), batch)["y"]
+    session = burnish.Session(burnish.compile(source, loss="mse", optimizer="sgd:lr=0.1", outputs="y"), engine=engine)
+    np.testing.assert_allclose(session.predict(batch)["y"], expected, rtol=1e-4, atol=1e-6)
+    losses = [session.step({**batch, "targets": np.ones((4, 3, 2), np.float32)})["loss"] for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[2] < losses[0]

@@ -1,11 +1,15 @@
 """What a PyTorch module says of its own training, and what the options of ``burnish.compile`` say otherwise."""
 
+import copy
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import burnish
+import burnish.torch
 from burnish.errors import ConfigurationError, ModelError
 
 
@@ -204,3 +208,53 @@ def test_what_is_detached_passes_no_gradient(engine):
         np.testing.assert_allclose(outputs[f"grad:{name}"], parameter.grad, rtol=1e-4, atol=1e-6, err_msg=name)
     assert "hold_rows" not in program.options
     assert module.words.weight.grad[0].abs().max() > 0.01
+
+
+def test_an_average_over_all_batches_goes_on_with_those_that_the_module_has_seen() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)).train()
+    with torch.no_grad():
+        for _ in range(3):
+            module(torch.randn(16, 4) * 2 + 5)
+    reference = copy.deepcopy(module).double()
+    program = burnish.compile(module, example_inputs=(torch.randn(8, 4),), optimizer="sgd:lr=0.0")
+    assert program.options["norm_layers"] == {"1": "train:momentum=cumulative,seen=3"}
+    session = burnish.Session(program)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        x = rng.normal(size=(8, 4)).astype(np.float32)
+        session.step({"input": x, "labels": np.arange(8) % 3})
+        reference(torch.from_numpy(x).double())
+    burnish.torch.load_into(module, session)
+    assert int(module[1].num_batches_tracked) == 5
+    for statistic in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(module[1], statistic).double(), getattr(reference[1], statistic), atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_in_training_mode_predicts_as_in_evaluation_without_a_warning() -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).train()
+    x = torch.randn(8, 4)
+    session = burnish.Session(burnish.compile(module, example_inputs=(x,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predicted = session.predict({"input": x.numpy()})["output"]
+    np.testing.assert_allclose(predicted, module.eval()(x).detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_synchronized_batch_normalization_is_that_of_the_whole_batch(training: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    synchronized[1].train(training), plain[1].train(training)
+    own = nn.SyncBatchNorm.forward
+    x, labels = torch.randn(8, 4), torch.arange(8) % 3
+    program = burnish.compile(synchronized, example_inputs=(torch.randn(4, 4),), optimizer="sgd:lr=0.1,momentum=0")
+    assert program.options["norm_layers"] == {"1": "sync:momentum=0.9" if training else "frozen"}
+    session = burnish.Session(program)
+    right = nn.functional.cross_entropy(plain(x), labels)
+    assert session.step({"input": x.numpy(), "labels": labels.numpy()})["loss"] == pytest.approx(right.item(), abs=1e-5)
+    np.testing.assert_allclose(session.state()["stat/1.running_mean"], plain[1].running_mean, atol=1e-6)
+    wrapped = burnish.torch.wrap(synchronized, torch.randn(4, 4))
+    assert nn.functional.cross_entropy(wrapped(x), labels).item() == pytest.approx(right.item(), abs=1e-5)
+    assert nn.SyncBatchNorm.forward is own

@@ -82,3 +82,60 @@ def test_outputs_is_one_name_for_a_loss_that_reads_one(outputs):
 
 def test_a_list_of_one_output():
     assert burnish.compile(dense(), outputs=["logits"]).signature == burnish.compile(dense(), outputs="logits").signature
+
+
+CONVOLUTIONS = "{t}c = Conv <pads = [1, 1]> ({x}, w, b) {t}r = Relu ({t}c) {t}o = Conv <pads = [1, 1]> ({t}r, v)"
+BODIES = {
+    "If": f"""y = If (flag) <
+        then_branch = one () => (float[N, 2, 8] ao) {{ {CONVOLUTIONS.format(t="a", x="x")} }},
+        else_branch = two () => (float[N, 2, 8] bo) {{ {CONVOLUTIONS.format(t="b", x="x")} }}>""",
+    "Loop": f"""y = Loop (two, yes, x) <body = turn (int64 i, bool go, float[N, 2, 8] s) => (bool on, float[N, 2, 8] ao)
+        {{ on = Identity (go) {CONVOLUTIONS.format(t="a", x="s")} }}>""",
+    "Scan": f"""h, q = Scan <num_scan_inputs = 1, scan_input_axes = [2], body = turn (float[N, 2, 8] s, float[N, 2] column) =>
+        (float[N, 2, 8] next, float[N, 2] last) {{ {CONVOLUTIONS.format(t="a", x="s")}
+            next = Add (ao, s) last = Tanh (column) }}> (x, x)
+        y = Tanh (h)""",
+    "SequenceMap": f"""parts = SplitToSequence <axis = 2> (x, two)
+        mapped = SequenceMap (parts) <body = each (float[N, 2, k] e) => (float[N, 2, k] ao)
+            {{ {CONVOLUTIONS.format(t="a", x="e")} }}>
+        y = ConcatFromSequence <axis = 2> (mapped)""",
+    "function": """y = own.block (x, w, b, v)""",
+}
+BLOCK = f"""<domain: "own", opset_import: ["": 18]> block (x, w, b, v) => (ao) {{ {CONVOLUTIONS.format(t="a", x="x")} }}"""
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.quick_cases(2)
+def test_what_is_computed_in_bodies_has_names_of_its_own(kind, tmp_path):
+    """Passes emit into a body, and into the graph around it, after names were told apart."""
+    text = f"""<ir_version: 9, opset_import: ["": 18, "own": 1]> g (float[N, 2, 8] x, bool flag) => (float[N, 2, 8] y)
+        <float[2, 2, 3] w, float[2] b, float[2, 2, 3] v, int64 two = {{2}}, bool yes = {{1}}> {{ {BODIES[kind]} }}"""
+    source = onnx.parser.parse_model(text + (BLOCK if kind == "function" else ""))
+    rng = np.random.default_rng(3)
+    for name, shape in {"w": (2, 2, 3), "b": (2,), "v": (2, 2, 3)}.items():
+        source.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) / 3, name))
+    program = burnish.compile(source, loss="mse", optimizer=burnish.optim.sgd(lr=0.1), metrics=())
+    program.save(tmp_path / "program")
+    paths = sorted((tmp_path / "program").glob("*.onnx"))
+    assert {"step.onnx", "grad.onnx", "predict.onnx"} <= {path.name for path in paths}
+    for path in paths:
+        graph = onnx.load(path).graph
+        assert len(defined := names_in(graph)) == len(set(defined)), path.name
+    onnxruntime.InferenceSession(tmp_path / "program" / "step.onnx")
+    x = rng.normal(size=(4, 2, 8)).astype(np.float32)
+    batch = {"x": x, "targets": x, "flag": np.array(True)}
+    for engine in ("onnxruntime", "torch"):
+        session = burnish.Session(program, engine=engine)
+        losses = [session.step(batch)["loss"] for _ in range(3)]
+        assert losses[2] < losses[0]
+
+
+def names_in(graph: onnx.GraphProto) -> list[str]:
+    """The names that a graph and the bodies in it define."""
+    names = [value.name for value in graph.input]
+    names += [tensor.name for tensor in graph.initializer if tensor.name not in names]
+    for node in graph.node:
+        names += [name for name in node.output if name]
+        for attribute in node.attribute:
+            names += [name for body in (attribute.g, *attribute.graphs) for name in names_in(body)]
+    return names

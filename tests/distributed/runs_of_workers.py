@@ -27,7 +27,7 @@ def dataset(samples: int = SAMPLES, seed: int = 0) -> ArrayDataset:
     )
 
 
-def trainer(saved: str, folder: str, parallel: bool, epochs: int = EPOCHS, timeout: float = 30, **options) -> Trainer:
+def trainer(saved: str, folder: str, parallel: bool, epochs: int = EPOCHS, timeout: float = 600, **options) -> Trainer:
     exchange = options.pop("exchange", {})
     return Trainer(
         burnish.Program.load(saved),
@@ -41,7 +41,7 @@ def trainer(saved: str, folder: str, parallel: bool, epochs: int = EPOCHS, timeo
         threads=1,
         augment=shift_images("x"),
         progress=False,
-        parallel=burnish.DataParallel(group=join(timeout=timeout, first_contact=60), **exchange) if parallel else None,
+        parallel=burnish.DataParallel(group=join(timeout=timeout, first_contact=600), **exchange) if parallel else None,
         **options,
     )
 
@@ -60,7 +60,7 @@ def wait_at_step(made: Trainer, step: int, rank: int) -> None:
     def counted(*arguments, **options):
         if made.session.step_count == step:
             tell(f"at step {step}")
-            time.sleep(60 if rank == 1 else 0)
+            time.sleep(3600 if rank == 1 else 0)
         return steps(*arguments, **options)
 
     made.session.step = counted

@@ -88,7 +88,7 @@ def test_two_functions_connect_workers_in_processes_of_their_own(tmp_path: Path)
             if rank == 0:
                 assert workers[0].stdout.readline() == "listening\n"
         for worker in workers:
-            _, errors = worker.communicate(timeout=120)
+            _, errors = worker.communicate(timeout=600)
             assert worker.returncode == 0, errors
     finally:
         for worker in workers:

@@ -41,7 +41,7 @@ def programs(folder: Path) -> list[str]:
 
 def steps(rank: int, saved: list[str], parts: list[slice]) -> list[list[float]]:
     figures = []
-    group = join(timeout=60)
+    group = join(timeout=600)
     for path in saved:
         session = burnish.Session(
             burnish.Program.load(path), engine="torch", threads=1, parallel=burnish.DataParallel(group=group)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 import burnish
@@ -320,3 +321,42 @@ def test_a_draw_for_which_nothing_was_noted():
             NOT_NOTED.rows.write(node)
     with pytest.raises(ConfigurationError, match="what it is drawn for was not noted"):
         train_in_threads(program, batches_of(), UNEVEN)
+
+
+def test_dropout_of_attention_over_heads_in_float32():
+    """The PyTorch engine has a kernel for the products of heads, which stand among the exchanges."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 5, 8] x) => (float[N, 4] logits)
+            <int64[4] heads = {0, 5, 2, 4}, int64[3] whole = {0, 5, 8}, int64[1] places = {1}, float ratio = {0.3}> {
+            q = MatMul (x, query) qh = Reshape (q, heads) qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+            k = MatMul (x, key) kh = Reshape (k, heads) kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+            v = MatMul (x, value) vh = Reshape (v, heads) vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+            s = MatMul (qt, kt) p = Softmax <axis = -1> (s) d = Dropout (p, ratio) m = MatMul (d, vt)
+            mt = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape (mt, whole) r = ReduceMean <keepdims = 0> (y, places)
+            logits = MatMul (r, head)
+        }""")
+    rng = np.random.default_rng(0)
+    for name in ("query", "key", "value", "head"):
+        array = rng.normal(size=(8, 4 if name == "head" else 8)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    program = burnish.compile(model, optimizer="sgd:lr=0.1")
+    batches = [{"x": rng.normal(size=(8, 5, 8)).astype(np.float32), "labels": np.arange(8) % 4} for _ in range(3)]
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, [[5, 3], [1, 7], [8, 0]]):
+        assert largest_difference(outcome, alone) < 1e-5
+
+
+def test_dropout_of_a_quantized_model():
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 8] x) => (float[N, 4] logits) <float ratio = {0.3}> {
+            h = MatMul (x, first) r = Tanh (h) d = Dropout (r, ratio) logits = MatMul (d, head)
+        }""")
+    rng = np.random.default_rng(0)
+    for name in ("first", "head"):
+        array = rng.normal(size=(8, 4 if name == "head" else 8)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    batches = [{"x": rng.normal(size=(8, 8)).astype(np.float32), "labels": np.arange(8) % 4} for _ in range(3)]
+    program = burnish.compile(burnish.surgery.quantize(model, calibration=[{"x": batches[0]["x"]}]), optimizer="sgd:lr=0.01")
+    alone = train_alone(program, batches)
+    for outcome in train_in_threads(program, batches, [[5, 3], [1, 7], [8, 0]]):
+        assert largest_difference(outcome, alone) < 1e-5

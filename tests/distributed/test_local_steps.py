@@ -8,7 +8,7 @@ from runs_of_workers import save_program, train
 from worker_processes import run
 
 import burnish
-from burnish import optim
+from burnish import optim, surgery
 from burnish.distributed.runners.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.passes.compute_in_float64 import compute_in_float64
@@ -272,3 +272,16 @@ def test_programs_that_are_refused():
                 parallel=burnish.DataParallel(communicator=communicator),
             ),
         )
+
+
+def test_masks_that_a_schedule_changes_stay_masks():
+    network = Network("linear", [FEATURES])
+    model = surgery.prune(network.model(network.dense("head", network.input, FEATURES, CLASSES)), 0.5, end=2)
+    program, batches = burnish.compile(model, optimizer="sgd:lr=5"), batches_of(4)
+    mask = next(entry.name for entry in program.signature.state if entry.name.endswith("_mask"))
+    parts = [part_of(batch, 0, split) for batch, split in zip(batches, TWO, strict=False)]
+    alone = train_alone(program, parts)[1][-1][mask]
+    for _, state in stepped(program, batches, TWO[:4], 4):
+        assert {*np.unique(state[mask])} == {0, 1}
+        np.testing.assert_array_equal(state[mask], alone)
+        assert np.mean(state[mask]) == pytest.approx(0.5, abs=0.02)

@@ -76,7 +76,7 @@ def test_processes_add_up_the_same(pool, workers):
 
 def _compressed(rank, cases, share_memory):
     """What one worker gets of sums of rows, by memory that is shared or by connections."""
-    with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
+    with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
         communicator, found = GroupCommunicator(group), []
         if share_memory:
             Exchange.all_to_all = Exchange.all_gather = Exchange.all_reduce = _by_connections

@@ -61,7 +61,7 @@ def test_sums_of_that_rank_are_exact(workers):
 
 
 def _by_processes(rank, steps, approximated, share_memory):
-    with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
+    with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
         if share_memory:
             Exchange.all_reduce = _by_connections
         communicator = OrderedSums(GroupCommunicator(group))

@@ -21,7 +21,7 @@ PLACE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
 
 
 def _exchanges(rank):
-    with join(timeout=30, first_contact=60) as group:
+    with join(timeout=600, first_contact=600) as group:
         summed = group.all_reduce(torch.tensor([rank, 2.0], dtype=torch.float64))
         gathered = group.all_gather(torch.full((2,), rank))
         largest = group.all_reduce(torch.tensor(float(rank)), "max")
@@ -55,7 +55,7 @@ def test_every_exchange_has_the_values_of_all_ranks():
 
 
 def _groups_of_groups(rank, size):
-    with join(timeout=10, first_contact=60) as group:
+    with join(timeout=600, first_contact=600) as group:
         part = group.split(size)
         groups = [part, group.twin(), part.twin(), part.split(2), group.apart(2), group.twin()]
         return [made.all_reduce(torch.tensor([10**rank])).item() for made in groups]
@@ -93,8 +93,8 @@ def test_a_worker_alone_needs_nobody(monkeypatch):
     group.close()
 
 
-def _loses_one(rank, how):
-    group = join(timeout=4, first_contact=60)
+def _loses_one(rank, how, patience):
+    group = join(timeout=patience, first_contact=600)
     group.barrier()
     tell("joined")
     if rank == 1:
@@ -105,51 +105,49 @@ def _loses_one(rank, how):
         if how == "leave":
             group.close()
             return None
-        time.sleep(300)
-    begin = time.monotonic()
+        time.sleep(3600)
     try:
         group.all_reduce(torch.ones(3), name="gradients")
     except WorkerError as error:
         group.close()
-        return str(error), time.monotonic() - begin
+        return str(error)
     return "went on"
 
 
 @pytest.mark.parametrize(
-    ("how", "cause", "seconds"),
+    ("how", "cause", "patience"),
     [
-        ("kill", r"Rank 1 is gone\. Rank {rank} stops too: resume from the last checkpoint", 8),
-        ("error", r"Rank 1 stopped: label 12 is out of range\. Rank {rank} stops too", 8),
-        ("leave", r"Rank 1 left the run before this one\. Rank {rank} stops too", 8),
-        ("sleep", r"The all-reduce of gradients is not done after 4 s: rank 1 has not come to it\. Rank {rank} stops too", 20),
-        ("stop", r"[Rr]ank 1 (shows|has shown) no sign of life.* Rank {rank} stops too", 20),
+        # Found out long before the time of an exchange is over.
+        ("kill", r"Rank 1 is gone\. Rank {rank} stops too: resume from the last checkpoint", 3000.0),
+        ("error", r"Rank 1 stopped: label 12 is out of range\. Rank {rank} stops too", 3000.0),
+        ("leave", r"Rank 1 left the run before this one\. Rank {rank} stops too", 3000.0),
+        ("sleep", r"The all-reduce of gradients is not done after 4 s: rank 1 has not come to it\. Rank {rank} stops too", 4.0),
+        ("stop", r"[Rr]ank 1 (shows|has shown) no sign of life.* Rank {rank} stops too", 4.0),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )
-def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, seconds):
-    with Workers(_loses_one, 3, how) as workers:
+def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience):
+    with Workers(_loses_one, 3, how, patience) as workers:
         for rank in range(3):
             workers.message(rank)
         if how in ("kill", "stop"):
             os.kill(workers.processes[1].pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        if how in ("kill", "leave", "error"):
-            outcomes = workers.outcomes()
-        else:
-            workers.processes[0].join(60)
-            workers.processes[2].join(60)
+        workers.processes[0].join(600)
+        workers.processes[2].join(600)
+        assert (workers.processes[0].exitcode, workers.processes[2].exitcode) == (0, 0), "they wait for rank 1"
+        if how in ("sleep", "stop"):
             workers.processes[1].kill()
-            outcomes = workers.outcomes()
+        outcomes = workers.outcomes()
     for rank in (0, 2):
         assert outcomes[rank].value is not None, outcomes[rank].error
-        text, waited = outcomes[rank].value
+        text = outcomes[rank].value
         assert re.search(cause.format(rank=rank), text), text
-        assert waited < seconds
 
 
 def _joins_again(rank):
     sums = []
     for number in range(3):
-        with join(timeout=10, first_contact=60) as group:
+        with join(timeout=600, first_contact=600) as group:
             sums.append(group.all_reduce(torch.tensor([rank + number])).item())
     return sums
 
@@ -159,7 +157,7 @@ def test_workers_that_left_meet_again():
 
 
 def _fails(rank, error):
-    group = join(timeout=10, first_contact=60)
+    group = join(timeout=600, first_contact=600)
     group.barrier()
     if rank == 1:
         group.fail(error)
@@ -179,11 +177,11 @@ def test_workers_are_told_whether_what_ends_another_would_come_again(error, agai
 
 
 def _loses_the_keeper(rank):
-    group = join(timeout=4, first_contact=60)
+    group = join(timeout=600, first_contact=600)
     group.barrier()
     tell("joined")
     if rank == 0:
-        time.sleep(300)
+        time.sleep(3600)
     group.all_reduce(torch.ones(3))
 
 
@@ -281,5 +279,5 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 def test_without_torch_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    with pytest.raises(EngineError, match=r"PyTorch is not installed: pip install 'burnish\[torch\]', or train with one worker"):
+    with pytest.raises(EngineError, match=r'PyTorch is not installed: pip install "torch>=2\.13", or train with one worker'):
         rendezvous.torch_distributed()

@@ -39,7 +39,7 @@ def section_of(rank: int, sizes: list[int], dtype: torch.dtype, compression: str
 
 
 def _sections(rank, cases, share_memory):
-    with join(timeout=30, first_contact=60, share_memory=share_memory) as group:
+    with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
         assert (group._lane is not None) == share_memory
         plain = GroupCommunicator(group)
         for compression in COMPRESSIONS:
@@ -69,7 +69,7 @@ def test_each_worker_gets_the_sums_of_its_section_in_the_order_of_the_ranks(work
 
 
 def _rows(rank):
-    with join(timeout=30, first_contact=60) as group:
+    with join(timeout=600, first_contact=600) as group:
         rows = GroupCommunicator(group).shared_rows(70001)
         for step in range(3):
             rows.settle()
@@ -91,7 +91,7 @@ def _written(rank, count):
         (line,) = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar")]
         return int(line.split()[1])
 
-    with join(timeout=30, first_contact=60, share_memory=False) as group:
+    with join(timeout=600, first_contact=600, share_memory=False) as group:
         communicator = GroupCommunicator(group)
         sizes = [count // group.world_size] * group.world_size
         found = []

@@ -49,7 +49,7 @@ def in_order(parts):
 
 
 def _small(rank):
-    with join(timeout=30, first_contact=60) as group:
+    with join(timeout=600, first_contact=600) as group:
         assert group._lane is not None
         members = range(group.world_size)
         for dtype in DTYPES:
@@ -86,7 +86,7 @@ def test_small_values_have_the_sums_of_all_ranks_in_their_order(workers):
 
 
 def _buffers(rank):
-    with join(timeout=30, first_contact=60) as group:
+    with join(timeout=600, first_contact=600) as group:
         members = range(group.world_size)
         made = {(dtype, size): group.shared_buffer(dtype, size) for dtype in DTYPES for size in (1, 65, 40013)}
         assert None not in made.values()
@@ -132,7 +132,7 @@ def _switched_off(rank, how):
     if how == "hidden" and rank == 1:
         offered = shared_memory._offered
         shared_memory._offered = lambda size: (lambda file, offer: (file, {**offer, "file": 10**6}))(*offered(size))
-    with join(timeout=30, first_contact=60, share_memory=not (how == "option" and rank == 1)) as group:
+    with join(timeout=600, first_contact=600, share_memory=not (how == "option" and rank == 1)) as group:
         summed = group.all_reduce(torch.tensor([rank, 1.0])).tolist()
         return group._lane is None, group.shared_buffer(torch.float32, 4) is None, summed, len(os.listdir("/proc/self/fd"))
 
@@ -150,7 +150,7 @@ def test_where_one_worker_cannot_all_of_them_exchange_by_the_network(how):
 
 
 def _at_odds(rank):
-    group = join(timeout=10, first_contact=60)
+    group = join(timeout=600, first_contact=600)
     group.all_reduce(torch.ones(3 + rank), name="gradients")
 
 
@@ -163,60 +163,60 @@ def test_workers_that_give_different_sizes_are_told():
             assert re.search(expected, outcome.error or ""), outcome.error
 
 
-def _loses_one(rank, how):
-    group = join(timeout=5, first_contact=60)
+def _loses_one(rank, how, patience):
+    group = join(timeout=patience, first_contact=600)
     buffer = group.shared_buffer(torch.float32, 10**5, name="gradients")
     buffer.all_reduce().wait()
     tell(os.getpid())
     if rank == 1:
-        time.sleep(1)
+        time.sleep(1)  # so that the others wait by then, in most runs
         if how == "leave":
             group.close()
-        time.sleep(300)
-    begin = time.monotonic()
+        time.sleep(3600)
     try:
         buffer.all_reduce().wait()
     except WorkerError as error:
-        waited = time.monotonic() - begin
         group.close()  # rank 0 keeps the store, in which the others read why
-        return f"WorkerError: {error}", waited
-    return "went on", 0
+        return f"WorkerError: {error}"
+    return "went on"
 
 
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("how", "cause", "patience"),
     [
-        ("kill", r"WorkerError: Rank 1 is gone\. Rank {rank} stops too"),
-        ("leave", r"WorkerError: Rank 1 left the run before this one\. Rank {rank} stops too"),
+        # Found out long before the time of an exchange is over.
+        ("kill", r"WorkerError: Rank 1 is gone\. Rank {rank} stops too", 3000.0),
+        ("leave", r"WorkerError: Rank 1 left the run before this one\. Rank {rank} stops too", 3000.0),
         (
             "sleep",
             r"WorkerError: The all-reduce of gradients is not done after 5 s: rank 1 has not come to it\. Rank {rank} stops",
+            5.0,
         ),
     ],
 )
-def test_a_wait_for_a_buffer_ends_when_a_worker_is_gone(how, cause):
-    with Workers(_loses_one, 3, how) as workers:
+def test_a_wait_for_a_buffer_ends_when_a_worker_is_gone(how, cause, patience):
+    with Workers(_loses_one, 3, how, patience) as workers:
         for rank in range(3):
             workers.message(rank)
         if how == "kill":
             os.kill(workers.processes[1].pid, signal.SIGKILL)
-        workers.processes[0].join(60)
-        workers.processes[2].join(60)
+        workers.processes[0].join(600)
+        workers.processes[2].join(600)
+        assert (workers.processes[0].exitcode, workers.processes[2].exitcode) == (0, 0), "they wait for rank 1"
         workers.processes[1].kill()
         outcomes = workers.outcomes()
     for rank in (0, 2):
-        text, waited = outcomes[rank].value
+        text = outcomes[rank].value
         assert re.search(cause.format(rank=rank), text), text
-        assert waited < 12
 
 
 def _waits_for_good(rank):
-    group = join(timeout=60, first_contact=60)
+    group = join(timeout=600, first_contact=600)
     buffer = group.shared_buffer(torch.float32, 10**5)
     tell(Path("/proc/self/maps").read_text().count("memfd:burnish"))
     if rank:
         buffer.all_reduce().wait()
-    time.sleep(300)
+    time.sleep(3600)
 
 
 def test_nothing_is_left_when_all_workers_are_killed():
@@ -273,7 +273,7 @@ def test_a_process_that_ends_is_found_out_before_anybody_asks_for_it():
     processes = Processes({3: child.pid})
     assert not processes.ended()
     child.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 600
     while not processes.ended() and time.monotonic() < until:
         time.sleep(0.01)
     assert processes.ended() == [3]  # although nobody has waited for it
@@ -288,7 +288,7 @@ def test_a_wait_ends_with_what_it_waited_for():
     give(marks[0], slots[0], torch.arange(4.0), 1, 0)
     began = time.monotonic()
     assert take(marks, slots, result, 1, 0, 0.05) == 1  # not yet
-    assert 0.05 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.05
     torch.ops.burnish.shared_leave(marks[1])
     assert take(marks, slots, result, 1, 0, 5.0) == 2  # gone
     give(marks[1], slots[1], torch.ones(4), 1, 0)

@@ -148,7 +148,7 @@ def test_a_forward_pass_stands_beside_its_gradients(monkeypatch):
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
-    kernels.library(build=True)  # the default is what is built
+    kernels.build_operators()  # the default is what is built
     network = Network("recurrent", [5, 4])
     builder = network.builder
     frames = builder.op("Transpose", network.input, perm=[1, 0, 2])
@@ -192,6 +192,98 @@ def test_any_library_that_adds_up_and_gathers_arrays():
             return [session.step(part) for part in parts], session.state()
 
     assert_close(in_array_threads(2, work), alone(compiled, batches), 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_accumulation_with_a_scaled_loss(engine):
+    """Whether gradients are finite is an exchange of one number, and it stays one without dimensions."""
+    precision = burnish.MixedPrecision("float16", loss_scale=64.0)
+    compiled = burnish.compile(perceptron(), optimizer=optim.accumulate(optim.sgd(lr=0.1), 2), precision=precision)
+    batches = [{"x": batch["x"].astype(np.float32), "labels": batch["labels"]} for batch in batches_of()]
+
+    def work(communicator):
+        parallel = burnish.DataParallel(communicator=communicator)
+        with burnish.Session(compiled, engine=engine, threads=1, parallel=parallel) as session:
+            for step, (batch, split) in enumerate(zip(batches, SPLITS["two"], strict=True)):
+                session.step(part_of(batch, communicator.rank, split))
+                if step == 2:
+                    begun = session.state()
+            return begun, session.state()
+
+    with burnish.Session(compiled, engine=engine, threads=1) as session:
+        for step, batch in enumerate(batches):
+            session.step(batch)
+            if step == 2:
+                begun = session.state()
+        wanted = begun, session.state()
+    for states in in_array_threads(2, work):
+        for state, expected in zip(states, wanted, strict=True):
+            for name, array in expected.items():
+                assert state[name].shape == array.shape, name
+                np.testing.assert_allclose(state[name], array, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+WITHOUT_TORCH = """
+import sys
+import threading
+sys.modules["torch"] = None
+import numpy as np
+import burnish
+
+program, folder = burnish.Program.load(sys.argv[1]), sys.argv[2]
+batches = np.load(sys.argv[3])
+barrier, slots, errors = threading.Barrier(2), [None, None], []
+
+
+def work(rank):
+    def gather(array):
+        slots[rank] = array.copy()
+        barrier.wait()
+        rows = np.stack(slots)
+        barrier.wait()
+        return rows
+
+    try:
+        communicator = burnish.distributed.ArrayCommunicator(rank, 2, lambda array: gather(array).sum(0), gather)
+        options = {"synchronize_every": 4} if sys.argv[4] == "local" else {}
+        parallel = burnish.DataParallel(communicator=communicator, **options)
+        own = slice(0, 5) if rank == 0 else slice(5, 12)
+        with burnish.Session(program, engine="onnxruntime", threads=1, parallel=parallel) as session:
+            for x, labels in zip(batches["x"][:3], batches["labels"][:3]):
+                session.step({"x": x[own], "labels": labels[own]})
+            state = session.state()
+            if rank == 0:
+                np.savez(folder + "/state.npz", **{name.replace("/", "|"): array for name, array in state.items()})
+    except BaseException as error:
+        errors.append(error)
+        barrier.abort()
+
+
+threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+if errors:
+    raise errors[0]
+"""
+
+
+@pytest.mark.parametrize("kind", ["accumulating", "local"])
+def test_the_state_in_the_middle_needs_no_pytorch(kind, tmp_path):
+    """Of an accumulation, or of a round in which workers step alone: what the workers have is joined as arrays."""
+    compiled, batches = program("accumulation" if kind == "accumulating" else "label smoothing"), batches_of()
+    compiled.save(tmp_path / "program")
+    np.savez(tmp_path / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
+    arguments = [str(tmp_path / "program"), str(tmp_path), str(tmp_path / "batches.npz"), kind]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    saved = np.load(tmp_path / "state.npz")
+    if kind == "accumulating":
+        _, state = alone(compiled, batches[:3])
+        for name, array in state.items():
+            np.testing.assert_allclose(saved[name.replace("/", "|")], array, rtol=0, atol=1e-10, err_msg=name)
+    else:
+        assert saved["step"] == 3
 
 
 def test_every_exchange_of_arrays():

@@ -26,7 +26,7 @@ def dataset(seed: int, samples: int) -> ArrayDataset:
 
 
 def trainer(saved: str, folder: str, parallel: bool, **options) -> Trainer:
-    group = join(timeout=20, first_contact=60) if parallel else None
+    group = join(timeout=600, first_contact=600) if parallel else None
     return Trainer(
         burnish.Program.load(saved),
         dataset(0, SAMPLES),

@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "burnish.compiler.compile", "burnish.training.trainer"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "burnish.compiler.from_model", "burnish.distributed.options", "burnish.training.trainer"]
+)
 
 
 @dataclass
@@ -59,14 +61,14 @@ class Workers:
             self.processes.append(process)
             self._pipes.append(pipe)
 
-    def message(self, rank: int, seconds: float = 60) -> Any:
+    def message(self, rank: int, seconds: float = 600) -> Any:
         """Return the next thing that a worker sent by ``tell``."""
         assert self._pipes[rank].poll(seconds), f"rank {rank} said nothing in {seconds} s"
         kind, value = self._pipes[rank].recv()
         assert kind == "told", value
         return value
 
-    def outcomes(self, seconds: float = 90) -> list[Outcome]:
+    def outcomes(self, seconds: float = 600) -> list[Outcome]:
         """Wait for all of them to end."""
         found = []
         for process, pipe in zip(self.processes, self._pipes, strict=True):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import burnish
 from burnish import engines, losses, optim
+from burnish.engines.base import described
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, taken_convolutions
 from burnish.engines.torch import TorchEngine
@@ -93,7 +94,7 @@ def check(network: RandomNetwork, threads: int, compared: Sequence[engines.Engin
             error = np.linalg.norm(actual[name].astype(np.float64) - array)
             allowed = OWN * np.linalg.norm(array) + BESIDE * largest + 1e-6
             assert error <= allowed, (
-                f"{engines.description_of(engine)}: {name} is off by {error:.1e}, and {allowed:.1e} is rounding"
+                f"{engine.name}, {described(engine)['kernels']}: {name} is off by {error:.1e}, and {allowed:.1e} is rounding"
             )
 
 

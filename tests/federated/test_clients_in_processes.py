@@ -108,7 +108,7 @@ class Meets(federated.Client):
     """A client that waits in each round until all have come to it."""
 
     def fit(self, round: Round) -> Update:
-        self.meeting.wait(60)
+        self.meeting.wait(600)
         return super().fit(round)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish import federated, optim
+from burnish import federated, optim, surgery
 from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated import Round, Server, Sharing, Update, run_rounds
@@ -368,3 +368,38 @@ def test_what_the_optimizer_rules_out():
     Server(accumulating, sharing=Sharing(slots="local"))
     with pytest.raises(ConfigurationError, match="would begin the learning-rate schedule anew"):
         Server(convolutional(), sharing=Sharing(slots="reset"))
+
+
+def test_masks_that_a_schedule_changes_stay_masks():
+    network = Network("linear", [FEATURES])
+    logits = network.dense("head", network.input, FEATURES, CLASSES)
+    program = burnish.compile(surgery.prune(network.model(logits), 0.5, end=2), optimizer="sgd:lr=5")
+    batches = [[part(samples(24, seed), 8 * i, 8 * i + 8) for i in range(3)] for seed in range(2)]
+    for each in batches[0] + batches[1]:
+        each["x"] = each["x"].astype(np.float32)
+    clients = [federated.client(program, data, number=number) for number, data in enumerate(batches)]
+    server = Server(program)
+    (report,) = run_rounds(server, clients, 1, epochs=1)
+    assert not report.refused
+    (mask,) = (array for name, array in server.state().items() if name.endswith("_mask"))
+    assert {*np.unique(mask)} == {0, 1}
+    assert np.mean(mask) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_client_computes_cached_features():
+    network = Network("two", [FEATURES])
+    hidden = network.dense("first", network.input, FEATURES, FEATURES)
+    model = network.model(network.dense("head", hidden, FEATURES, CLASSES))
+    options = {"trainable": ["head*"], "optimizer": "sgd:lr=0.1"}
+    batch = {name: array.astype(np.float32) if name == "x" else array for name, array in samples(8).items()}
+    reports, states = [], []
+    for cached in (None, "auto"):
+        program = burnish.compile(model, cached_features=cached, **options)
+        clients = [federated.client(program, [batch], [batch], number=number) for number in range(2)]
+        server = Server(program)
+        (report,) = run_rounds(server, clients, 1, epochs=2)
+        reports.append((report.samples, report.metrics["loss"], evaluate(server, clients)["loss"]))
+        states.append(server.state())
+    assert reports[1] == pytest.approx(reports[0], rel=1e-6)
+    for name in ("param/head.weight", "param/head.bias"):
+        np.testing.assert_allclose(states[1][name], states[0][name], rtol=1e-5, atol=1e-7)

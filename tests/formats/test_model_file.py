@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
+from burnish.errors import ModelError
 from burnish.formats import model_file
 from burnish.graph import model_proto
 from burnish.models import residual_network
@@ -70,3 +72,23 @@ def test_external_data_stays_where_it_is(model: ir.Model, monkeypatch: pytest.Mo
     content = written(model)
     assert content == serialized(model_proto(model))
     assert b"weights.data" in content
+
+
+def broken(model: ir.Model) -> ir.Model:
+    """A copy in which two values have one name."""
+    copy = model.clone()
+    first, second = list(copy.graph)[:2]
+    first.outputs[0].name = second.outputs[0].name = "twice"
+    return copy
+
+
+def test_a_graph_that_is_not_valid_is_not_written(model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = r"would not be valid ONNX, and is not written: .*'twice'.* defect of burnish"
+    for limit in (1 << 30, 1):
+        monkeypatch.setattr(model_file, "ONE_FILE_LIMIT", limit)
+        with pytest.raises(ModelError, match=rf"^'.*broken\.onnx' {message}"):
+            model_file.save_model(broken(model), tmp_path / "broken.onnx")
+        model_file.save_model(model, tmp_path / "whole.onnx")
+    with pytest.raises(ModelError, match=rf"^the file {message}"):
+        written(broken(model))
+    assert not (tmp_path / "broken.onnx").exists()

@@ -73,7 +73,7 @@ def mutant(number):
 
 from fuzz.mutants import make
 burnish.load = load
-outcomes = run(range(8), 0, 2, Limits(seconds=0.5, memory=1 << 29), lambda number: False, mutant)
+outcomes = run(range(8), 0, 2, Limits(seconds=2.0, memory=1 << 29), lambda number: False, mutant)
 print(json.dumps({outcome.number: [outcome.kind, outcome.error, outcome.place] for outcome in outcomes}))
 """
 

@@ -53,12 +53,12 @@ def test_nodes_of_other_domains_are_as_they_are() -> None:
 
 def test_a_model_is_raised_whole_or_not_at_all() -> None:
     found = model("z = Relu(x) y = Softmax(z)", 18)
-    assert raise_opset(found, 21)
+    assert raise_opset(found.graph, 21)
     assert found.opset_imports[""] == 21
-    assert raise_opset(found, 20)
+    assert raise_opset(found.graph, 20)
     assert found.opset_imports[""] == 21
     held = model("z = AveragePool<kernel_shape=[2, 2], ceil_mode=1>(x) y = Relu(z)", 18)
-    assert not raise_opset(held, 21)
+    assert not raise_opset(held.graph, 21)
     assert held.opset_imports[""] == 18
 
 

@@ -153,3 +153,201 @@ def test_weights_that_a_branch_reads() -> None:
         zero=np.float32(0),
     )
     assert found == {"w": WEIGHT, "zero": CONSTANT}
+
+
+BUFFER = InitializerKind.BUFFER
+LAYER = [helper.make_node("Conv", ["prepared", "w"], ["c"]), helper.make_node("GlobalAveragePool", ["c"], ["y"])]
+
+
+def image_weight() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("op_type", ["Sub", "Add", "Mul", "Div"])
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (3, 1, 1), (1,)])
+def test_what_prepares_an_image_before_the_first_layer_is_no_weight(op_type: str, shape: tuple[int, ...]) -> None:
+    node = helper.make_node(op_type, ["x", "mean_image"], ["prepared"])
+    assert kinds(node, *LAYER, inputs=IMAGE, mean_image=floats(*shape), w=image_weight()) == {"mean_image": BUFFER, "w": WEIGHT}
+
+
+def test_a_chain_that_resizes_and_arranges_prepares_too() -> None:
+    nodes = [
+        helper.make_node("Sub", ["x", "mean"], ["centred"]),
+        helper.make_node("Resize", ["centred", "", "scales"], ["resized"]),
+        helper.make_node("Reshape", ["deviation", "column"], ["per_channel"]),
+        helper.make_node("Div", ["resized", "per_channel"], ["prepared"]),
+    ]
+    found = kinds(
+        *nodes,
+        *LAYER,
+        inputs=IMAGE,
+        mean=floats(1, 3, 8, 8),
+        scales=np.array([1, 1, 2, 2], np.float32),
+        deviation=floats(3),
+        column=np.array([3, 1, 1]),
+        w=image_weight(),
+    )
+    assert (found["mean"], found["deviation"], found["w"]) == (BUFFER, BUFFER, WEIGHT)
+
+
+def of(text: str) -> dict[str, InitializerKind]:
+    """The kinds of the initializers of a model in text: ``m`` of three numbers, ``w`` of a layer that makes two of three."""
+    file = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}')
+    weights = {"m": np.array([1, 2, 3]), "w": np.random.default_rng(0).normal(size=(3, 2))}
+    weights |= {"table": np.random.default_rng(1).normal(size=(7, 3)), "kernel": np.ones((2, 3, 1))}
+    read = {name for node in file.graph.node for name in node.input}
+    file.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items() if name in read
+    )
+    return classify_initializers(load(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[N, 3] x) => (float[N, 2] y) { c = Clip (x) d = Sub (c, m) y = MatMul (d, w) }",
+        "(float[N, 3] x) => (float[N, 2] y) { n = Neg (m) d = Add (x, n) y = MatMul (d, w) }",
+        """(float[N, 3] x) => (float[N, 2] y) <float e = {0.00001}>
+            { s = Add (m, e) r = Sqrt (s) d = Div (x, r) y = MatMul (d, w) }""",
+        "(float[N, 3] x) => (float[N, 2] y) { d = Sub (x, m) e = Dropout (d) y = MatMul (e, w) }",
+        '(float[N, 3] x) => (float[N, 2] y) { d = Sub (x, m) y = Einsum <equation = "ni,ij->nj"> (d, w) }',
+        "(float[N, 3, 4] x) => (float[N, 2, 2] y) <float[3, 1] u = {1, 2, 3}> "
+        "{ d = Sub (x, u) e = MaxPool <kernel_shape = [2], strides = [2]> (d) y = Conv (e, kernel) }",
+        "(float[N, 1] a, float[N, 2] b) => (float[N, 2] y) { x = Concat <axis = 1> (a, b) d = Sub (x, m) y = MatMul (d, w) }",
+        "(float[N, 3] x) => (float[N, 2] y, float[N, 3] d) { d = Sub (x, m) y = MatMul (d, w) }",
+        """(float[N, 3] x, int64[N] i) => (float[N, 2, 2] y) <int64[3] k = {0, 2, 3}>
+            { e = Gather (table, i) d = Sub (x, m) c = Concat <axis = 1> (e, d) r = Reshape (c, k) y = MatMul (r, w) }""",
+    ],
+    ids=["raw data", "negative", "of a variance", "dropout", "einsum", "pooling", "two inputs", "an output", "beside a table"],
+)
+def test_what_prepares_data_in_other_ways_before_the_first_layer(text: str) -> None:
+    found = of(text)
+    assert {found[name] for name in found.keys() & {"m", "u"}} == {BUFFER}
+    assert {found[name] for name in found.keys() & {"w", "kernel", "table"}} == {WEIGHT}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param([helper.make_node("Mul", ["x", "a"], ["y"])], id="the model is this alone"),
+        pytest.param(
+            [
+                helper.make_node("Mul", ["x", "a"], ["m"]),
+                helper.make_node("Relu", ["m"], ["r"]),
+                helper.make_node("MatMul", ["r", "w"], ["y"]),
+            ],
+            id="an activation makes a layer of it",
+        ),
+        pytest.param(
+            [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "a"], ["y"])],
+            id="after the first layer",
+        ),
+        pytest.param(
+            [
+                helper.make_node("Mul", ["x", "a"], ["m"]),
+                helper.make_node("MatMul", ["m", "w"], ["h"]),
+                helper.make_node("Add", ["h", "a"], ["y"]),
+            ],
+            id="read after it as well",
+        ),
+    ],
+)
+def test_what_does_not_only_prepare_an_input_is_a_weight(nodes: list[onnx.NodeProto]) -> None:
+    weights = {"w": np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)} if len(nodes) > 1 else {}
+    assert kinds(*nodes, a=floats(3), **weights)["a"] is WEIGHT
+
+
+def test_a_layer_normalization_of_the_input_in_pieces_is_of_weights() -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["x", "last"], ["mean"]),
+        helper.make_node("Sub", ["x", "mean"], ["centred"]),
+        helper.make_node("Mul", ["centred", "centred"], ["squares"]),
+        helper.make_node("ReduceMean", ["squares", "last"], ["variance"]),
+        helper.make_node("Sqrt", ["variance"], ["deviation"]),
+        helper.make_node("Div", ["centred", "deviation"], ["normalized"]),
+        helper.make_node("Mul", ["normalized", "gamma"], ["scaled"]),
+        helper.make_node("MatMul", ["scaled", "w"], ["y"]),
+    ]
+    w = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    assert kinds(*nodes, last=np.array([-1]), gamma=floats(3), w=w)["gamma"] is WEIGHT
+
+
+def angles(positions: int, width: int, kind: str) -> np.ndarray:
+    """Sines and cosines of positions, as transformers add them."""
+    phases = np.arange(positions)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
+    sines, cosines = np.sin(phases), np.cos(phases)
+    if kind == "in turns":
+        return np.stack([sines, cosines], -1).reshape(positions, width)
+    table = np.concatenate([sines, cosines], 1)
+    return np.concatenate([np.zeros((1, width)), table]) if kind == "with a token" else table
+
+
+@pytest.mark.parametrize("kind", ["in turns", "one after the other", "with a token", "of two coordinates", "learned"])
+def test_sines_and_cosines_of_positions_are_no_weights(kind: str) -> None:
+    table = angles(9, 8, kind)
+    if kind == "of two coordinates":
+        table = np.concatenate([np.repeat(table, 2, 0), np.tile(table, (2, 1))], 1)
+    elif kind == "learned":
+        table = table + np.random.default_rng(0).normal(size=table.shape) / 10
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["h"]),
+        helper.make_node("Add", ["h", "positions"], ["p"]),
+        helper.make_node("MatMul", ["p", "w"], ["y"]),
+    ]
+    rng = np.random.default_rng(1)
+    found = kinds(
+        *nodes,
+        inputs={"x": ["n", len(table), 3]},
+        first=rng.normal(size=(3, table.shape[1])).astype(np.float32),
+        positions=table[None].astype(np.float32),
+        w=rng.normal(size=(table.shape[1], 2)).astype(np.float32),
+    )
+    assert found == {"first": WEIGHT, "positions": WEIGHT if kind == "learned" else BUFFER, "w": WEIGHT}
+
+
+def fourier(window: bool) -> np.ndarray:
+    """Cosines and then sines of 33 frequencies over 64 samples, as filters of a convolution."""
+    time = np.arange(64)
+    phases = 2 * np.pi * np.arange(33)[:, None] * time / 64
+    waves = np.concatenate([np.cos(phases), np.sin(phases)]) * (np.hanning(64) if window else 1)
+    return waves[:, None].astype(np.float32)
+
+
+def triangles() -> np.ndarray:
+    """Twelve filters over 33 frequencies, as those of mel spectra."""
+    centres = np.geomspace(3, 30, 14)
+    rows = [
+        np.interp(np.arange(33), [low, middle, high], [0, 1, 0], left=0, right=0)
+        for low, middle, high in zip(centres, centres[1:], centres[2:], strict=False)
+    ]
+    return np.array(rows, np.float32)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_bases_of_spectra_are_no_weights(window: bool) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "basis"], ["spectrum"], strides=[32]),
+        helper.make_node("Mul", ["spectrum", "spectrum"], ["power"]),
+        helper.make_node("Slice", ["power", "zero", "half", "one"], ["real"]),
+        helper.make_node("Slice", ["power", "half", "whole", "one"], ["imaginary"]),
+        helper.make_node("Add", ["real", "imaginary"], ["sum"]),
+        helper.make_node("MatMul", ["mel", "sum"], ["bands"]),
+        helper.make_node("Conv", ["bands", "w"], ["y"]),
+    ]
+    found = kinds(
+        *nodes,
+        inputs={"x": ["n", 1, 512]},
+        basis=fourier(window),
+        mel=triangles(),
+        w=np.random.default_rng(0).normal(size=(4, 12, 3)).astype(np.float32),
+        **{name: np.array([number]) for name, number in {"zero": 0, "one": 1, "half": 33, "whole": 66}.items()},
+    )
+    assert (found["basis"], found["mel"], found["w"]) == (BUFFER, BUFFER, WEIGHT)
+
+
+@pytest.mark.parametrize("weight", [np.random.default_rng(1).normal(size=(16, 1, 64)), np.eye(64)[:, None]])
+def test_filters_that_are_no_waves_are_weights(weight: np.ndarray) -> None:
+    node = helper.make_node("Conv", ["x", "filters"], ["h"], strides=[32])
+    head = helper.make_node("Conv", ["h", "w"], ["y"])
+    w = np.random.default_rng(0).normal(size=(4, len(weight), 3)).astype(np.float32)
+    assert kinds(node, head, inputs={"x": ["n", 1, 512]}, filters=weight.astype(np.float32), w=w)["filters"] is WEIGHT

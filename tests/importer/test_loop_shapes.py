@@ -11,7 +11,7 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.importer import load
+from burnish.importer import load, loop_shapes
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 TEXT = """<ir_version: 10, opset_import: ["": 18]>
@@ -95,3 +95,35 @@ def test_a_gradient_through_a_growing_state(trips: int) -> None:
     x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     found = onnxruntime_outputs(model, {"x": x, "count": np.array(trips)})
     np.testing.assert_allclose(found["grad:x"], np.full((2, 3), 2**trips), rtol=1e-6)
+
+
+def chain(length: int, between: str = "Identity (HERE)", first: str = "t0 = MatMul (s0, w)") -> onnx.ModelProto:
+    """Loops one after the other, each over what the one before gives, with an operator between them."""
+    loops = []
+    for i in range(length):
+        body = first if i == 0 else f"t{i} = MatMul (s{i}, w)"
+        loops.append(f"""
+            h{i} = Loop (count, yes, x{i}) <body = b{i} (int64 i{i}, bool go{i}, float[] s{i}) => (bool on{i}, float[] t{i})
+                {{ on{i} = Identity (go{i}) {body} }}>
+            x{i + 1} = {between.replace("HERE", f"h{i}")}""")
+    return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[n, 3] x0, int64 count) => (float[] y) <bool yes = {{1}}, float[3, 3] w = {{1, 0, 2, 0, 1, 0, 3, 0, 1}}> {{
+            {" ".join(loops)} y = Relu (x{length})
+        }}""")
+
+
+@pytest.mark.parametrize("between", ["Identity (HERE)", "Tanh (HERE)", "MatMul (HERE, w)"])
+def test_a_chain_of_any_length(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = []
+    infer = loop_shapes.infer_shapes
+    monkeypatch.setattr(loop_shapes, "infer_shapes", lambda *given, **named: rounds.append(named) or infer(*given, **named))
+    model = load(chain(30, between))
+    assert {str(node.outputs[0].shape) for node in model.graph if node.op_type == "Loop"} == {"[n,3]"}
+    assert str(model.graph.outputs[0].shape) == "[n,3]"
+    assert len(rounds) < 30  # one walk carries the shape along the chain, not each round to the next link
+
+
+def test_a_loop_that_grows_does_not_take_the_shapes_of_the_others() -> None:
+    model = load(chain(20, first="t0 = Concat <axis = 0> (s0, s0)"))
+    shapes = [re.sub(r"unk__\d+", "None", str(node.outputs[0].shape)) for node in model.graph if node.op_type == "Loop"]
+    assert shapes == ["[None,3]"] * 20

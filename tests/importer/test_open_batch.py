@@ -216,7 +216,7 @@ def test_a_batch_that_is_open_already_needs_no_opening():
 
 def test_a_model_without_an_axis_of_extent_1_has_no_batch_to_open():
     model = parsed("m (float[8, 3] x) => (float[8, 3] y) { y = Relu(x) }")
-    with pytest.raises(ConfigurationError, match=r"no input of the model has an axis of extent 1.* 'x' \[8, 3\].*at batch 1$"):
+    with pytest.raises(ConfigurationError, match=r"has an axis of extent 1.* 'x' \[8, 3\].*at batch 1, or of one vector$"):
         burnish.load(model, batch="open")
 
 
@@ -224,3 +224,46 @@ def test_another_word_than_open_is_refused():
     model = parsed("m (float[1, 3] x) => (float[1, 3] y) { y = Relu(x) }")
     with pytest.raises(ConfigurationError, match=r"^batch must be None or 'open', not 8$"):
         burnish.load(model, batch=8)
+
+
+VECTORS = "<float[4, 3] w = {1, 2, 0, -1, 1, 3, 0, 2, -2, 1, 1, 1}, float[3] b = {1, 0, -1}, int64[2] shape = {1, -1}>"
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "outputs"),
+    [
+        ("(float[4] x) => (float[3] y) W { z = MatMul(x, w) a = Add(z, b) y = Tanh(a) }", [("x", (4,))], {"y": ["batch", 3]}),
+        ("(float[4] x) => (float y) W { z = MatMul(x, w) y = ReduceSum <keepdims = 0> (z) }", [("x", (4,))], {"y": ["batch"]}),
+        ("(float[4] x) => (float[1, 3] y) W { z = MatMul(x, w) y = Reshape(z, shape) }", [("x", (4,))], {"y": ["batch", 1, 3]}),
+        (
+            "(float[4] x, float[1] t, float[3] c) => (float[3] y) W { z = MatMul(x, w) a = Mul(z, t) y = Add(a, c) }",
+            [("x", (4,)), ("t", (1,)), ("c", (3,))],
+            {"y": ["batch", 3]},
+        ),
+        (
+            "(float[4] x, float[3] c) => (float[1] y) W { z = MatMul(x, w) d = MatMul(z, c) y = Reshape(d, one) }",
+            [("x", (4,)), ("c", (3,))],
+            {"y": ["batch", 1]},
+        ),
+        ("(float[4] x) => (float[7] y) W { z = MatMul(x, w) y = Concat <axis = 0> (x, z) }", [("x", (4,))], {"y": ["batch", 7]}),
+        ("(float[4] x) => (float[4] y) W { y = Softmax <axis = 0> (x) }", [("x", (4,))], {"y": ["batch", 4]}),
+        (
+            "(float[4] x) => (float[3] y) W { z = Gemm(r, w, b) r = Reshape(x, shape) y = Squeeze(z) }",
+            [("x", (4,))],
+            {"y": ["batch", 3]},
+        ),
+    ],
+    ids=["layer", "number", "row", "several vectors", "products of vectors", "joined", "softmax", "through a row"],
+)
+def test_vectors_get_an_axis_for_samples_in_front(text, inputs, outputs):
+    """A model of one vector, such as one that was traced on one: nothing of it has an axis in which samples could stand."""
+    text = "m " + text.replace("W", VECTORS.replace(">", ", int64[1] one = {1}>"))
+    found = shapes(text)
+    assert {name: found[name] for name in outputs} == outputs
+    assert all(found[name] == ["batch", *shape] for name, shape in inputs)
+    samples_of(text, *inputs)
+
+
+def test_a_number_beside_vectors_is_the_same_for_all_samples():
+    found = shapes("m (float[4] x, float t) => (float[4] y) { y = Mul(x, t) }")
+    assert found == {"x": ["batch", 4], "t": [], "y": ["batch", 4]}

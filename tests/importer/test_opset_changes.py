@@ -71,12 +71,39 @@ def _batch_normalization(opset: int, outputs: list[str], graph_outputs: list[str
     return d.model(["batch", 3, 4, 4], [(name, TensorProto.FLOAT) for name in graph_outputs])
 
 
+def _per_position(opset: int, outputs: list[str], returned: list[str]) -> onnx.ModelProto:
+    """Batch normalization with a scale, bias, mean and variance of their own for each position of each channel."""
+    d, rng = Draft(opset), np.random.default_rng(3)
+    arrays = [rng.uniform(0.5, 2, (3, 4, 4)).astype(np.float32) for _ in range(4)]
+    operands = [d.weight(array, name) for array, name in zip(arrays, ("scale", "bias", "mean", "var"), strict=True)]
+    d.nodes.append(helper.make_node("BatchNormalization", ["x", *operands], outputs, name="norm", spatial=0))
+    return d.model(["batch", 3, 4, 4], [(name, TensorProto.FLOAT) for name in returned])
+
+
 @pytest.mark.parametrize("opset", [7, 8])
-def test_batch_normalization_per_position_is_a_named_error(opset: int) -> None:
-    with pytest.raises(
-        UnsupportedOperatorError, match=r"BatchNormalization 'norm' \(output 'y'\) has spatial=0.*no training form"
-    ):
-        load(_batch_normalization(opset, ["y"], ["y"], spatial=0))
+def test_batch_normalization_per_position_is_frozen_and_trained(opset: int) -> None:
+    """Each position is a channel of its own: in inference by the running statistics, in training by those of the batch."""
+    source = _per_position(opset, ["y"], ["y"])
+    scale, bias, mean, variance = (numpy_helper.to_array(tensor).astype(float) for tensor in source.graph.initializer)
+    x = np.random.default_rng(4).normal(size=(5, 3, 4, 4)).astype(np.float32)
+    frozen = (x - mean) / np.sqrt(variance + 1e-5) * scale + bias
+    trained = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) * scale + bias
+    for norm, expected in (("frozen", frozen), ("train", trained)):
+        program = burnish.compile(source, loss="mse", norm=norm)
+        assert set(program.signature["step"].updates) >= {"param/scale", "param/bias"}
+        with burnish.Session(program, threads=1) as session:
+            np.testing.assert_allclose(session.predict({"x": x})["y"], frozen, rtol=1e-4, atol=1e-5)
+            loss = session.step({"x": x, "targets": np.zeros_like(x)})["loss"]
+        assert loss == pytest.approx(np.mean(expected**2), rel=1e-5)
+    lowered = burnish.lower(source)
+    np.testing.assert_allclose(onnxruntime_outputs(lowered, {"x": x})["y"], frozen, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_statistics_for_every_position_that_are_read_are_a_named_error(opset: int) -> None:
+    message = r"BatchNormalization 'norm' \(output 'y'\) has spatial=0.*the model reads the statistics.*remove these outputs"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        load(_per_position(opset, SAVED, ["y", "m"]))
 
 
 @pytest.mark.parametrize("opset", [7, 8])

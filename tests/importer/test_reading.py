@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from burnish import engines
 from burnish.errors import ConfigurationError, ModelError
 from burnish.importer import load
 
@@ -214,4 +215,41 @@ def test_a_model_that_goes_on_with_dictionaries() -> None:
     with pytest.raises(
         ModelError, match=r"'y' of Identity 'same' is a map .* burnish knows tensors: export the model without it"
     ):
+        load(proto)
+
+
+UNSORTED = """<ir_version: 9, opset_import: ["": 18, "own": 1]> g (float[N, 2] x, bool flag) => (float[N, 2] y) {
+    y = own.twice (h)
+    h = If (flag) <then_branch = one () => (float[N, 2] a) { a = Tanh (b) b = Mul (z, z) },
+                   else_branch = two () => (float[N, 2] c) { c = Identity (z) }>
+    z = Relu (x)
+} <domain: "own", opset_import: ["": 18]> twice (a) => (c) { c = Add (b, a) b = Sigmoid (a) }"""
+
+
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_nodes_out_of_order_are_sorted(as_ir: bool) -> None:
+    """In the graph, a branch and a function: as runtimes do, which load such a file."""
+    proto = onnx.parser.parse_model(UNSORTED)
+    before = proto.SerializeToString()
+    source = ir.from_proto(proto) if as_ir else proto
+    loaded = load(source)
+    x = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+    h = np.tanh(np.maximum(x, 0) ** 2)
+    found = engines.get("onnxruntime").run(loaded, {"x": x, "flag": np.array(True)})["y"]
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-h)) + h, rtol=1e-6)
+    assert proto.SerializeToString() == before
+    if as_ir:
+        assert [node.op_type for node in source.graph] == ["twice", "If", "Relu"]
+
+
+def test_sorted_nodes_stay_in_their_order() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {
+        c = Cos (x) b = Add (s, c) d = Neg (x) s = Sin (x) y = Mul (b, d) }""")
+    assert [node.op_type for node in load(proto).graph] == ["Cos", "Neg", "Sin", "Add", "Mul"]
+
+
+def test_nodes_that_read_each_other_in_a_circle() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {
+        a = Add (x, b) b = Neg (a) y = Relu (b) }""")
+    with pytest.raises(ModelError, match=r"read each other in a circle: (Add|Neg) .* reads (Neg|Add) .* reads .*\. Export the"):
         load(proto)

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import burnish
+from burnish.errors import ConfigurationError, ObjectiveWarning
 
 X = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
 SEQUENCE_OPERATORS = {"SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength"}
@@ -204,3 +205,62 @@ def test_layers_behind_pieces_train(engine):
     losses = [session.step({"x": X, "targets": np.ones((3, 2), np.float32)})["loss"] for _ in range(4)]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = MatMul (e, inner) r = Tanh (h)",
+        """r = If (yes) <then_branch = one () => (float[n, 1] a) { h = MatMul (e, inner) a = Tanh (h) },
+                        else_branch = two () => (float[n, 1] c) { c = Identity (e) }>""",
+        """shape = Shape (x) count = ReduceProd <keepdims = 0> (shape) f = Cast <to = 1> (count)
+           g = Div (e, f) h = MatMul (g, inner) r = Mul (h, f)""",
+    ],
+    ids=["weight", "in a branch", "weight and computed"],
+)
+def test_a_map_reads_what_is_around_it(body, engine):
+    """A weight of a map can only be there; it trains."""
+    source = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]> g (float[rows, 5] x) => (float[rows, 2] y)
+        <int64 one = {{1}}, bool yes = {{1}}, float[1, 1] inner = {{0.5}}, float[5, 2] w = {{1, 0, 2, -1, 0, 1, 1, 1, -1, 2}}> {{
+        s = SplitToSequence <axis = 1> (x, one)
+        m = SequenceMap (s) <body = each (float[n, 1] e) => (float[n, 1] r) {{ {body} }}>
+        c = ConcatFromSequence <axis = 1> (m)
+        y = MatMul (c, w) }}""")
+    expected = onnxruntime.InferenceSession(source.SerializeToString()).run(None, {"x": X})[0]
+    optimizer = burnish.optim.sgd(lr=1.0)
+    session = burnish.Session(burnish.compile(source, loss="mse", optimizer=optimizer, trainable=["inner"]), engine=engine)
+    np.testing.assert_allclose(session.predict({"x": X})["y"], expected, rtol=1e-5, atol=1e-6)
+    targets = np.ones((3, 2), np.float32)
+    session.step({"x": X, "targets": targets})
+    factor, losses = float(0.5 - session.state()["param/inner"].item()), []
+    weight = np.array([[1, 0], [2, -1], [0, 1], [1, 1], [-1, 2]])
+    for moved in (1e-4, -1e-4):
+        inside = X.astype(np.float64) * (0.5 + moved)
+        y = (inside if "Div" in body else np.tanh(inside)) @ weight
+        losses.append(((y - targets) ** 2).mean())
+    assert abs(factor - (losses[0] - losses[1]) / 2e-4) < 1e-4
+
+
+def test_a_sequence_that_is_an_input_is_refused_by_name():
+    text = """<ir_version: 9, opset_import: ["": 18]> g (KIND(float[n, 5]) s, int64 i) => (float[n, 2] y)
+        <float[5, 2] w = {1, 0, 2, -1, 0, 1, 1, 1, -1, 2}> { x = SequenceAt (s, i) y = MatMul (x, w) }"""
+    with pytest.raises(ConfigurationError, match=r"input 's' is a sequence of tensors, .* an input for each element$"):
+        burnish.compile(onnx.parser.parse_model(text.replace("KIND", "seq")), loss="mse")
+    remedy = text.replace("KIND(float[n, 5]) s, int64 i", "float[n, 5] one, float[n, 5] two, int64 i").replace(
+        "{ x =", "{ s = SequenceConstruct (one, two) x ="
+    )
+    session = burnish.Session(burnish.compile(onnx.parser.parse_model(remedy), loss="mse"))
+    targets = np.zeros((3, 2), np.float32)
+    assert session.step({"one": X, "two": 2 * X, "i": np.array(1), "targets": targets})["loss"] > 0
+
+
+def test_a_sequence_that_is_an_output_is_left_out_with_a_warning():
+    source = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[n, 5] x) => (float[n, 2] y, seq(float[n, k]) parts)
+        <float[5, 2] w = {1, 0, 2, -1, 0, 1, 1, 1, -1, 2}, int64 two = {2}> {
+        y = MatMul (x, w) parts = SplitToSequence (x, two) }""")
+    with pytest.warns(ObjectiveWarning, match=r"'parts', are left out of predictions .* with a tensor for each"):
+        program = burnish.compile(source, loss="mse", outputs="y")
+    for engine in ("onnxruntime", "torch", "reference"):
+        assert set(burnish.Session(program, engine=engine).predict({"x": X})) == {"y"}

@@ -9,8 +9,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import burnish
-from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.errors import BurnishError, InputError, ModelError, UnsupportedOperatorError
 from burnish.importer import load
+from burnish.program import Role
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 
@@ -348,3 +349,132 @@ def test_mean_variance_normalization_has_the_axes_of_the_standard(opset: int) ->
     model.opset_import[0].version = opset
     (node,) = load(model).graph
     assert tuple(node.attributes["axes"].as_ints()) == (0, 2, 3)
+
+
+LAYERS = {
+    "BatchNormalization": (15, "scale bias mean var"),
+    "InstanceNormalization": (18, "scale bias"),
+    "GroupNormalization": (21, "scale bias"),
+    "LayerNormalization": (17, "scale bias"),
+    "RMSNormalization": (23, "scale"),
+}
+
+
+def with_open_axes(operator: str, before: str = "h = Relu (x)") -> onnx.ModelProto:
+    """A layer of four channels or features, of an input that leaves all its axes open."""
+    opset, names = LAYERS[operator]
+    attributes = "<num_groups = 2>" if operator.startswith("Group") else ""
+    weights = ", ".join(f"float[4] {name} = {{1, 2, 3, 4}}" for name in names.split())
+    axes = "N, L, D" if operator.startswith(("Layer", "RMS")) else "N, D, L"
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[{axes}] x) => (float[{axes}] y)
+<{weights}> {{ {before} y = {operator} {attributes} (h, {names.replace(" ", ", ")}) }}""")
+    model.graph.node[-1].name = "norm"
+    return model
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+@pytest.mark.parametrize("operator", LAYERS)
+@pytest.mark.quick_cases(5)
+def test_an_open_axis_has_the_length_of_a_normalization_layer_s_parameters(operator: str, engine: str) -> None:
+    axis = 2 if operator.startswith(("Layer", "RMS")) else 1
+    program = burnish.compile(with_open_axes(operator), loss="mse", optimizer="sgd:lr=0.1")
+    layer = rf"{operator} 'norm'.* takes 4 there: its 'scale'"
+    message = rf"The input 'x' has extent \d+ along axis {axis}, and the program takes 4: .*{layer}"
+    with burnish.Session(program, engine=engine, threads=1) as session:
+        for width in (1, 6, 64):
+            shape = (5, 3, width) if axis == 2 else (5, width, 3)
+            x = np.ones(shape, np.float32)
+            with pytest.raises(InputError, match=message):
+                session.predict({"x": x})
+            with pytest.raises(InputError, match=message):
+                session.step({"x": x, "targets": x})
+        x = np.random.default_rng(0).normal(size=(5, 3, 4) if axis == 2 else (5, 4, 3)).astype(np.float32)
+        assert session.predict({"x": x})["y"].shape == x.shape
+        session.step({"x": x, "targets": x})
+
+
+def test_a_program_that_is_saved_keeps_which_layer_fixes_an_axis(tmp_path) -> None:
+    burnish.compile(with_open_axes("LayerNormalization"), loss="mse").save(tmp_path / "program")
+    (entry,) = burnish.Program.load(tmp_path / "program").signature["predict"].inputs_of(Role.DATA)
+    assert entry.shape == ("N", "L", 4)
+    ((axis, reason),) = entry.fixed_by
+    assert axis == 2
+    assert "LayerNormalization 'norm'" in reason
+
+
+TAKING_FOUR = {
+    "PRelu": ("float[N, D, L] x", "float[4, 1] w = {1, 2, 3, 4}", "z = Sub (zero, x) y = PRelu (z, w)", 1),
+    "Conv": ("float[N, D, L] x", "float[2, 2, 1] w = {1, 2, 3, 4}", "y = Conv <group = 2> (x, w)", 1),
+    "ConvTranspose": ("float[N, D, L] x", "float[4, 1, 1] w = {1, 2, 3, 4}", "y = ConvTranspose (x, w)", 1),
+    "Gemm": ("float[N, D] x", "float[1, 4] w = {1, 2, 3, 4}", "y = Gemm <transB = 1> (x, w)", 1),
+    "MatMul": ("float[N, L, D] x", "float[4, 1] w = {1, 2, 3, 4}", "y = MatMul (x, w)", 2),
+    "Einsum": ("float[N, D] x", "float[4] w = {1, 2, 3, 4}", 'y = Einsum <equation = "nd,d->n"> (x, w)', 1),
+    "RNN": (
+        "float[L, N, D] x",
+        "float[1, 1, 4] w = {1, 2, 3, 4}, float[1, 1, 1] r = {1}",
+        "y = RNN <hidden_size = 1> (x, w, r)",
+        2,
+    ),
+    "LayerNormalization": (
+        "float[N, D] x",
+        "int64 n = {2}, bool go = {1}, float[4] w = {1, 2, 3, 4}",
+        """y = Loop (n, go, x) <body = b (int64 i, bool c, float[N, D] h) => (bool on, float[N, D] k)
+            { on = Identity (c) k = LayerNormalization (h, w) }>""",
+        1,
+    ),
+}
+"""Layers of four channels or features: what the model reads, its weights, its nodes, and along which axis of the input."""
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+@pytest.mark.parametrize("operator", TAKING_FOUR)
+@pytest.mark.quick_cases(8)
+def test_an_open_axis_has_the_length_that_the_weight_of_a_layer_has(operator: str, engine: str) -> None:
+    taken, weights, nodes, axis = TAKING_FOUR[operator]
+    zero = "float[1] zero = {0}, " if "zero" in nodes else ""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g ({taken}) => (float[] y) <{zero}{weights}> {{ {nodes} }}'
+    )
+    shape = [5, 4, 3][: taken.count(",") + 1]
+    shape[1], shape[axis] = shape[axis], 4
+    with burnish.Session(burnish.compile(model, loss="mse"), engine=engine, threads=1) as session:
+        assert np.isfinite(session.predict({"x": np.ones(shape, np.float32)})["y"]).all()
+        for width in (1, 6):
+            shape[axis] = width
+            message = (
+                rf"'x' has extent {width} along axis {axis}, and the program takes 4: .*{operator} .* takes 4 there: its 'w'"
+            )
+            with pytest.raises(InputError, match=message):
+                session.predict({"x": np.ones(shape, np.float32)})
+
+
+@pytest.mark.parametrize("other", [4, 3])
+def test_an_open_axis_is_that_of_branches_where_each_takes_it_alike(other: int) -> None:
+    """A model may take images of one channel, and of three, and tell them apart by a flag."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]> g (float[N, D] x, bool flag) => (float[N] y)
+        { y = If (flag) <then_branch = one () => (float[N] a) { a = MatMul (x, v) },
+                         else_branch = two () => (float[N] b) { b = MatMul (x, w) }> }""")
+    weights = {"v": np.ones(4, np.float32), "w": np.ones(other, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    value = next(iter(load(model).graph.inputs))
+    assert value.shape == ir.Shape(["N", 4 if other == 4 else "D"])
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "RMSNormalization"])
+def test_a_single_scale_leaves_the_axis_open(operator: str) -> None:
+    model = with_open_axes(operator)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), tensor.name))
+    value = next(iter(load(model).graph.inputs))
+    assert value.shape is not None
+    assert not any(isinstance(extent, int) for extent in value.shape.dims)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+def test_channels_that_are_computed_are_never_read_past_the_statistics(engine: str) -> None:
+    """How many there are, the file leaves to the data: an engine refuses what the layer has no statistics for."""
+    model = with_open_axes("BatchNormalization", "k = Constant <value_ints = [0, -1, 1]> () h = Reshape (x, k)")
+    with burnish.Session(burnish.compile(model, loss="mse"), engine=engine, threads=1) as session:
+        with pytest.raises(BurnishError):
+            session.predict({"x": np.ones((2, 8, 8), np.float32)})
+        assert session.predict({"x": np.ones((2, 2, 2), np.float32)})["y"].shape == (2, 4, 1)

@@ -19,16 +19,21 @@ head (float[N, 2] x) => (float[N, 2] y)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "producer"),
     [
-        ("/head/Constant_3_output_0", InitializerKind.CONSTANT),
-        ("Constant_output_0", InitializerKind.CONSTANT),
-        ("head.scale", InitializerKind.WEIGHT),
-        ("Constant_output_0.scale", InitializerKind.WEIGHT),
+        ("/head/Constant_3_output_0", InitializerKind.CONSTANT, "pytorch"),
+        ("Constant_output_0", InitializerKind.CONSTANT, ""),
+        ("head.scale", InitializerKind.WEIGHT, "pytorch"),
+        ("Constant_output_0.scale", InitializerKind.WEIGHT, "pytorch"),
+        ("model/attention/mul/y:0", InitializerKind.CONSTANT, "tf2onnx"),
+        ("model/scale/Const_2:0", InitializerKind.CONSTANT, "tf2onnx"),
+        ("model/scale/mul/ReadVariableOp:0", InitializerKind.WEIGHT, "tf2onnx"),
+        ("model/attention/mul/y:0", InitializerKind.WEIGHT, "pytorch"),
     ],
 )
-def test_what_a_name_says(name: str, kind: InitializerKind) -> None:
+def test_what_a_name_says(name: str, kind: InitializerKind, producer: str) -> None:
     proto = onnx.parser.parse_model(TEXT)
+    proto.producer_name = producer
     renamed = {"FIRST": "/layer/Constant_1_output_0", "SECOND": name}
     for tensor in proto.graph.initializer:
         tensor.name = renamed[tensor.name]

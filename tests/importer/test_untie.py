@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import burnish
+from burnish.errors import ObjectiveWarning
 from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet
@@ -293,6 +294,54 @@ def test_each_layer_has_statistics_of_its_own_where_they_are_merged_with_scale_a
         program = burnish.compile(_normalized(2), loss="mse")
     statistics = {name for name in program.initial_state() if name.startswith("stat/")}
     assert statistics == {f"stat/{name}_statistic{layer}" for name in ("zeros", "ones") for layer in ("", "_1")}
+
+
+@pytest.mark.parametrize("numbers", ["0, 0, 0", "2, 2, 2"])
+def test_layers_of_one_mean_and_variance_have_statistics_of_their_own(numbers: str) -> None:
+    """Their scales tell them apart; measured on a batch, each normalizes by what it met there."""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y)
+<float[3] a = {{1, 2, 3}}, float[3] b = {{5, 6, 7}}, float[3] c = {{1, 1.5, 0.5}}, float[3] d = {{0, 0.1, 0.2}},
+ float[3] mean = {{{numbers}}}, float[3] var = {{1, 1, 1}}, float[3, 3] w = {{1, 2, 0, 0, 1, 0, 1, 0, 1}}> {{
+  p = BatchNormalization (x, a, b, mean, var) h = MatMul (p, w) y = BatchNormalization (h, c, d, mean, var) }}""")
+    program = burnish.compile(model, loss="mse", running_variance="onnx")
+    state = program.initial_state()
+    assert {name for name in state if name.startswith("stat/")} == {
+        "stat/mean", "stat/var", "stat/mean_statistic", "stat/var_statistic"
+    }  # fmt: skip
+    np.testing.assert_array_equal(state["stat/mean_statistic"], state["stat/mean"])
+    x = (np.random.default_rng(0).normal(size=(64, 3)) * 3 + 1).astype(np.float32)
+    first = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * [1, 2, 3] + [5, 6, 7]
+    h = first @ np.array([[1, 2, 0], [0, 1, 0], [1, 0, 1]])
+    expected = (h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5) * [1, 1.5, 0.5] + [0, 0.1, 0.2]
+    with burnish.Session(program) as session:
+        burnish.surgery.recalibrate(session, [{"x": x}])
+        np.testing.assert_allclose(session.predict({"x": x})["y"], expected, atol=1e-4)
+
+
+def test_layers_that_share_updated_statistics_keep_them_and_are_named() -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y)
+<float[3] a = {1, 2, 3}, float[3] b = {5, 6, 7}, float[3] c = {1, 1.5, 0.5},
+ float[3] mean = {1, 2, 3}, float[3] var = {1, 4, 9}, float[3, 3] w = {1, 2, 0, 0, 1, 0, 1, 0, 1}> {
+  p = BatchNormalization (x, a, b, mean, var) h = MatMul (p, w) y = BatchNormalization (h, c, b, mean, var) }"""
+    model = onnx.parser.parse_model(text)
+    with pytest.warns(ObjectiveWarning, match=r"each updates them in its turn: 'mean' \(2 layers\), 'var' \(2 layers\)"):
+        state = burnish.compile(model, loss="mse").initial_state()
+    assert {name for name in state if name.startswith("stat/")} == {"stat/mean", "stat/var"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        burnish.compile(model, loss="mse", norm="frozen")  # what the message advises
+        one_layer = onnx.parser.parse_model(text.replace("(h, c, b,", "(h, a, b,"))
+        burnish.compile(one_layer, loss="mse")
+
+
+def test_a_layer_without_parameters_that_is_called_twice_keeps_one_pair_of_statistics() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y)
+<float[3] mean = {1, 2, 3}, float[3] var = {1, 4, 9}, float[3, 3] w = {1, 2, 0, 0, 1, 0, 1, 0, 1}> {
+  s = Constant <value = float[3] {1, 1, 1}> () z = Constant <value = float[3] {0, 0, 0}> ()
+  t = Constant <value = float[3] {1, 1, 1}> () u = Constant <value = float[3] {0, 0, 0}> ()
+  p = BatchNormalization (x, s, z, mean, var) h = MatMul (p, w) y = BatchNormalization (h, t, u, mean, var) }""")
+    state = burnish.compile(model, loss="mse").initial_state()
+    assert {name for name in state if name.startswith("stat/")} == {"stat/mean", "stat/var"}
 
 
 def test_identity_that_the_model_computes_stays() -> None:

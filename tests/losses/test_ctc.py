@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -173,3 +174,13 @@ def test_options_make_the_loss_again() -> None:
 def test_bad_settings_are_named(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def test_samples_along_the_second_axis_are_named_where_the_loss_reads_frames() -> None:
+    file = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[time, batch, 4] x) => (float[time, batch, 3] y)
+        <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}> { y = MatMul (x, w) }""")
+    with pytest.raises(ConfigurationError, match=r"'y' has frames along its first axis .*: choose 'ctc:time_first=true'"):
+        burnish.compile(file, loss="ctc")
+    labels = burnish.compile(file, loss="ctc:time_first=true").signature["step"].inputs_of(burnish.program.Role.LABEL)
+    assert labels[0].shape == ("batch", "label_length")

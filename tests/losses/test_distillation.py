@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -267,3 +269,57 @@ def test_a_teacher_of_several_inputs_is_read_by_their_names() -> None:
     teacher.graph.inputs.append(extra)
     with pytest.raises(ConfigurationError, match=r"the teacher reads 'mask', and the inputs of the model are 'x'"):
         compiled(network(3, 2), losses.distill(teacher))
+
+
+def one_sample(seed: int, classes: int = CLASSES) -> ir.Model:
+    """A file of one picture at a time, with a Reshape that says so."""
+    rng = np.random.default_rng(seed)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[1, 2, 4, 4] x) => (float[1, {classes}] logits) <int64[2] flat = {{1, 12}}> {{
+            c = Conv (x, kernel) r = Relu (c) v = Reshape (r, flat) logits = MatMul (v, head)
+        }}""")
+    for name, shape in (("kernel", (3, 2, 3, 3)), ("head", (12, classes))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array((rng.normal(size=shape) * 0.3).astype(np.float32), name))
+    return ir.from_proto(model)
+
+
+def test_a_teacher_of_one_sample_is_opened_with_its_student(tmp_path: Path) -> None:
+    path = file_of(one_sample(1), tmp_path / "teacher.onnx")
+    batch = {"x": RNG.standard_normal((SAMPLES, 2, 4, 4)).astype(np.float32), "labels": LABELS}
+    steps = {}
+    for name, teacher in {"file": path, "opened": burnish.load(path, batch="open")}.items():
+        program = burnish.compile(one_sample(0), loss=losses.distill(teacher), batch="open")
+        session = burnish.Session(program, threads=1)
+        steps[name] = [session.step(batch)["loss"] for _ in range(3)]
+    assert steps["file"] == pytest.approx(steps["opened"], rel=1e-6)
+    # Of a student whose batch is open in its file too.
+    student = burnish.load(one_sample(0), batch="open")
+    session = burnish.Session(burnish.compile(student, loss=losses.distill(path)), threads=1)
+    assert session.step(batch)["loss"] == pytest.approx(steps["opened"][0], rel=1e-6)
+    # A student of one sample keeps a teacher of one.
+    alone = burnish.Session(burnish.compile(one_sample(0), loss=losses.distill(path)), threads=1)
+    one = {"x": batch["x"][:1], "labels": LABELS[:1]}
+    assert alone.step(one)["loss"] == pytest.approx(burnish.Session(program, threads=1).step(one)["loss"], rel=1e-5)
+
+
+def test_a_student_of_a_teacher_that_cannot_be_opened_trains_on_single_samples(tmp_path: Path) -> None:
+    model = ir.to_proto(one_sample(1))
+    model.graph.node[2].CopyFrom(onnx.helper.make_node("Compress", ["r", "which"], ["picked"]))
+    model.graph.node.insert(3, onnx.helper.make_node("Reshape", ["picked", "flat"], ["v"]))
+    which = np.tile([True, True], 18)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(which, "which"))
+    program = burnish.compile(one_sample(0), loss=losses.distill(model), batch="open")
+    program.save(tmp_path / "program")
+    batch = {"x": RNG.standard_normal((SAMPLES, 2, 4, 4)).astype(np.float32), "labels": LABELS}
+    one = {name: array[:1] for name, array in batch.items()}
+    refusal = r"teacher of the loss 'distill' takes 1 at a time, and cannot be opened for more: .*Compress.*teacher_logits"
+    alone = burnish.Session(burnish.compile(one_sample(0), loss=losses.distill(model)), threads=1)
+    for session in (burnish.Session(program, threads=1), burnish.Session(burnish.Program.load(tmp_path / "program"), threads=1)):
+        for call in (session.step, session.evaluate):
+            with pytest.raises(InputError, match=refusal):
+                call(batch)
+        assert session.evaluate(one)["loss"] == pytest.approx(alone.evaluate(one)["loss"], rel=1e-6)
+        assert session.predict({"x": batch["x"]})["logits"].shape == (SAMPLES, CLASSES)
+    assert session.step(one)["loss"] == pytest.approx(alone.step(one)["loss"], rel=1e-6)
+    with pytest.raises(ConfigurationError, match=rf"batch_size=2: the {refusal}"):
+        burnish.Trainer(program, batch, batch_size=2, run_directory=tmp_path / "run")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ import burnish
 from burnish import losses
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Tensor
+from burnish.training.totals import Means, Sums
 from oracles.scaled_model import RATE, scaled_outputs
 from specs.losses import LossCase, one_per_loss
 
@@ -64,6 +67,60 @@ def test_a_data_set_adds_up_from_batches_of_any_size(case: LossCase) -> None:
     apart = session.evaluate_data(parts)
     assert apart.keys() == whole.keys()
     np.testing.assert_allclose([apart[name] for name in whole], list(whole.values()), rtol=1e-12)
+
+
+SUMMED = [
+    *(losses.get(f"{name}:reduction=sum") for name in ("mse", "mae", "huber", "smooth_l1", "bce_with_logits", "cross_entropy")),
+    *(losses.get(f"{name}:reduction=sum") for name in ("focal", "binary_focal", "dice", "hinge", "nll", "multi_margin")),
+]
+
+
+@pytest.mark.parametrize("loss", SUMMED, ids=lambda loss: loss.name)
+@pytest.mark.quick_cases(4)
+def test_a_sum_over_a_data_set_is_the_sum_over_its_batches(loss: losses.Loss, tmp_path: Any) -> None:
+    case = next(case for case in TRAINED if case.loss.name == loss.name)
+    batch = batch_of(case)
+    still = burnish.compile(scaled_outputs(case.predictions), loss=loss, optimizer=burnish.optim.sgd(lr=0.0))
+    session = burnish.Session(still, threads=1)
+    expected = session.evaluate(batch)["loss"]
+    samples = len(next(iter(batch.values())))
+    for size in (1, 2, samples):
+        parts = [{name: array[at : at + size] for name, array in batch.items()} for at in range(0, samples, size)]
+        assert session.evaluate_data(parts)["loss"] == pytest.approx(expected, rel=1e-9)
+        data: dict[str, Any] = {"run_directory": tmp_path / str(size), "batch_size": size, "threads": 1, "progress": False}
+        alone = burnish.Trainer(still, dict(batch), **data).run()
+        assert alone.metrics["loss"] == pytest.approx(expected, rel=1e-6)
+        assert math.fsum(row["loss"] or 0.0 for row in alone.history) == pytest.approx(expected, rel=1e-6)
+        judged = burnish.Trainer(still, dict(batch), dict(batch), **data, overwrite=True).run()
+        assert judged.metrics["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_sum_beside_means_and_penalties() -> None:
+    """A weighted sum of a mean, a sum over samples, and a sum that no sample has a part in."""
+    case = next(case for case in TRAINED if case.loss.name == "mean_squared_error")
+    batch = batch_of(case)
+    mixed = losses.weighted_sum([(1.0, "mse"), (0.5, losses.get("mae:reduction=sum"))])
+    program = burnish.compile(scaled_outputs(case.predictions), loss=mixed, optimizer=burnish.optim.sgd(lr=0.0))
+    session = burnish.Session(program, threads=1)
+    whole = session.evaluate(batch)
+    parts = [{key: array[part] for key, array in batch.items()} for part in (slice(0, 1), slice(1, None))]
+    apart = session.evaluate_data(parts)
+    np.testing.assert_allclose([apart[key] for key in whole], list(whole.values()), rtol=1e-12)
+    means, sums = Means(), Sums.of(program)
+    for part in parts:
+        means.add(session.evaluate(part), len(next(iter(part.values()))), sums)
+    assert sums.averages(means)["loss"] == pytest.approx(whole["loss"], rel=1e-9)
+
+
+def test_a_sum_that_no_sample_has_a_part_in_counts_once() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n, 2] x) => (float[n, 3] y, float[] penalty)
+            <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) penalty = ReduceSumSquare <keepdims = 0> (w) }"""
+    )
+    loss = losses.weighted_sum([(1.0, "mse:reduction=sum", "y"), (0.5, losses.output("penalty", reduction="sum"))])
+    session = burnish.Session(burnish.compile(model, loss=loss), threads=1)
+    zeros = {"x": np.zeros((2, 2), np.float32), "targets:y": np.ones((2, 3), np.float32)}
+    assert session.evaluate_data([zeros] * 3)["loss"] == pytest.approx(18 + 0.5 * 91)
 
 
 @pytest.mark.parametrize(

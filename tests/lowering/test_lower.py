@@ -10,7 +10,7 @@ import pytest
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Tensor
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset
+from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.ops import lowering, registry
 from oracles.small_graphs import SmallGraph
 
@@ -154,3 +154,13 @@ def test_a_node_of_an_opset_that_the_target_does_not_load():
         settle_opset(model, replace(TARGET, newest_opset=20))
     settle_opset(model, TARGET)
     assert model.opset_imports[""] == 24
+
+
+@pytest.mark.parametrize("newest", [20, 23])
+def test_an_operator_that_is_too_new_is_written_out_where_the_standard_has_a_function(newest: int) -> None:
+    model = ir.Model(graph_of("", "Swish", outputs=1, opset=24).graph, ir_version=10)
+    target = replace(TARGET, newest_opset=newest)
+    write_out_newer(model, target)
+    assert "Swish" not in {node.op_type for node in model.graph}
+    settle_opset(model, target)
+    assert model.opset_imports[""] <= newest

@@ -47,6 +47,16 @@ def test_the_cumulative_average_is_the_mean_over_the_steps(rule, ddof):
         np.testing.assert_allclose(state["stat/variance"], variance, rtol=1e-5)
 
 
+def test_a_cumulative_average_goes_on_from_the_batches_that_were_seen():
+    program = burnish.compile(onnx.parser.parse_model(MODEL), norm="train:momentum=cumulative,seen=3")
+    session = burnish.Session(program)
+    mean = np.array([0.5, -1])
+    for number, x in enumerate(batches(3, 6), start=4):
+        session.step({"x": x, "labels": np.zeros(6, np.int64)})
+        mean += (x.mean(axis=0) - mean) / number
+        np.testing.assert_allclose(session.state()["stat/mean"], mean, rtol=1e-5, atol=1e-6)
+
+
 def test_a_momentum_of_the_policy_stands_in_for_the_model_s():
     program = burnish.compile(onnx.parser.parse_model(MODEL), norm=burnish.norms.Train(momentum=0.5))
     session = burnish.Session(program)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -222,3 +224,73 @@ def test_bfloat16_is_not_scaled_unless_asked():
     assert "opt/loss_scale" not in burnish.compile(model, precision="bfloat16").initial_state(0)
     scaled = burnish.compile(model, precision=burnish.MixedPrecision("bfloat16", loss_scale=4.0))
     assert scaled.initial_state(0)["opt/loss_scale"] == 4.0
+
+
+def overflowing(frozen: str | None) -> burnish.Program:
+    """A network with batch normalization in which, in sixteen bits, the gradient of the first weight alone overflows."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        net (float[N, 8] x) => (float[N, 4] logits) <float thousand = {1000.0}, float[6] gain = {1, 1, 1, 1, 1, 1},
+            float[6] shift = {0, 0, 0, 0, 0, 0}, float[6] mean = {0, 0, 0, 0, 0, 0}, float[6] var = {1, 1, 1, 1, 1, 1}> {
+            small = MatMul (x, stem) h = Mul (small, thousand) n = BatchNormalization (h, gain, shift, mean, var)
+            r = Relu (n) logits = MatMul (r, head)
+        }""")
+    rng = np.random.default_rng(0)
+    for name, array in (("stem", rng.normal(size=(8, 6))), ("head", rng.normal(size=(6, 4)) * 0.4)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    optimizer = sgd(0.05) if frozen is None else optim.groups(sgd(0.05), {frozen: "frozen"})
+    return burnish.compile(model, optimizer=optimizer, precision="float16")
+
+
+SMALL = {
+    "x": (np.random.default_rng(1).normal(size=(32, 8)) * 1e-4 + 2e-3).astype(np.float32),
+    "labels": np.random.default_rng(2).integers(0, 4, 32),
+}
+
+
+def followed(program: burnish.Program, engine: str, steps: int = 6) -> tuple[list[float], dict, dict]:
+    """What was reported as skipped, the first state, and the last."""
+    with burnish.Session(program, engine=engine, threads=1) as session:
+        start = session.state()
+        return [session.step(SMALL)["skipped"] for _ in range(steps)], start, session.state()
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference", "torch"])
+def test_the_gradient_of_a_frozen_weight_skips_no_step(engine):
+    """What moves with a step, what is reported of it and the scale agree; with the weight trained the steps are skipped."""
+    skipped, start, state = followed(overflowing("stem"), engine)
+    assert skipped == [0.0] * 6
+    assert state["step"] == 6
+    assert state["opt/skipped_steps"] == 0
+    assert state["opt/loss_scale"] == start["opt/loss_scale"]
+    assert not np.array_equal(state["stat/mean"], start["stat/mean"])
+    np.testing.assert_array_equal(state["param/stem"], start["param/stem"])
+    if engine == "onnxruntime":
+        return  # whose optimizer leaves out casts to sixteen bits and back
+    everything, _, whole = followed(overflowing(None), engine)
+    assert everything[0] == 1.0
+    assert whole["opt/loss_scale"] < start["opt/loss_scale"]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_another_optimizer_that_trains_what_was_frozen_skips_the_whole_step(loaded, tmp_path):
+    """The graph of the gradients looks at those that its own optimizer reads; the step looks at all that this one reads."""
+    program = overflowing("stem").with_optimizer(sgd(0.05))
+    if loaded:
+        program.save(tmp_path / "program")
+        program = burnish.Program.load(tmp_path / "program")
+    skipped, _, state = followed(program, "reference")
+    expected, _, wanted = followed(overflowing(None), "reference")
+    assert skipped == expected
+    assert skipped[0] == 1.0
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
+def test_another_optimizer_that_freezes_more_takes_or_skips_the_whole_step():
+    skipped, start, state = followed(overflowing(None).with_optimizer(optim.groups(sgd(0.05), {"stem": "frozen"})), "reference")
+    taken = 6 - sum(skipped)
+    assert state["step"] == taken
+    assert state["opt/skipped_steps"] == sum(skipped)
+    assert (state["opt/loss_scale"] < start["opt/loss_scale"]) == (sum(skipped) > 0)
+    assert (not np.array_equal(state["stat/mean"], start["stat/mean"])) == (taken > 0)

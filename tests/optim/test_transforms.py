@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
 
-from burnish import optim
-from burnish.errors import ConfigurationError
+import burnish
+from burnish import optim, surgery
+from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import zeros_like
 from burnish.optim import ParameterInfo, ParameterKind
 from oracles.optimizers import (
@@ -232,3 +236,140 @@ def test_parts_of_a_chain_keep_their_state_apart() -> None:
 def test_what_is_wrong_is_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def two_layers(source: Callable[[onnx.ModelProto], Any] = lambda model: model) -> Any:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 8] x) => (float[N, 4] logits) {
+            h = Gemm <transB = 1> (x, first) t = Tanh (h) logits = Gemm <transB = 1> (t, second)
+        }""")
+    rng = np.random.default_rng(0)
+    for layer, shape in (("first", (6, 8)), ("second", (4, 6))):
+        node, name = next(node for node in model.graph.node if layer in node.input), f"{layer}.weight"
+        node.input[1] = name
+        model.graph.initializer.append(onnx.numpy_helper.from_array((rng.normal(size=shape) * 0.4).astype(np.float32), name))
+    return source(model)
+
+
+ALTERED: dict[str, tuple[Callable[[onnx.ModelProto], Any], dict[str, int]]] = {
+    "as it is": (lambda model: model, {"first.weight": 1}),
+    "quantized": (lambda model: surgery.quantize(model, activations=None, scales="fixed"), {"first.weight": 1}),
+    "learned scales": (lambda model: surgery.quantize(model, activations=None), {"first.weight": 1}),
+    "direction and length": (surgery.weight_normalize, {"first.weight_v": 1, "second.weight_v": 1}),
+    "lora": (lambda model: surgery.lora(model, rank=2, alpha=6), {"first.lora_A.weight": 0, "first.lora_B.weight": 0}),
+    "dora": (
+        lambda model: surgery.lora(model, rank=2, alpha=6, variant="dora"),
+        {"first.lora_A.weight": 0, "second.lora_B.weight": 0},
+    ),
+    "pruned": (lambda model: surgery.prune(model, 0.5), {"first.weight": 1, "second.weight": 1}),
+    "pruned by a schedule": (lambda model: surgery.prune(model, 0.5, end=3), {"first.weight": 1, "second.weight": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_the_sum_over_the_inputs_keeps_its_value_whatever_a_weight_goes_through(name: str) -> None:
+    """By plain steps of SGD: 0 in place of a drift as large as the weights move."""
+    source, axes = ALTERED[name]
+    batch = {"x": np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32), "labels": np.arange(16) % 4}
+    moved: dict[bool, dict[str, np.ndarray]] = {}
+    for centred in (True, False):
+        plain = optim.sgd(lr=0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ObjectiveWarning)
+            program = burnish.compile(two_layers(source), optimizer=optim.chain(optim.centralize(), plain) if centred else plain)
+        session = burnish.Session(program, engine="onnxruntime")
+        session.step(batch)  # of an adapter the first step moves B alone
+        before = session.state()
+        session.step(batch)
+        after = session.state()
+        moved[centred] = {parameter: after[f"param/{parameter}"] - before[f"param/{parameter}"] for parameter in axes}
+    for parameter, axis in axes.items():
+        change = moved[True][parameter]
+        assert np.abs(change).max() > 0
+        assert np.abs(change.sum(axis)).max() < 1e-5 * np.abs(change).max() + 1e-6, parameter
+        assert np.abs(moved[False][parameter].sum(axis)).max() > 1e-3 * np.abs(moved[False][parameter]).max()
+
+
+def test_what_is_masked_stays_zero_and_has_no_part_in_the_mean() -> None:
+    """Beside the same step by hand: the mean of the gradient over the weights that are kept."""
+    batch = {"x": np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32), "labels": np.arange(16) % 4}
+    pruned = two_layers(lambda model: surgery.prune(model, 0.5))
+    states = {}
+    for name, optimizer in {"plain": optim.sgd(lr=0.1), "centred": optim.chain(optim.centralize(), optim.sgd(lr=0.1))}.items():
+        session = burnish.Session(burnish.compile(pruned, optimizer=optimizer), engine="reference")
+        start = session.state()
+        session.step(batch)
+        states[name] = session.state()
+    for name in ("first.weight", "second.weight"):
+        mask, before = start[f"stat/{name}_mask"], start[f"param/{name}"]
+        gradient = (before - states["plain"][f"param/{name}"]) / np.float32(0.1)
+        mean = gradient.sum(1, keepdims=True) / mask.sum(1, keepdims=True)
+        expected = before - 0.1 * mask * (gradient - mean)
+        np.testing.assert_allclose(states["centred"][f"param/{name}"], expected, rtol=1e-5, atol=1e-6)
+        assert not states["centred"][f"param/{name}"][mask == 0].any()
+
+
+def test_a_weight_whose_inputs_are_not_known_is_named() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 8] x) => (float[N, 4] logits) <int64[3] three = {1, 6, 8}, int64[1] one = {1}, int64[1] two = {2}> {
+            u = Unsqueeze (x, one) w = Reshape (odd, three) p = Mul (u, w) h = ReduceSum <keepdims = 0> (p, two)
+            logits = MatMul (h, head)
+        }""")
+    for name, shape in (("odd", (8, 6)), ("head", (6, 4))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    optimizer = optim.chain(optim.centralize(), optim.sgd())
+    with pytest.warns(
+        ObjectiveWarning, match="centralize leaves the gradient of 'odd' as it is: .* Freeze such weights, or leave"
+    ) as said:
+        program = burnish.compile(model, optimizer=optimizer)
+    assert [warning.filename for warning in said] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        burnish.compile(model, optimizer=optim.chain(optim.centralize(), optim.groups(optim.sgd(), {"odd": "frozen"})))
+        plain = burnish.compile(model, optimizer="sgd")
+    with pytest.warns(ObjectiveWarning, match="centralize leaves the gradient of 'odd'"):
+        plain.with_optimizer(optimizer)
+    assert program.signature["step"]
+
+
+OPTIONS_OF_NOTHING: dict[str, tuple[Callable[[], optim.Optimizer], list[str] | None]] = {
+    "centralize: it acts on none of the parameters that train": (
+        lambda: optim.chain(optim.centralize(), optim.sgd()),
+        ["b1", "b2"],
+    ),
+    "add_decayed_weights: weight_decay acts on none of the parameters that train: on='weights' leaves biases": (
+        lambda: optim.chain(optim.add_decayed_weights(0.1, on="weights"), optim.sgd()),
+        ["b1", "b2"],
+    ),
+    "groups: weight_decay acts on none of the parameters that train: decay='weights' leaves biases": (
+        lambda: optim.groups(optim.sgd(weight_decay=0.1), decay="weights"),
+        ["b1", "b2"],
+    ),
+    "layerwise_decay: it changes no rate: all parameters that train are those of the last layer": (
+        lambda: optim.layerwise_decay(optim.sgd(), 0.5),
+        ["w2", "b2"],
+    ),
+    "groups: 'w1' holds for no parameter: patterns after it match all that it matches": (
+        lambda: optim.groups(optim.sgd(), {"w1": {"lr": 0.5}, "w*": {"lr_scale": 0.1}}),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", OPTIONS_OF_NOTHING)
+def test_an_option_that_changes_nothing_is_named(message: str) -> None:
+    make, trainable = OPTIONS_OF_NOTHING[message]
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]> g (float[N, 8] x) => (float[N, 4] logits) {
+            h = Gemm (x, w1, b1) t = Tanh (h) logits = Gemm (t, w2, b2) }""")
+    for name, shape in {"w1": (8, 6), "b1": (6,), "w2": (6, 4), "b2": (4,)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    with pytest.warns(ObjectiveWarning, match=message) as said:
+        burnish.compile(model, optimizer=make(), trainable=trainable)
+    assert [warning.filename for warning in said] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        plain = burnish.compile(model, trainable=trainable)
+        if trainable is not None:
+            burnish.compile(model, optimizer=make())
+    with pytest.warns(ObjectiveWarning, match=message):
+        plain.with_optimizer(make())

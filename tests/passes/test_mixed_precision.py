@@ -13,12 +13,17 @@ from ml_dtypes import bfloat16
 
 import burnish
 from burnish.errors import ConfigurationError
+from burnish.graph import bodies
+from burnish.graph.names import separate_names
 from burnish.models import residual_network
 from burnish.modes import bind_inference
 from burnish.passes import mix_precision
 from burnish.passes.mixed_precision import COMPUTED, FOLLOWING, WIDENED
+from oracles import layers_in_bodies
 
 HALF, BRAIN, SINGLE = ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
+LAYERS = {"branches": ("wide", "narrow", "head"), "scanned": ("input", "hidden", "first", "head")}
+"""Of ``layers_in_bodies``, those in bodies first."""
 UNIT = {HALF: 2.0**-11, BRAIN: 2.0**-8}
 
 
@@ -158,6 +163,60 @@ def test_a_branch_reads_float32():
     assert {value.dtype for node in model.graph.all_nodes() if node.op_type in ("Exp", "Neg") for value in node.inputs} == {
         SINGLE
     }
+
+
+def with_bodies(kind: str) -> tuple[ir.Model, list[ir.Value]]:
+    """A model with layers in bodies, and its weights, which are inputs as in a program."""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(layers_in_bodies.model(kind)))
+    weights = [model.graph.initializers.pop(f"{name}_weight") for name in LAYERS[kind]]
+    for weight in weights:
+        weight.const_value = None
+    model.graph.inputs.extend(weights)
+    return model, weights
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_bodies_compute_in_sixteen_bits_and_give_float32(kind, dtype):
+    model, weights = with_bodies(kind)
+    mix_precision(model, dtype, weights)
+    separate_names(model.graph)
+    checked(model)
+    products = [node for node in model.graph.all_nodes() if node.op_type == "MatMul"]
+    assert {value.dtype for node in products for value in node.inputs} == {dtype}
+    (owner,) = [node for node in model.graph if bodies(node)]
+    for body in bodies(owner):
+        assert {value.dtype for value in (*body.inputs, *body.outputs)} == {SINGLE}
+    # What a loop adds up over its iterations is the gradient of what its body reads from outside.
+    inside = [node for weight in weights[: len(layers_in_bodies.INSIDE[kind])] for node in weight.consumers()]
+    assert {node.op_type for node in inside} == {"Cast"}
+    assert all(node.graph is not model.graph for node in inside)
+
+
+@pytest.mark.parametrize(
+    ("keep", "narrow"),
+    [(["hidden"], {"first", "input", "head"}), (["last"], {"first", "head"}), (["input", "hidden"], {"first", "head"})],
+)
+def test_layers_in_bodies_are_kept_by_name(keep, narrow):
+    model, weights = with_bodies("scanned")
+    next(node for node in model.graph if bodies(node)).name = "last"
+    mix_precision(model, HALF, weights, keep)
+    products = [node for node in model.graph.all_nodes() if node.op_type == "MatMul"]
+    assert {node.name for node in products if node.inputs[0].dtype == HALF} == narrow
+
+
+def test_gradients_of_weights_in_a_loop_are_close_to_those_of_float32():
+    batch = layers_in_bodies.batch("scanned")
+    gradients = {}
+    for precision in ("float32", "bfloat16"):
+        program = burnish.compile(layers_in_bodies.model("scanned"), optimizer="sgd:lr=1", precision=precision)
+        with burnish.Session(program, engine="reference") as session:
+            before = session.state()
+            session.step(batch)
+            gradients[precision] = {name: before[name] - array for name, array in session.state().items() if "param/" in name}
+    for name, exact in gradients["float32"].items():
+        distance = np.linalg.norm(gradients["bfloat16"][name] - exact) / np.linalg.norm(exact)
+        assert 1e-5 < distance < 8 * UNIT[BRAIN], name
 
 
 @pytest.mark.parametrize("pattern", ["head", "head.weight", "he*", "the_node"])

@@ -28,6 +28,7 @@ import onnxruntime
 import burnish
 from burnish.errors import BurnishError
 from burnish.program import Role
+from burnish.program.inference import Inference
 from strangers.training import Failure, train_program
 
 CACHE = Path(__file__).parents[2] / ".shipped"
@@ -188,11 +189,12 @@ def exporter(content: bytes) -> str:
     return named or "unnamed"
 
 
-def make_inputs(case: Shipped, program: burnish.Program) -> dict[str, np.ndarray]:
+def make_inputs(case: Shipped, program: burnish.Program | Inference) -> dict[str, np.ndarray]:
     """Inputs for a program, as a stranger would make up some: normally distributed, or integers that are valid."""
     rng = np.random.default_rng(0)
-    inputs = {}
-    for entry in (*program.signature["step"].inputs_of(Role.DATA), *program.signature["predict"].inputs_of(Role.DATA)):
+    inputs: dict[str, np.ndarray] = {}
+    graphs = [program.signature[name] for name in ("step", "predict") if name in program.signature]
+    for entry in (entry for graph in graphs for entry in graph.inputs_of(Role.DATA)):
         if entry.name in inputs:
             continue
         shape = tuple(extent if isinstance(extent, int) else case.extents.get(str(extent), BATCH) for extent in entry.extents)

@@ -14,6 +14,7 @@ import pytest
 import burnish
 from burnish import surgery
 from burnish.errors import ConfigurationError, UnprunedLayersWarning
+from oracles import layers_in_bodies
 
 MODEL = """<ir_version: 8, opset_import: ["": 18]>
 g (float[N, 4, 3, 3] x) => (float[N, 5] y) <float[8, 4, 3, 3] filter, float[8] offset, float[5, 8] weight, float[5] bias> {
@@ -170,3 +171,48 @@ def test_a_model_is_pruned_once_and_after_it_was_quantized() -> None:
     plain = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {y = Relu (x)}')
     with pytest.raises(ConfigurationError, match=r"prune: the model has no Conv, ConvTranspose, Gemm or MatMul"):
         surgery.prune(plain, 0.5)
+
+
+@pytest.mark.parametrize("kind", ["branches", "scanned"])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_layers_in_bodies_are_pruned_too(kind: str, begin: int, tmp_path: Path) -> None:
+    pruned = surgery.prune(layers_in_bodies.model(kind), 0.5, begin=begin, end=3 * begin)
+    trained = burnish.Session(burnish.compile(pruned, optimizer="adam:lr=0.01"), engine="onnxruntime")
+    batch = layers_in_bodies.batch(kind)
+    for _ in range(5):
+        trained.step(batch)
+    trained.export(tmp_path / "pruned.onnx")
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "pruned.onnx").graph.initializer}
+    for name in (*layers_in_bodies.INSIDE[kind], *layers_in_bodies.OUTSIDE[kind]):
+        assert np.mean(arrays[name] == 0) == 0.5, name
+    feeds = {name: array for name, array in batch.items() if name != "labels"}
+    (y,) = onnxruntime.InferenceSession(tmp_path / "pruned.onnx").run(None, feeds)
+    np.testing.assert_allclose(y, trained.predict(feeds)["logits"], rtol=1e-5, atol=1e-5)
+    by_name = surgery.prune(layers_in_bodies.model(kind), 0.5, [layers_in_bodies.INSIDE[kind][0].removesuffix("_weight")])
+    assert [name for name in by_name.graph.initializers if name.endswith("_mask")] == [f"{layers_in_bodies.INSIDE[kind][0]}_mask"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_file_of_another_dtype_is_pruned(dtype: type, tmp_path: Path) -> None:
+    def of(dtype: type) -> onnx.ModelProto:
+        name = {np.float16: "float16", np.float32: "float", np.float64: "double"}[dtype]
+        proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+            g ({name}[N, 36] x) => ({name}[N, 5] y) {{ h = MatMul (x, first) t = Tanh (h) y = MatMul (t, second) }}""")
+        generator = np.random.default_rng(1)
+        for initializer, shape in {"first": (36, 8), "second": (8, 5)}.items():
+            array = (generator.normal(size=shape) * 0.2).astype(np.float16)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(dtype), initializer))
+        return proto
+
+    batch = {"x": X.reshape(16, -1).astype(dtype), "targets": BATCH["targets"].astype(dtype)}
+    trained, expected = session(surgery.prune(of(dtype), 0.75)), session(surgery.prune(of(np.float32), 0.75), engine="reference")
+    for _ in range(3):
+        trained.step(batch)
+        expected.step(BATCH | {"x": batch["x"]})
+    for name, array in expected.state().items():
+        np.testing.assert_allclose(trained.state()[name], array, atol=2e-3 if dtype is np.float16 else 1e-6, err_msg=name)
+    trained.export(tmp_path / "pruned.onnx")
+    for tensor in onnx.load(tmp_path / "pruned.onnx").graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        assert array.dtype == dtype
+        assert np.mean(array == 0) == pytest.approx(0.75), tensor.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
@@ -53,9 +54,17 @@ def without_bias() -> ir.Model:
     return network.model(network.builder.op("MatMul", network.input, network.drawn("head.weight", FEATURES, CLASSES, fan_in=4)))
 
 
+def turned() -> ir.Model:
+    network = Network("turned", [FEATURES])
+    weight = network.builder.op("Transpose", network.drawn("head.weight", CLASSES, FEATURES, fan_in=4), perm=[1, 0])
+    bias = network.drawn("head.bias", CLASSES, fan_in=FEATURES)
+    return network.model(network.builder.op("MatMul", network.input, weight) + bias)
+
+
 HEADS = {
     "MatMul and Add": perceptron,
     "MatMul": without_bias,
+    "MatMul of a transposed weight": turned,
     "Gemm": lambda: gemm(False),
     "transposed Gemm": lambda: gemm(True),
     "Conv and Flatten": lambda: convolution(False),
@@ -210,3 +219,36 @@ def test_names_change_and_may_change_places():
     for names, message in (({"y": "z"}, "has no 'y'"), ({"x": "logits"}, "'logits' is taken"), ({"x": ""}, "cannot become ''")):
         with pytest.raises(ConfigurationError, match=message):
             surgery.rename(perceptron(), names)
+
+
+def of_opset(opset: int, body: str, name: str = "x", to: str = "y") -> onnx.ModelProto:
+    signature = f"g{opset} (float[n, 4, h, w] {name}) => (float[n, 4, k, l] {to})"
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {signature} {{ {body} }}')
+
+
+OLD_POOL = "y = AveragePool <kernel_shape = [2, 2], strides = [2, 2], pads = [0, 0, 0, 0], ceil_mode = 1> (x)"
+"""A node that means something else from opset 19 on."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "opset"),
+    [
+        (of_opset(13, "y = Relu (x)"), of_opset(21, "z = Gelu (y)", "y", "z"), 21),
+        (of_opset(21, "y = Gelu (x)"), of_opset(18, "z = Relu (y)", "y", "z"), 21),
+        (of_opset(22, "y = Relu (x)"), of_opset(18, OLD_POOL.replace("y =", "z =").replace("(x)", "(y)"), "y", "z"), 18),
+    ],
+    ids=["raised", "the second raised", "lowered"],
+)
+def test_models_of_different_opsets_are_joined_in_one_that_both_keep_their_meaning_in(first, second, opset) -> None:
+    joined = surgery.append(first, second)
+    assert joined.opset_imports[""] == opset
+    x = np.random.default_rng(0).normal(size=(2, 4, 6, 6)).astype(np.float32)
+    y = ReferenceEvaluator(first).run(None, {"x": x})[0]
+    expected = ReferenceEvaluator(second).run(None, {"y": y})[0]
+    np.testing.assert_allclose(ReferenceEvaluator(ir.to_proto(joined)).run(None, {"x": x})[0], expected, rtol=1e-6)
+
+
+def test_models_that_mean_something_else_in_each_others_opset_are_not_joined() -> None:
+    gelu = of_opset(21, "z = Gelu (y)", "y", "z")
+    with pytest.raises(ConfigurationError, match=r"of opset 18 and the second of 21, and AveragePool .* something else in the"):
+        surgery.append(of_opset(18, OLD_POOL), gelu)

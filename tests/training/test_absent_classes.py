@@ -1,13 +1,15 @@
-"""Labels with classes that no sample has: those that are numbered from 1 would draw a head of one class too many."""
+"""Labels with classes that no sample has, and models with outputs for more classes than the data have."""
 
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 
-from burnish.errors import DataError
+import burnish
+from burnish.errors import DataError, ObjectiveWarning
 from burnish.training.finetuning import transfer
 from burnish.training.finetuning.tasks import absent_classes
 from oracles.small_networks import CLASSES, Network
@@ -53,3 +55,25 @@ def test_labels_that_tell_nothing_apart_are_refused(tmp_path, labels, message):
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 6), np.float32), y=np.asarray(labels))
     with pytest.raises(DataError, match=message):
         transfer(network.model(network.dense("head", network.input, 6, CLASSES)), tmp_path / "data.npz")
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "warned"),
+    [
+        (np.arange(90) % 3, 10, "10 classes, and the data have 3 classes (no label is above 2)"),
+        (np.array(["a", "b"])[np.arange(8) % 2], 5, "5 classes, and the data have 2 classes"),
+        (np.arange(90) % 3, 3, None),
+        (np.arange(6) % 5, 6, None),
+    ],
+)
+def test_outputs_that_no_sample_has_a_class_for(tmp_path, labels, outputs, warned):
+    """Few samples may miss a class by chance; of names there is one for each class."""
+    network = Network("classes", [4])
+    program = burnish.compile(network.model(network.dense("head", network.input, 4, outputs)))
+    data = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32), labels
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ObjectiveWarning)
+        burnish.Trainer(program, data, run_directory=tmp_path, progress=False)
+    said = [str(warning.message) for warning in caught]
+    assert [warned in text for text in said] == ([True] if warned else [])
+    assert all("burnish finetune" in text for text in said)

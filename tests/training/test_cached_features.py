@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import burnish
 from burnish import optim
 from burnish.cli.application import app
 from burnish.data import ArrayDataset
-from burnish.errors import CheckpointError, ConfigurationError, DataError, InputError
+from burnish.distributed import ArrayCommunicator
+from burnish.errors import CheckpointError, ConfigurationError, DataError, EngineError, InputError, ObjectiveWarning
 from burnish.formats.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.program import Program, Role
-from burnish.training import features as features_file
-from burnish.training.features import FeatureDataset, Features
+from burnish.training import feature_dataset
+from burnish.training.feature_dataset import FeatureDataset
+from burnish.training.features import Features
 from burnish.training.trainer import Trainer
+from oracles.several_workers import in_threads, part_of
 from oracles.small_networks import Network
 
 HEAD = ("stem*", "stage1*", "stage2*")
@@ -145,7 +152,7 @@ def test_many_features_lie_in_a_file(tmp_path, monkeypatch):
     with burnish.Session(program(STAGE, True), threads=1) as session:
         in_memory = FeatureDataset(ArrayDataset(data()), "train")
         assert "MB in memory" in in_memory.fill(session.features, 16, tmp_path)
-        monkeypatch.setattr(features_file, "IN_MEMORY", 1000)
+        monkeypatch.setattr(feature_dataset, "IN_MEMORY", 1000)
         mapped = FeatureDataset(ArrayDataset(data()), "train")
         assert f"in '{tmp_path / 'train.features'}'" in mapped.fill(session.features, 16, tmp_path)
         rows = np.array([3, 39, 0])
@@ -153,7 +160,7 @@ def test_many_features_lie_in_a_file(tmp_path, monkeypatch):
             np.testing.assert_array_equal(mapped.batch(rows)[name], array)
         del mapped
         assert not (tmp_path / "train.features").exists()
-        monkeypatch.setattr(features_file, "SPARED", 1 << 60)
+        monkeypatch.setattr(feature_dataset, "SPARED", 1 << 60)
         with pytest.raises(ConfigurationError, match=r"those of 40 samples take .* GB, and the disk of .* make room"):
             FeatureDataset(ArrayDataset(data()), "train").fill(session.features, 16, tmp_path)
     with pytest.raises(DataError, match="have not been computed: call fill"):
@@ -258,3 +265,75 @@ def test_adapters_before_the_cut_are_frozen_with_their_layers():
     compiled = burnish.compile(adapted, optimizer=held, cached_features="auto")
     step = compiled.signature["step"]
     assert [name for name in step.updates if name.startswith("param/")] == ["param/classifier.weight", "param/classifier.bias"]
+
+
+def undecided(end: str) -> onnx.ModelProto:
+    """A backbone and a head whose output the graph does not tell to be probabilities or none."""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 8] x) => (float[N, 4] logits) <float two = {{2.0}}, int64[1] last = {{1}}> {{
+            h = MatMul (x, backbone) t = Tanh (h) raw = MatMul (t, head) {end}
+        }}""")
+    rng = np.random.default_rng(0)
+    for name, shape in (("backbone", (8, 6)), ("head", (6, 4))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array((rng.normal(size=shape) * 0.4).astype(np.float32), name))
+    return model
+
+
+ENDS = {
+    "softplus": "logits = Softplus (raw)",
+    "squares in parts": "p = Pow (raw, two) s = ReduceSum (p, last) logits = Div (p, s)",
+}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
+@pytest.mark.parametrize("end", ENDS)
+def test_what_only_the_numbers_tell_is_looked_at_where_features_are_computed(engine, end):
+    """The steps see nothing of the model's inputs; on no engine does that stop them."""
+    cached = burnish.compile(undecided(ENDS[end]), trainable=["head"], cached_features="auto")
+    rng = np.random.default_rng(1)
+    batch = {"x": rng.normal(size=(8, 8)).astype(np.float32), "labels": np.arange(8) % 4}
+    with burnish.Session(cached, engine, threads=1) as session, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ObjectiveWarning)
+        session.features(batch)
+        given = session.features.batch(batch)
+        losses = [session.step(given)["loss"] for _ in range(2)]
+    whole = burnish.compile(undecided(ENDS[end]), trainable=["head"])
+    with burnish.Session(whole, engine, threads=1) as session, warnings.catch_warnings(record=True) as expected:
+        warnings.simplefilter("always", ObjectiveWarning)
+        assert losses == pytest.approx([session.step(batch)["loss"] for _ in range(2)], rel=1e-5)
+    assert [str(warning.message) for warning in told] == [str(warning.message) for warning in expected]
+    assert len(told) == (end == "squares in parts")
+    assert all(warning.filename == __file__ for warning in told)
+
+
+def test_an_input_that_is_not_there_is_named_by_the_engine():
+    runner = burnish.Session(program(HEAD, True), "torch", threads=1)._runner
+    with pytest.raises(EngineError, match="The graph 'predict' reads 'x', which the batch does not have"):
+        runner.predict({})
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("onnxruntime", marks=pytest.mark.slow)])
+def test_a_worker_without_samples_takes_part_with_features_of_none(engine):
+    cached, sizes = program(HEAD, True), [[8, 0], [0, 8], [5, 3]]
+    batches = [part(8 * step, 8 * step + 8) for step in range(len(sizes))]
+    with burnish.Session(cached, engine, threads=1) as session:
+        expected = [session.step(session.features.batch(batch))["loss"] for batch in batches], session.state()
+        with pytest.raises(InputError, match="'x' is empty along axis 0"):
+            session.features(part_of(batches[0], 1, sizes[0]))
+
+    def work(inside):
+        def gathered(array):
+            return inside.all_gather(torch.from_numpy(array.copy())).numpy()
+
+        arrays = ArrayCommunicator(inside.rank, inside.size, lambda array: gathered(array).sum(0, dtype=array.dtype), gathered)
+        parallel = burnish.DataParallel(communicator=inside if engine == "torch" else arrays)
+        with burnish.Session(cached, engine, threads=1, parallel=parallel) as session:
+            given = [session.features.batch(part_of(*row)) for row in zip(batches, [inside.rank] * 3, sizes, strict=True)]
+            shapes = {given[0][name].shape[1:] == given[2][name].shape[1:] for name in cached.options["cached_features"]}
+            assert shapes == {True}
+            return [session.step(batch)["loss"] for batch in given], session.state()
+
+    for losses, state in in_threads(2, work):
+        assert losses == pytest.approx(expected[0], rel=1e-5)
+        for name, array in expected[1].items():
+            np.testing.assert_allclose(state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 
 import burnish
 from burnish.errors import ConfigurationError, EngineError, GradientError, InputError, ObjectiveWarning
+from burnish.surgery.replace_head import find_head, with_a_score_for_each_class
 from oracles import classical_files as files
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -27,6 +29,7 @@ CLASSIFIERS = {
     "perceptron of three": files.perceptron([0, 1, 2]),
     "logistic regression of two, zipped": files.logistic_regression([0, 1], zip_map=True),
     "perceptron of two, zipped": files.perceptron([0, 1], zip_map=True),
+    "perceptron of three, zipped": files.perceptron([0, 1, 2], zip_map=True),
     "logistic regression of names, zipped": files.logistic_regression(["a", "b", "c"], zip_map=True),
     "logistic regression of two numbers": files.logistic_regression([3, 5]),
     "perceptron of names": files.perceptron(["a", "b", "c"]),
@@ -234,3 +237,36 @@ def test_a_gradient_that_would_have_to_run_through_a_table_says_so() -> None:
     before = [files.node("LabelEncoder", ["X"], ["h"], **table), onnx.helper.make_node("MatMul", ["h", "weight"], ["y"], "layer")]
     session = burnish.Session(burnish.compile(files.graph_of(before, inputs, outputs, {"weight": weight}, version=2), loss="mse"))
     assert session.step({"X": X, "targets": np.zeros((len(X), 1), np.float32)})["loss"] == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    "name", ["logistic regression of two", "perceptron of two", "perceptron of two, zipped", "perceptron of three, zipped"]
+)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_binary_classifiers_are_fine_tuned(name: str, classes: int, tmp_path: Path) -> None:
+    """One score tells two classes in the file; the tuned one has a score for each, and labels that follow them."""
+    model = CLASSIFIERS[name]
+    rng = np.random.default_rng(0)
+    labels = np.arange(90) % classes
+    x = (rng.normal(size=(90, files.FEATURES)) + 2 * np.eye(files.FEATURES)[labels]).astype(np.float32)
+    tuned = burnish.finetune(model, (x, labels), output=tmp_path / "tuned.onnx", epochs=3, lr=0.05, threads=1)
+    outputs = onnxruntime_outputs(str(tuned.path), {"X": x})
+    scores = probabilities(outputs)
+    assert scores.shape == (90, classes)
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
+    label = next(array for key, array in outputs.items() if "label" in key)
+    np.testing.assert_array_equal(label, scores.argmax(axis=1))
+    assert (label == labels).mean() > 0.6
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSIFIERS if " of two" in name])
+def test_a_score_for_each_of_two_classes_is_the_same_function(name: str) -> None:
+    model, inputs = CLASSIFIERS[name], {"X": X}
+    spelt_out = with_a_score_for_each_class(burnish.load(model))
+    assert find_head(spelt_out, next(value.name for value in spelt_out.graph.outputs if "prob" in str(value.name))).classes == 2
+    expected = onnxruntime_outputs(model, inputs)
+    found = onnxruntime_outputs(onnx_ir.to_proto(spelt_out), inputs)
+    np.testing.assert_allclose(probabilities(found), probabilities(expected), rtol=1e-5, atol=1e-6)
+    for key, array in expected.items():
+        if "label" in key:
+            np.testing.assert_array_equal(found[key], array)

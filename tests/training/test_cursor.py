@@ -21,17 +21,19 @@ def taken(watched: str, epochs: list[tuple[float, float]]) -> list[bool]:
     return results
 
 
-def test_while_a_metric_finds_nothing_the_loss_decides():
-    assert taken("coco_map", [(0, 3.0), (0, 2.0), (0, 2.5), (0, math.nan), (0.1, 9.0), (0.1, 1.0), (0, 0.5)]) == [
-        True,
-        True,
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert taken("mae", [(0, 3.0), (0, 2.0)]) == [True, False]
+@pytest.mark.parametrize(
+    ("metric", "epochs", "best"),
+    [
+        ("coco_map", [(0, 3.0), (0, 2.0), (0, 2.5), (0, math.nan), (0.1, 9.0), (0.1, 1.0), (0, 0.5)], [0, 1, 4, 5]),
+        ("coco_map", [(1.0, 0.6), (0.9, 0.1), (1.0, 0.7), (1.0, 0.4)], [0, 3]),
+        ("mae", [(0, 3.0), (0, 2.0), (0, 2.0), (0.1, 1.0)], [0, 1]),
+        ("mae", [(0.5, math.nan), (0.5, 2.0), (0.5, math.nan)], [0, 1]),
+        ("mae", [(math.nan, 3.0), (math.nan, 2.0), (7.0, 9.0)], [0, 1, 2]),
+        ("loss", [(0, 3.0), (1, 3.0), (2, 2.0)], [0, 2]),
+    ],
+)
+def test_of_epochs_with_the_same_figure_the_least_loss_decides(metric, epochs, best):
+    assert [epoch for epoch, is_best in enumerate(taken(metric, epochs)) if is_best] == best
 
 
 def test_a_loss_that_is_no_number_is_refused():

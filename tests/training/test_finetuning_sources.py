@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import burnish
+from burnish.data import DataDescription
 from burnish.errors import ConfigurationError, DataError
 from burnish.models import residual_network
 from burnish.training.finetuning import transfer
+from oracles.small_networks import CLASSES, Network
 
 OPTIONS = {"epochs": 1, "lr": 0.05, "threads": 1}
 
@@ -41,6 +43,76 @@ def test_arrays_by_name_are_taken_as_they_are(model, samples):
     made, dataset = transfer(model, {"x": x, "labels": (y == "owl").astype(np.int64)})
     assert made.notes[0].endswith("is drawn anew for 2 classes; the file had 10")
     assert len(dataset) == 16
+
+
+def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tmp_path):
+    """Numbers say nothing of whose they are; what is asked for is done."""
+    x, names = samples
+    numbers = np.arange(16) % 2
+    old = residual_network(width=2, blocks=(1,), classes=2)
+    weight = old.graph.initializers["classifier.weight"].const_value.numpy()
+    named = old.clone()
+    named.metadata_props.update(DataDescription(classes=("cat", "owl")).metadata())
+
+    def kept(model: ir.Model, labels: np.ndarray, head: str) -> tuple[bool, str]:
+        made, _ = transfer(model, (x, labels), head=head)
+        return np.array_equal(made.model.graph.initializers["classifier.weight"].const_value.numpy(), weight), made.notes[0]
+
+    for model, labels, stays in ((old, numbers, False), (old, names, False), (named, numbers, False), (named, names, True)):
+        assert kept(model, labels, "auto")[0] is stays
+        assert not kept(model, labels, "new")[0]
+        is_kept, note = kept(model, labels, "keep")
+        assert is_kept
+        assert note == "head: 'classifier.weight' stays, as head='keep' (--head keep) says"
+    assert kept(old, numbers, "auto")[1].endswith(
+        "drawn anew for 2 classes; the file had 2 too, and does not say that they are these (head='keep', --head keep, keeps it)"
+    )
+    with pytest.raises(ConfigurationError, match=r"head='keep' .* the file's head has 2 classes, and data has 4: leave it out"):
+        transfer(old, (x, np.arange(16) % 4), head="keep")
+    assert transfer(old, (x, np.arange(16) % 4))[0].task.classes == 4
+    with pytest.raises(ConfigurationError, match=r"head='keeps' \(--head\): give 'auto', 'new', 'keep'"):
+        transfer(old, (x, numbers), head="keeps")
+
+
+@pytest.mark.parametrize("freeze_until", [None, "head"])
+def test_a_second_head_stays_as_it_is(freeze_until, tmp_path):
+    """Its layers, with normalization folded in or not, are no part of what the loss trains."""
+    network = Network("two", [6])
+    shared = network.builder.op("Relu", network.dense("shared", network.input, 6, 8))
+    other = network.dense("other.last", network.builder.op("Relu", network.dense("other.first", shared, 8, 8)), 8, 3)
+    model = network.model(network.dense("head", shared, 8, CLASSES))
+    other.value.name = "aux"
+    model.graph.outputs.append(other.value)
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(24, 6)).astype(np.float32), np.arange(24) % 3
+    options = {"head_output": "logits", "freeze_until": freeze_until, **OPTIONS}
+    tuned = burnish.finetune(model, data, output=tmp_path / "tuned.onnx", **options)
+    after = burnish.load(tuned.path).graph
+    for name in ("other.first.weight", "other.last.weight", "other.last.bias"):
+        before = model.graph.initializers[name].const_value.numpy()
+        np.testing.assert_array_equal(after.initializers[name].const_value.numpy(), before)
+    assert {value.name for value in after.outputs} == {"logits", "aux"}
+    assert after.initializers["head.weight"].shape == (8, 3)
+
+
+@pytest.mark.parametrize("blank", [0, 3])
+def test_sequences_are_aligned_by_ctc(blank, tmp_path):
+    network = Network("frames", [12, 4])
+    hidden = network.builder.op("Tanh", network.dense("hidden", network.input, 4, 8))
+    model = network.model(network.dense("head", hidden, 8, 6))
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, (16, 3)) + (blank == 0)
+    data = {
+        "x": rng.normal(size=(16, 12, 4)).astype(np.float32),
+        "labels": labels,
+        "input_lengths": np.full(16, 12),
+        "target_lengths": np.full(16, 3),
+    }
+    tuned = burnish.finetune(model, data, loss=f"ctc:blank={blank}", output=tmp_path / "tuned.onnx", **OPTIONS)
+    head = burnish.load(tuned.path).graph.initializers["head.weight"]
+    assert head.shape == (8, 4)
+    assert not any(note.startswith("classes:") for note in tuned.notes)
+    assert np.isfinite(tuned.result.metrics["loss"])
 
 
 def test_what_cannot_be_is_named(model, samples):

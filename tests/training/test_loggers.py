@@ -129,7 +129,7 @@ def test_the_steps_that_are_left_at_the_end_are_written_too(tmp_path):
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
     for module, kind, remedy in (
-        ("tensorboardX", lambda: TensorBoard(tmp_path), r"pip install 'burnish\[tensorboard\]'"),
+        ("tensorboardX", lambda: TensorBoard(tmp_path), 'pip install "tensorboardX>=2.6.5"'),
         ("mlflow", MLflow, "pip install mlflow-skinny"),
         ("wandb", WeightsAndBiases, "pip install wandb"),
     ):

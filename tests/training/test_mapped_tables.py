@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -228,6 +229,17 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         burnish.Session(program(), tables=tmp_path / "workers", parallel=burnish.DataParallel())
     with pytest.raises(CheckpointError, match=r"The tables cannot be kept in .*: .* Choose a folder .* room for [\d,]+ bytes"):
         MappedTables(tmp_path / "large", {"param/t": (np.dtype(np.float32), (1 << 40, 16))})
+
+
+def test_a_session_that_nothing_refers_to_holds_no_folder(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        lost = burnish.Session(program(), tables=tmp_path / "tables")
+        lost.itself = lost  # as a circle that Python collects only now and then
+        del lost
+        burnish.Session(program(), tables=tmp_path / "tables").close()
+    finally:
+        gc.enable()
 
 
 def killed_in_a_step(folder: Path, after: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
+from burnish.engines.onnxruntime.profiling import KERNEL
 from burnish.engines.profiling import NodeRun, Recording, updated_entries
 from burnish.errors import ConfigurationError, EngineError
 from burnish.models import residual_network
@@ -28,9 +30,37 @@ def program() -> burnish.Program:
 
 @pytest.fixture(scope="module", params=["onnxruntime", "torch"])
 def measured(request, program) -> Profile:
-    if request.param == "torch":
-        pytest.importorskip("torch")
-    return profile(program, BATCH, request.param, threads=1, steps=4)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            pytest.importorskip("torch")
+            from burnish.engines.torch import profiling
+
+            ticks = itertools.count()
+            patch.setattr(profiling, "time", SimpleNamespace(perf_counter=lambda: 1e-3 * next(ticks)))
+        else:
+            from burnish.engines.onnxruntime import profiling
+
+            patch.setattr(profiling, "recording_of", recorded_at_an_even_pace(profiling.recording_of))
+        return profile(program, BATCH, request.param, threads=1, steps=4)
+
+
+def recorded_at_an_even_pace(recording_of):
+    """The same of ONNX Runtime's events as if each node took a millisecond: a fast machine runs some within none of its ticks."""
+
+    def recorded(events, *arguments):
+        clock, run = 0, {}
+        for event in sorted(events, key=lambda event: (event["ts"], event["name"] != "model_run")):
+            if event["name"] == "model_run":
+                run = event
+                event |= {"ts": clock, "dur": 1000}
+                clock += 1000
+            elif event["name"].endswith(KERNEL):
+                event |= {"ts": clock, "dur": 1000}
+                run["dur"] += 1000
+                clock += 1000
+        return recording_of(events, *arguments)
+
+    return recorded
 
 
 def test_every_node_belongs_to_one_of_the_model(measured):

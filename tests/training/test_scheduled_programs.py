@@ -277,3 +277,60 @@ def test_a_schedule_inside_accumulation_counts_updates() -> None:
     assert [session.step(data())["lr"] for _ in range(6)] == pytest.approx([0.1] * 3 + [0.05] * 3, rel=1e-12)
     with pytest.raises(ConfigurationError, match="ends after 6 steps, and the state has taken 6"):
         session.step(data())
+
+
+def test_the_schedule_of_a_trainer_changes_the_rates_of_all_groups(tmp_path: Path) -> None:
+    """As PyTorch's schedulers do; a rate that the graph computes is its own affair."""
+
+    def trained(lr: float, schedule: Any, folder: str) -> dict[str, np.ndarray]:
+        optimizer = burnish.optim.groups(burnish.optim.sgd(0.1), {"bias": {"lr": lr}})
+        program = burnish.compile(source(), loss="mse", optimizer=optimizer)
+        run = trainer(tmp_path / folder, program, epochs=1, schedule=schedule)
+        run.run()
+        return run.session.state()
+
+    falling = trained(0.02, lambda step, steps: 0.5**step, "falling")
+    optimizer = burnish.optim.groups(burnish.optim.sgd(0.1), {"bias": {"lr": 0.02}})
+    session = burnish.Session(burnish.compile(source(), loss="mse", optimizer=optimizer))
+    run = trainer(tmp_path / "order", burnish.compile(source(), loss="mse", optimizer=optimizer), epochs=1)
+    for step, batch in enumerate(run.loader.epoch(0)):
+        session.step(batch, lr=0.1 * 0.5**step, **{"lr:bias": 0.02 * 0.5**step})
+    for name, array in session.state().items():
+        np.testing.assert_array_equal(falling[name], array, err_msg=name)
+    constant = trained(0.02, "constant", "constant")
+    assert not np.array_equal(constant["param/bias"], falling["param/bias"])
+
+
+def test_groups_alone_have_a_schedule_where_no_weight_takes_the_shared_rate(tmp_path: Path) -> None:
+    optimizer = burnish.optim.groups(burnish.optim.sgd(0.1), {"bias": {"lr": 0.02}, "weight": {"lr": 0.04}})
+    program = burnish.compile(source(), loss="mse", optimizer=optimizer)
+    run = trainer(tmp_path / "run", program, epochs=1, schedule=lambda step, steps: 0.0)
+    before = run.session.state()
+    run.run()
+    np.testing.assert_array_equal(run.session.state()["param/weight"], before["param/weight"])
+    with pytest.raises(ConfigurationError, match="no learning rate 'lr' to change"):
+        trainer(tmp_path / "other", program, lr=0.5)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_a_plateau_is_given_one_figure_an_epoch_whatever_a_frozen_gradient_comes_to(engine: str, tmp_path: Path) -> None:
+    """In sixteen bits the gradient of the frozen weight alone overflows, and no step is skipped for it."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        line (float[N, 4] x) => (float[N, 1] y) <float thousand = {1000.0}> {
+            s = MatMul (x, stem) h = Mul (s, thousand) r = Relu (h) y = MatMul (r, weight)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    for name, shape in (("stem", (4, 6)), ("weight", (6, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    falling = burnish.optim.groups(burnish.optim.sgd(schedules.plateau(1e-4, factor=0.5, patience=5)), {"stem": "frozen"})
+    program = burnish.compile(model, loss="mse", optimizer=falling, precision="float16")
+    arrays = {"x": data()["x"] * np.float32(1e-3), "targets": data()["targets"]}
+    run = trainer(tmp_path, program, engine=engine, batch_size=4, arrays=arrays)
+    run.run()
+    state = run.session.state()
+    assert state["opt/plateau_seen"] == 2
+    assert state["opt/plateau_rate"] == 1e-4
+    assert state["step"] + state["opt/skipped_steps"] == 18
+    assert sum(column(tmp_path, "skipped")) == state["opt/skipped_steps"]

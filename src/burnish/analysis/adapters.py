@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 import onnx_ir as ir
 
@@ -69,10 +69,12 @@ class Adapters:
     Attributes:
         adapters: in the order of the graph.
         also_trained: initializers that are none of an adapter's and train by default too, such as those of a new head.
+        names: initializer of them -> what the module calls it that reads it, where that differs.
     """
 
     adapters: tuple[Adapter, ...] = ()
     also_trained: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.adapters)
@@ -92,6 +94,7 @@ class Adapters:
         if self.adapters:
             listed = [asdict(adapter) for adapter in self.adapters]
             entry = {"version": VERSION, "adapters": listed, "also_trained": list(self.also_trained)}
+            entry |= {"names": dict(self.names)} if self.names else {}
             model.metadata_props[ADAPTERS] = json.dumps(entry, sort_keys=True)
         else:
             model.metadata_props.pop(ADAPTERS, None)
@@ -109,10 +112,11 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
         entry = json.loads(metadata[ADAPTERS])
         version = int(entry["version"])
         if version <= VERSION:
-            adapters = Adapters(tuple(Adapter(**dict(listed)) for listed in entry["adapters"]), tuple(entry["also_trained"]))
+            listed = tuple(Adapter(**dict(each)) for each in entry["adapters"])
+            adapters = Adapters(listed, tuple(entry["also_trained"]), dict(entry.get("names", {})))
             for adapter in adapters.adapters:
                 _check(adapter)
-            if not all(isinstance(name, str) for name in adapters.also_trained):
+            if not all(isinstance(name, str) for name in (*adapters.also_trained, *adapters.names, *adapters.names.values())):
                 raise TypeError("also_trained is no list of names")
             return adapters
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -128,9 +132,9 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
 def _check(adapter: Adapter) -> None:
     """Raise ValueError or TypeError for an entry of other kinds than were written."""
     kinds = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping[str, str]": dict}
-    for field in fields(adapter):
-        if not isinstance(getattr(adapter, field.name), kinds[str(field.type)]):  # type: ignore[arg-type]
-            raise TypeError(f"{field.name} is {getattr(adapter, field.name)!r}")
+    for one in fields(adapter):
+        if not isinstance(getattr(adapter, one.name), kinds[str(one.type)]):  # type: ignore[arg-type]
+            raise TypeError(f"{one.name} is {getattr(adapter, one.name)!r}")
     expected = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}
     if adapter.variant not in VARIANTS or set(adapter.parameters) != expected[adapter.variant]:
         raise ValueError(f"variant {adapter.variant!r} with the parameters {sorted(adapter.parameters)}")

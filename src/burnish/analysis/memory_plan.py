@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
+from burnish.graph.sample_axis_mark import marked_sample_axis
 from burnish.graph.uses import read_by
 from burnish.ops.semantic import semantic_operator
 
@@ -60,7 +61,7 @@ def planned_peak(
 
     Args:
         model: its nodes are in an order in which they can run.
-        batch: what the first dimension of the inputs stands for where it is symbolic.
+        batch: what the dimension of the samples stands for where it is symbolic.
         extents: what other symbolic dimensions stand for; 1 where one is not given.
         in_place: the outputs that are written over inputs, and take no memory of their own.
     """
@@ -183,9 +184,10 @@ def value_bytes(model: ir.Model, batch: int, extents: Mapping[str, int] | None =
 def _known_extents(graph: ir.Graph, batch: int, extents: Mapping[str, int]) -> dict[str | None, int]:
     known: dict[str | None, int] = {}
     for value in graph.inputs:
+        samples = marked_sample_axis(value)
         for axis, dimension in enumerate(() if value.shape is None else value.shape.dims):
             if not isinstance(dimension, int) and dimension.value is not None:
-                extent = batch if axis == 0 else 1
+                extent = batch if axis == samples else 1
                 known[dimension.value] = max(extent, known.get(dimension.value, 1))
     known.update(extents)
     return known

@@ -64,7 +64,9 @@ class AdapterOptions(OptionGroup):
     adapter_from: Annotated[
         Path | None,
         typer.Option(
-            "--adapter-from", metavar="FOLDER", help="Go on with the adapters in a folder of PEFT, which says what they are."
+            "--adapter-from",
+            metavar="FOLDER",
+            help="Go on with the adapters in a folder of PEFT, or a .safetensors of diffusers or kohya.",
         ),
     ] = None
     save_adapters: Annotated[

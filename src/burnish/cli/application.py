@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,8 +12,10 @@ from typer.core import TyperGroup
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
+from burnish.cli.configuration import RunCommand
 from burnish.cli.console import errors, warnings_in_words
 from burnish.cli.demo import demo
+from burnish.cli.doctor import doctor
 from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
 from burnish.cli.finetune import finetune
@@ -39,26 +42,52 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["burnish.arguments"] = list(args)
         ctx.meta["burnish.debug"] = DEBUG in args
-        return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
+        try:
+            return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
+        except OSError as error:  # of the help and the version, which are printed here
+            if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
+                raise
+            errors().print(f"error: {_in_words(error)}", style="red")
+            raise typer.Exit(1) from error
 
     def invoke(self, ctx: Any) -> object:
         try:
             with transfers_reported(_say), nullcontext() if ctx.meta["burnish.debug"] else warnings_in_words():
                 return super().invoke(ctx)
-        except BurnishError as error:
-            if ctx.meta["burnish.debug"]:
+        except (BurnishError, OSError, UnicodeError) as error:
+            if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
                 raise
             rank = other_rank()
             # What stops all workers, the first of each machine says; and one that never came to the others says why.
             if is_first_of_machine() or not has_joined() or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
-                errors().print(f"{prefix}error: {error}", style="red")
+                errors().print(f"{prefix}error: {_in_words(error)}", style="red")
             raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as interrupt:
             if other_rank() is None:
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow")
             raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _is_broken_pipe(error: BaseException) -> bool:
+    """Whether nobody reads the output any more, as after ``| head``: the command then ends without a word."""
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
+
+
+def _in_words(error: BaseException) -> str:
+    """What an error says, and of one that the system gave, what a person can do about it."""
+    if isinstance(error, UnicodeError):
+        return f"{error}: a name or a text is no UTF-8; rename the file, or save the text in UTF-8"
+    if not isinstance(error, OSError):
+        return str(error)
+    what = error.strerror or str(error) or type(error).__name__
+    named = [f"'{name}'" for name in (error.filename, error.filename2) if name is not None]
+    problem = f"{' and '.join(named)}: {what}" if named else what
+    if isinstance(error, PermissionError):
+        return f"{problem}; choose a file or a folder that you may use, or change its permissions"
+    is_full = errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT")
+    return f"{problem}; free space on the disk, or choose a folder on another one" if is_full else problem
 
 
 def _say(line: str) -> None:
@@ -90,5 +119,6 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-for command in (train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package, demo):
-    app.command()(command)
+COMMANDS = (train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package)
+for command in (*COMMANDS, doctor, demo):
+    app.command(cls=RunCommand if command in (train, finetune) else None)(command)

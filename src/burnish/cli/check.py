@@ -11,11 +11,11 @@ import typer
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.compilation_values import read_batch, read_bind, read_extents, read_norms
+from burnish.cli.compilation_values import read_batch, read_bind, read_extents, read_norms, read_sample_axis
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.program_lines import what_trains
-from burnish.errors import GradientError
+from burnish.errors import EngineError, GradientError
 
 if TYPE_CHECKING:
     from burnish.comparison import GradientCheck
@@ -48,7 +48,7 @@ class Probing(OptionGroup):
     ] = 1e-6
 
 
-@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "bind", *Probing.__dataclass_fields__))
+@takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "sample_axis", "bind", *Probing.__dataclass_fields__))
 def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -> None:
     """Say whether a model can be trained, or what stands in the way, and whether its gradients are right; 1 where not."""
     from burnish.cli.summary import summarize
@@ -61,8 +61,29 @@ def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
     output().print(f"{model} can be trained: {what_trains(program)}")
+    if not is_program(model):
+        _compare_with_file(model, program, probing)
     if probing.gradients:
         _check_gradients(_projected(model, compilation, program), probing)
+
+
+def _compare_with_file(model: Path, program: Program, probing: Probing) -> None:
+    """Say whether the program predicts what the file computes, on a random batch."""
+    from burnish.data.random_batches import random_batches
+    from burnish.errors import BurnishError
+    from burnish.training import Session
+    from burnish.training.file_comparison import compare_with_file
+
+    try:
+        extents = read_extents(probing.extent or [])
+        batch = next(random_batches(program, batch_size=probing.batch_size, seed=probing.seed, extents=extents))
+        with Session(program, state=program.initial_state(probing.seed)) as session:
+            found = compare_with_file(model, program, session.predict, batch)
+    except BurnishError as error:  # the gradients are compared on the reference engine, which runs more
+        output().print(f"what it predicts was not compared with the file: {error}")
+        return
+    if found is not None:
+        (output() if found.agrees else errors()).print(found.message(model))
 
 
 def _projected(model: Path, compilation: Compilation, program: Program) -> Program:
@@ -82,24 +103,36 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
             norm=read_norms(compilation.norm or []),
             outputs=read,
             batch=read_batch(compilation.batch),
+            sample_axis=read_sample_axis(compilation.sample_axis or []),
             bind=read_bind(compilation.bind or []),
         )
 
 
 def _check_gradients(program: Program, probing: Probing) -> None:
     from burnish.comparison import check_gradients
+    from burnish.program import Role
 
     console = errors()
     with console.status("central differences") as status:
-        found = check_gradients(
-            program,
-            batch_size=probing.batch_size,
-            extents=read_extents(probing.extent or []),
-            probes=probing.probes,
-            rtol=probing.rtol,
-            seed=probing.seed,
-            progress=lambda name: status.update(f"central differences of '{name}'"),
-        )
+        try:
+            found = check_gradients(
+                program,
+                batch_size=probing.batch_size,
+                extents=read_extents(probing.extent or []),
+                probes=probing.probes,
+                rtol=probing.rtol,
+                seed=probing.seed,
+                progress=lambda name: status.update(f"central differences of '{name}'"),
+            )
+        except EngineError as error:
+            entries = program.signature["grad"].inputs_of(Role.DATA)
+            name = next((entry.name for entry in entries if entry.dtype.is_integer() and entry.maximum is None), None)
+            if name is None:
+                raise
+            raise EngineError(
+                f"the gradients were to be checked on a random batch, which may be at fault: {error}. Where '{name}' says a "
+                f"shape or a length, give it one: --bind '{name}=[...]'"
+            ) from error
     _print(found)
     if not found.agrees:
         console.print(f"error: {found.message()}", style="red")

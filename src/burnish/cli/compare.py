@@ -18,6 +18,7 @@ from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.formats.file_writing import check_output, write_text
 
 if TYPE_CHECKING:
     from burnish.comparison import Comparison
@@ -81,6 +82,8 @@ def compare(
     if extents and options.data is not None:
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
     check_data_options(options.data, label=options.label)
+    if options.report is not None:
+        check_output(options.report, "--json", data=[options.data])
     program = compilation.program(model)
     comparison = compare_engines(
         program,
@@ -97,7 +100,7 @@ def compare(
     _print(comparison)
     if options.report is not None:
         report = json.dumps(comparison.to_dict(), indent=1, allow_nan=False)
-        options.report.write_text(report + "\n", encoding="utf-8")
+        write_text(options.report, report + "\n")
     if not comparison.agrees:
         errors().print(f"error: {comparison.message()}", style="red")
         raise typer.Exit(1)
@@ -112,10 +115,11 @@ def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> It
         return random_batches(program, options.batch_size, options.seed, extents)
     from burnish.data import DataSpec, Loader, open_dataset
 
-    dataset = open_dataset(options.data, DataSpec.by(program), label=options.label)
+    spec = DataSpec.by(program)
+    dataset = open_dataset(options.data, spec, label=options.label)
     if (note := getattr(dataset, "note", None)) is not None:
         output().print(note)
-    loader = Loader(dataset, min(options.batch_size, len(dataset)), options.seed, drop_last=True)
+    loader = Loader(dataset, min(options.batch_size, len(dataset)), options.seed, drop_last=True, spec=spec)
     return (batch for epoch in count() for batch in loader.epoch(epoch))
 
 

@@ -22,6 +22,7 @@ from burnish.cli.compilation_values import (
     read_norms,
     read_outputs,
     read_recompute,
+    read_sample_axis,
 )
 from burnish.cli.console import errors, split
 from burnish.cli.optimizer_options import OptimizerOptions
@@ -46,6 +47,15 @@ BatchOption = Annotated[
         help="'--batch open' lets a model that was exported for one sample at a time take batches of any size; their size is not "
         "said here.",
         rich_help_panel=COMPILATION,
+    ),
+]
+SampleAxisOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sample-axis",
+        metavar="NAME=AXIS",
+        help="Which axis of an input holds the samples of a batch, if the file does not say: 'x=1', or 'grid=none' for one that "
+        "is the same for all samples; a number alone for all inputs; may be given again. Data have samples along axis 0.",
     ),
 ]
 BindOption = Annotated[
@@ -163,6 +173,7 @@ class Compilation(OptionGroup):
         ),
     ] = None
     batch: BatchOption = None
+    sample_axis: SampleAxisOption = None
     bind: BindOption = None
     adapters: AdapterOptions = AdapterOptions()  # noqa: RUF009  # it is frozen
 
@@ -203,6 +214,7 @@ class Compilation(OptionGroup):
                 sparse=self.sparse and ("auto" if self.sparse == ["auto"] else self.sparse),
                 cached_features=read_outputs(self.cached_features),
                 batch=read_batch(self.batch),
+                sample_axis=read_sample_axis(self.sample_axis or []),
                 bind=read_bind(self.bind or []),
                 steps_per_epoch=steps_per_epoch,
                 target=target,

@@ -40,6 +40,28 @@ def read_batch(text: str | None) -> str | None:
     return text
 
 
+def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
+    """Return what ``--sample-axis`` says: an axis for all inputs, or that of each; None where it says nothing.
+
+    Raises:
+        typer.BadParameter: a text is neither an axis nor a name with one, or names an input twice.
+    """
+    if len(texts) == 1 and texts[0].isdecimal():
+        return int(texts[0])
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, separator, axis = text.rpartition("=")
+        if not separator or not name or not (axis.isdecimal() or axis.lower() == "none"):
+            raise typer.BadParameter(
+                f"--sample-axis {text}: write NAME=AXIS, such as 'x=1', 'grid=none' for an input without samples, or one number "
+                "for all inputs"
+            )
+        if name in axes:
+            raise typer.BadParameter(f"--sample-axis {text}: '{name}' has an axis already: give it once")
+        axes[name] = int(axis) if axis.isdecimal() else None
+    return axes or None
+
+
 def read_bind(texts: list[str]) -> dict[str, Any]:
     """Return the values that inputs are fixed to: read as JSON where possible, else as text.
 

@@ -13,6 +13,7 @@ from burnish.cli.option_groups import takes_options
 from burnish.cli.program_lines import planned_line
 from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
+from burnish.formats.file_writing import check_output
 
 
 @takes_options("save_adapters")
@@ -48,6 +49,7 @@ def compile(
             f"'{model}' is a program that is compiled already: train it (burnish train {model}), look at it "
             f"(burnish inspect {model}), or compile the ONNX file that it was made from"
         )
+    check_output(folder, "--output", is_folder=folder.suffix != ".onnx")
     program = compilation.program(model, target=target)
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)

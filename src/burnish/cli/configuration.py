@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand
 
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import ConfigurationError
@@ -34,6 +38,21 @@ OF_ONE_RUN = frozenset({"config", "output", "resume", "overwrite", "export", "pr
 """Options that say what becomes of a run, and are not repeated with it."""
 ALWAYS = frozenset({"seed", "epochs", "batch-size"})
 """Options that are written at their defaults too, which another version may change."""
+OF_ONE_START = frozenset({"start-from", "reinitialize", "nodes", "node-rank", "master-address", "master-port"})
+"""Options that say where a run was started, which a run that goes on does not take over."""
+OF_WORKERS = frozenset({"workers", "max-restarts"})
+OF_SEVERAL = OF_WORKERS | {
+    *("worker-timeout", "deterministic", "compression", "bucket-size", "share", "shard-optimizer", "shard-tables"),
+    "synchronize-every",
+}
+"""Options of runs of several workers, which one that goes on alone does not take over."""
+STARTED = "burnish.started"
+"""In the notes of a command: these options of the run that it goes on with, as its file has them."""
+OTHERWISE = "burnish.otherwise"
+"""In the notes of a command: options that it names otherwise than the run that it goes on with."""
+UsageError = typer.BadParameter.__mro__[1]
+_BYTES = re.compile(r"\\u(dc[89a-f][0-9a-f])")
+"""How bytes of a name that are no UTF-8 are written, which TOML has no form for."""
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
@@ -70,34 +89,106 @@ class Repetition(OptionGroup):
     ] = 1
 
 
-def read_configuration(context: typer.Context, path: Path) -> dict[str, Any]:
+class RunCommand(TyperCommand):
+    """A command that trains. With ``--resume``, options that it does not name are those that the run was started with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        path = self._configuration(ctx, args)
+        if path is None:
+            return super().parse_args(ctx, args)
+        started = read_configuration(ctx, path, of_run=True)
+        given = self._given(ctx, args)
+        # Another launcher says how many workers there are; and a run may go on alone.
+        is_alone = str(given.get("workers") or started.get("workers") or 1) == "1" and not given.get("nodes")
+        left_out = OF_WORKERS if "WORLD_SIZE" in os.environ else OF_SEVERAL if is_alone else frozenset()
+        started = {name: value for name, value in started.items() if name.replace("_", "-") not in left_out}
+        ctx.default_map = {**(ctx.default_map or {}), **started}
+        rest = super().parse_args(ctx, args)
+        ctx.meta[OTHERWISE] = [text for parameter in self.params if (text := _otherwise(ctx, parameter, started))]
+        return rest
+
+    def _given(self, ctx: Any, args: list[str]) -> dict[str, Any]:
+        """What the command line gives, as it is written, by the names of the parameters; empty where it is refused."""
+        given: dict[str, Any] = {}
+        with suppress(UsageError):  # said when it is parsed to be used
+            given = self.make_parser(ctx).parse_args(list(args))[0]
+        return given
+
+    def _configuration(self, ctx: Any, args: list[str]) -> Path | None:
+        """The file with the options of the run that is to go on; None where none is, or its folder has no such file."""
+        given = self._given(ctx, args)
+        if not given.get("resume"):
+            return None
+        suffix = "-finetuned" if self.name == "finetune" else ""
+        folder, model = given.get("folder"), given.get("model")
+        if folder is None and model is None:
+            return None
+        run = Path(folder) if folder is not None else Path("runs") / f"{Path(str(model)).stem}{suffix}"
+        seeds = sorted(run.glob(f"seed-*/{CONFIGURATION}"), key=lambda path: (len(path.parent.name), path.parent.name))
+        places = [run / CONFIGURATION, run / "stages" / "1" / CONFIGURATION, *seeds]
+        return next((path for path in places if os.path.isfile(path)), None)  # False where it cannot be read
+
+
+def _otherwise(context: typer.Context, parameter: Any, started: Mapping[str, Any]) -> str | None:
+    """Return how the command line names an option that the run was started otherwise with; None where it does not."""
+    key, name = _key(parameter), parameter.name or ""
+    source = context.get_parameter_source(name)
+    if key in OF_ONE_RUN | OF_ONE_START or source is None or source.name != "COMMANDLINE":
+        return None
+    before = started[name] if name in started else parameter.get_default(context, call=True)
+    with suppress(UsageError):
+        before = parameter.process_value(context, before)
+    now = context.params.get(name)
+    if now == before or (not before and not now):
+        return None
+    option = f"--{key}" if parameter.param_type_name == "option" else name.upper()
+    return f"{option} {_shown(now)} (the run was started with {_shown(before) if before else 'none'})"
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def read_configuration(context: typer.Context, path: Path, *, of_run: bool = False) -> dict[str, Any]:
     """Return the options that a file gives to a command, by the names of its parameters.
+
+    Args:
+        context: of the command.
+        path: of the file.
+        of_run: whether it is that of a run which goes on, in place of one that ``--config`` names.
 
     Raises:
         ConfigurationError: the file cannot be read, is of another command, or holds an unknown option or a value that it does
             not take.
     """
+    asked = "--resume" if of_run else "--config"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"--config '{path}' cannot be read: {error}. Give a TOML file, such as the {CONFIGURATION} of a run"
-        ) from error
+        remedy = (
+            "Remove it, and give the options of the run again"
+            if of_run
+            else f"Give a TOML file, such as the {CONFIGURATION} of a run"
+        )
+        raise ConfigurationError(f"{asked} '{path}' cannot be read: {error}. {remedy}") from error
     command = context.command.name or ""
     options = content.get(command)
     if not isinstance(options, dict):
         tables = ", ".join(f"[{name}]" for name, value in content.items() if isinstance(value, dict)) or "none"
-        raise ConfigurationError(f"--config '{path}' has no table [{command}] with the options of this command; it has {tables}")
+        raise ConfigurationError(f"{asked} '{path}' has no table [{command}] with the options of this command; it has {tables}")
     known = {key: parameter for parameter in context.command.params if (key := _key(parameter)) not in ("config", "help")}
+    if of_run:
+        context.meta[STARTED] = {key: value for key, value in options.items() if key in OF_ONE_START}
+        options = {key: value for key, value in options.items() if key in known and key not in OF_ONE_RUN | OF_ONE_START}
     values = {}
     for key, value in options.items():
         parameter = known.get(key)
         if parameter is None:
             raise ConfigurationError(
-                f"--config '{path}': burnish {command} has no option '{key}'{suggestion(key, known)}; its options are in "
+                f"{asked} '{path}': burnish {command} has no option '{key}'{suggestion(key, known)}; its options are in "
                 f"burnish {command} --help"
             )
-        values[parameter.name] = _checked(context, parameter, value, f"--config '{path}': {key} = {_toml(value)}")
+        values[parameter.name] = _checked(context, parameter, value, f"{asked} '{path}': {key} = {_toml(value)}")
     return values
 
 
@@ -118,7 +209,10 @@ def configuration_of(context: typer.Context, **chosen: Any) -> str:
         value = chosen.get(name, context.params[name])
         source = context.get_parameter_source(name)
         is_default = source is None or source.name == "DEFAULT"
-        if value is not None and (not is_default or name in chosen or key in ALWAYS):
+        started = context.meta.get(STARTED, {}) if is_default else {}
+        if key in started:
+            lines.append(f"{key} = {_toml(started[key])}")
+        elif value is not None and (not is_default or name in chosen or key in ALWAYS):
             lines.append(f"{key} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 
@@ -148,7 +242,12 @@ def _checked(context: typer.Context, parameter: Any, value: Any, place: str) -> 
 
 
 def _text(value: str | float) -> str:
-    return value if isinstance(value, str) else repr(value)
+    return as_it_was(value) if isinstance(value, str) else repr(value)
+
+
+def as_it_was(text: str) -> str:
+    """Return a text of a file as the command line had it, with the bytes of a name that is no UTF-8."""
+    return _BYTES.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 def _toml(value: Any) -> str:
@@ -164,4 +263,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
     # TOML's basic strings escape as JSON's do, but for the character that JSON leaves as it is.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from burnish.errors import escaped
+
+LONGEST_LINE = 1_000_000
+"""Characters of a line where nobody sees a terminal: in a pipe or a file a row of a table is a line."""
 
 
 class EscapingConsole(Console):
@@ -18,9 +23,25 @@ class EscapingConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
+        if not self.is_terminal:
+            self.width = LONGEST_LINE
+
+    def on_broken_pipe(self) -> None:
+        """Go on without a word where nobody reads the output any more, as after ``| head``: a run that trains still ends well."""
+        from burnish.training.progress import drop_output
+
+        drop_output(sys.stderr if self.stderr else sys.stdout)
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(escaped(item) if isinstance(item, str) else item for item in objects), **options)
+
+
+def echo(text: str) -> None:
+    """Print a text as it is, of any number of lines."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        output().on_broken_pipe()
 
 
 def cell(text: str) -> Text:

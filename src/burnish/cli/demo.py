@@ -36,6 +36,7 @@ def demo(
     from burnish.errors import EngineError
     from burnish.models import residual_network
     from burnish.training import Trainer
+    from burnish.training.environment import session_line
 
     console = output()
     begin = time.monotonic()
@@ -61,6 +62,7 @@ def demo(
         schedule="cosine",
         augment=shift_images("x"),
     )
+    console.print(session_line(trainer.session.describe()))
     program.save(folder / "program")
     trainer.run()
     tuned = folder / "tuned.onnx"

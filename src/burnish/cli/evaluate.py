@@ -27,6 +27,7 @@ from burnish.cli.model_options import (
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.formats.file_writing import check_output
 
 if TYPE_CHECKING:
     from burnish.data import Dataset, Text
@@ -77,6 +78,8 @@ def evaluate(
     """Print loss and metrics of a model over labelled data."""
     if path is not None and path.suffix != ".csv":
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
+    if path is not None:
+        check_output(path, "--output", data=[data])
     check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
     named_metrics = read_metrics(metrics) if metrics else None
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))

@@ -13,6 +13,7 @@ from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.program_lines import export_line
 from burnish.cli.train_options import FoldOption
+from burnish.formats.file_writing import check_output
 
 if TYPE_CHECKING:
     from burnish.training import Session
@@ -65,6 +66,7 @@ def export(
     from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
 
     _check(bool(best) and source.is_file(), training, with_preprocessing, adapters)
+    check_output(path, "--output", is_folder=adapters == "peft")
     checkpoint = checkpoint_of(source, best)
     program = program_beside(checkpoint)
     if program is None:

@@ -11,7 +11,7 @@ import typer
 
 from burnish.cli.adapter_options import AdapterOptions
 from burnish.cli.compilation_options import ModelArgument, is_program
-from burnish.cli.configuration import Repetition, configuration_of
+from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
 from burnish.cli.data_options import check_data_options
 from burnish.cli.finetuning_choices import (
     STAGES,
@@ -29,7 +29,7 @@ from burnish.cli.pixel_options import Pixels
 from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results, check_overwritten, run_folder
+from burnish.cli.train_options import Course, Data, Results, check_overwritten, check_results, run_folder
 from burnish.cli.tuned_files import OBJECTS, QuantizedStage, say_precision
 from burnish.cli.watching import Watching
 
@@ -65,6 +65,7 @@ def finetune(
     _check_options(model, results, tuning, adapters)
     _check_data(data, pixels, results, repetition, watching)
     folder = run_folder(model, results, "-finetuned")
+    check_results(folder, results, watching, data)
     results = replace(results, folder=folder)
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     command = context.meta["burnish.arguments"]
@@ -76,16 +77,18 @@ def finetune(
         if results.resume:
             choices = read_choices(own)
         else:
-            if CheckpointFolder(own / "checkpoints").exists:
+            earlier = own / STAGES
+            places = [own, *(earlier.iterdir() if earlier.is_dir() else ())]
+            if any(CheckpointFolder(place / "checkpoints").exists for place in places):
                 check_overwritten(own, results)
             choices, trials = choose(model, own, data, pixels, texts, tuning, adapters, course)
         chosen = {name: choices[name] for name in ("lr", "batch_size")}
         configuration = configuration_of(context, seed=course.seed, epochs=course.epochs, **chosen)
         course = replace(course, batch_size=choices["batch_size"])
         watched = watching.of_seed(course.seed, repetition.seeds)
-        return _Stages(own, choices, trials, data, pixels, texts, course, results, watched, command, configuration).train(
-            tuning.patience, adapters.save_adapters or ()
-        )
+        otherwise = context.meta.get(OTHERWISE, ())
+        stages = _Stages(own, choices, trials, data, pixels, texts, course, results, watched, command, configuration, otherwise)
+        return stages.train(tuning.patience, adapters.save_adapters or ())
 
     train_with_seeds(repetition.seeds, course, results, folder, run)
 
@@ -99,7 +102,7 @@ class _Stages:
         choices: of the run.
         trials: what was compiled of the stages when they were chosen; empty where the run goes on.
         data, pixels, texts, course, results, watching: of the command.
-        command, configuration: as ``TrainingRun`` has them.
+        command, configuration, otherwise: as ``TrainingRun`` has them.
     """
 
     folder: Path
@@ -113,6 +116,7 @@ class _Stages:
     watching: Watching
     command: Sequence[str]
     configuration: str
+    otherwise: Sequence[str] = ()
 
     def train(self, patience: int | None, adapter_forms: Sequence[str]) -> TrainingResult | None:
         """Train them all; the last writes adapters by themselves, where that is asked for.
@@ -151,6 +155,7 @@ class _Stages:
                 best_of_all=is_whole and integers is None,
                 adapter_forms=adapter_forms if is_last else (),
                 trial=self.trials[number] if number < len(self.trials) else None,
+                otherwise=self.otherwise,
             )
             result = run.train()
             if integers is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from burnish.cli.adapter_options import AdapterOptions
-from burnish.cli.compilation_options import Compilation
-from burnish.cli.compilation_values import read_metrics, read_outputs
+from burnish.cli.compilation_options import Compilation, SampleAxisOption
+from burnish.cli.compilation_values import read_metrics, read_outputs, read_sample_axis
 from burnish.cli.console import output
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
 from burnish.cli.train_options import Course, Data, Results
+from burnish.cli.tuned_files import ACCURACIES, CURVES, QUANTIZED
 from burnish.errors import CheckpointError
+from burnish.formats.file_writing import write_text
 
 if TYPE_CHECKING:
     from burnish.training.finetuning import Plan, Quantization, Trial
@@ -61,6 +64,15 @@ class Tuning(OptionGroup):
             help="Compute what stands before the layers that train once for each sample, where that can be done.",
         ),
     ] = True
+    head: Annotated[
+        str,
+        typer.Option(
+            "--head",
+            metavar="WHICH",
+            help="auto: keep the file's head where it names the classes of the data as its own, else draw one anew. new: draw "
+            "one. keep: keep it, such as for data of the same classes by number.",
+        ),
+    ] = "auto"
     folded_norm: Annotated[
         str,
         typer.Option(
@@ -92,6 +104,7 @@ class Tuning(OptionGroup):
             "where they are not found.",
         ),
     ] = None
+    sample_axis: SampleAxisOption = None
     loss: Annotated[
         str | None,
         typer.Option("--loss", help="In place of the one that fits the data, such as ssd:grids=[[8,8]],scales=[0.2,0.4]."),
@@ -143,9 +156,11 @@ def choose(
         model,
         data.data,
         output=read_outputs(tuning.outputs),
+        sample_axis=read_sample_axis(tuning.sample_axis or []),
         loss=tuning.loss,
         metrics=read_metrics(tuning.metrics) if tuning.metrics else None,
         freeze_until=tuning.freeze_until,
+        head=tuning.head,
         folded_norm=tuning.folded_norm,
         batch_size=course.named_batch_size,
         adapters=adapters.source(),
@@ -173,12 +188,47 @@ def choose(
     )
     _say(planned.notes)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / STAGES, ignore_errors=True)
+    remove_stages(folder)
     save_model(prepared.model, folder / START)
     choices = {"model": str(model), "samples": len(dataset), **_of_plan(planned, tuning)}
-    (folder / CHOICES).write_text(json.dumps(choices, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / CHOICES, json.dumps(choices, indent=1) + "\n")
     trials = [planned.trial(stage) for stage in planned.stages]
     return choices, [None if trial is None else trial.read_from(folder / START) for trial in trials]
+
+
+def remove_tuning(folder: Path, source: Path) -> None:
+    """Remove what a run of ``burnish finetune`` has written into a folder that another run overwrites.
+
+    Args:
+        folder: of the run.
+        source: the model of the other one, which stays.
+    """
+    from burnish.training.saved_runs import remove_results
+
+    if (folder / CHOICES).is_file():
+        remove_stages(folder)
+        remove_results(folder, [] if source.exists() and (folder / START).resolve() == source.resolve() else [START])
+
+
+def remove_stages(folder: Path) -> None:
+    """Remove what an earlier run in a folder has written: its checkpoints would be taken for those of the last stage else."""
+    from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.reports import TABLE
+    from burnish.training.saved_runs import RECORD, remove_results
+
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    if not ((folder / CHOICES).is_file() or checkpoints.exists):
+        return
+    remove_results(folder)
+    checkpoints.clear()
+    for name in (CHOICES, RECORD, TABLE, CURVES, QUANTIZED, ACCURACIES):
+        (folder / name).unlink(missing_ok=True)
+    stages = folder / STAGES
+    for stage in list(stages.iterdir()) if stages.is_dir() else ():
+        if stage.name.isdecimal():
+            shutil.rmtree(stage, ignore_errors=True)
+    with suppress(OSError):  # something else is in it
+        stages.rmdir()
 
 
 def _of_plan(planned: Plan, tuning: Tuning) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from burnish.cli.compilation_options import BatchOption, BindOption
 from burnish.cli.compilation_values import read_batch, read_bind, read_outputs
-from burnish.cli.console import counted, output
+from burnish.cli.console import counted, echo, output
 
 CONSTANTS_SHOWN = 10
 CLASSES_SHOWN = 20
@@ -35,7 +35,7 @@ def inspect(
     bind: BindOption = None,
 ) -> None:
     """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
-    from burnish.cli.summary import program_at, summarize, summarize_program
+    from burnish.cli.summary import judge, program_at, summarize_program
 
     program = program_at(model)
     if program is not None and outputs is not None:
@@ -45,11 +45,11 @@ def inspect(
     if program is not None and bind:
         raise typer.BadParameter(f"--bind is for a model, and '{model}' is a program, compiled with its own: leave it out")
     if program is None:
-        summary = summarize(model, read_outputs(outputs), read_batch(batch), read_bind(bind or []))
+        summary = judge(model, read_outputs(outputs), read_batch(batch), read_bind(bind or []))
     else:
         summary = summarize_program(program)
     if as_json:
-        typer.echo(json.dumps(summary, indent=1))
+        echo(json.dumps(summary, indent=1))
     elif program is None:
         _print(summary, output())
     else:
@@ -93,6 +93,10 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         say()
         say(f"buffers of the exported module, which train only where trainable names them: {_extent_of(buffers)}")
         _say_tensors(buffers, say)
+    if preparing := summary["preparing"]:
+        say()
+        say(f"constants that prepare an input, which train only where trainable names them: {_extent_of(preparing)}")
+        _say_tensors(preparing, say)
     if unreached := summary["unreached"]:
         say()
         say(f"weights that no gradient reaches, and that stay as they are: {_extent_of(unreached)}")
@@ -153,6 +157,8 @@ def _say_operators(summary: dict[str, Any], say: Callable[[str], None]) -> None:
         say("The loss depends on weights through these, which have no gradient:")
         for node in summary["lacking"]:
             say(f"  {node}")
+    elif summary["refused"]:
+        say(f"It cannot be trained as it is: {summary['refused']}")
     else:
         say("Every operator between a parameter and the loss has a gradient.")
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 import typer
 
 from burnish.cli.console import errors
-from burnish.errors import BurnishError, ConfigurationError, WorkerError, comes_again
+from burnish.errors import ConfigurationError, WorkerError, comes_again
 
 INTERRUPTED = 130
 REFUSED = 2
@@ -32,6 +33,8 @@ COMES_AGAIN = 78
 """The status of a worker that would fail alike at every start: EX_CONFIG of sysexits.h."""
 LAUNCHED = "BURNISH_LAUNCHED"
 """In the environment of workers whose launcher reads that status."""
+LIFE_LINE = "BURNISH_LIFE_LINE"
+"""In the environment of workers: the file descriptor that closes when their launcher is gone."""
 RUN_ID = "BURNISH_RUN_ID"
 """In the environment of workers: the name of their launch."""
 # A worker that is asked to stop finishes its step and saves; one whose run has failed only ends.
@@ -105,7 +108,7 @@ def has_joined() -> bool:
     return joining is not None and joining.has_joined()
 
 
-def exit_status(error: BurnishError) -> int:
+def exit_status(error: Exception) -> int:
     """Return the status with which an error ends this process: it tells a launcher whether to start the worker again."""
     return COMES_AGAIN if is_worker() and LAUNCHED in os.environ and comes_again(error) else 1
 
@@ -245,10 +248,11 @@ def _run(
         typer.Exit: this process was asked to stop, and has stopped the workers.
     """
     workers: list[subprocess.Popen[bytes]] = []
-    with _stops_noted() as stops:
+    with _stops_noted() as stops, _life_line() as (fds, noted):
         try:
             for environment in environments:
-                workers.append(subprocess.Popen(command, env=environment, start_new_session=os.name == "posix"))
+                own = {**environment, **noted}
+                workers.append(subprocess.Popen(command, env=own, pass_fds=fds, start_new_session=os.name == "posix"))
             while not stops:
                 running = [worker for worker in workers if worker.poll() is None]
                 # Of several that have ended by now, one that was killed is the reason.
@@ -268,6 +272,39 @@ def _run(
     for line in (what, f"  {resume}"):
         errors().print(line, style="yellow")
     raise typer.Exit(128 + int(stop))
+
+
+@contextmanager
+def _life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
+    """Yield a pipe that breaks when this process ends, however that is: what workers inherit of it, and what names it to them."""
+    if os.name != "posix":
+        yield (), {}
+        return
+    inherited, own = os.pipe()
+    try:
+        yield (inherited,), {LIFE_LINE: str(inherited)}
+    finally:
+        os.close(inherited)
+        os.close(own)
+
+
+def end_with_launcher() -> None:
+    """Let this worker finish its step, save and end when its launcher is gone, such as killed for the memory that it took.
+
+    A worker that went on would write to the folder of a run that has been resumed in the meantime.
+    """
+    inherited = os.environ.pop(LIFE_LINE, "")
+    if not inherited.isdecimal():
+        return
+
+    def wait() -> None:
+        with suppress(OSError):
+            os.read(int(inherited), 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(SHUTDOWN_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="burnish-launcher", daemon=True).start()
 
 
 @contextmanager

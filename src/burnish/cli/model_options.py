@@ -12,10 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from burnish.cli.console import cell, counted
+from burnish.cli.compilation_options import SampleAxisOption
+from burnish.cli.compilation_values import read_sample_axis
+from burnish.cli.console import cell, counted, echo
 from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
-from burnish.errors import DataError
+from burnish.errors import DataError, escaped
+from burnish.formats.file_writing import replacing
 
 if TYPE_CHECKING:
     from burnish.training.trained_model import TrainedModel
@@ -63,6 +66,7 @@ class SavedModel(OptionGroup):
             help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
         ),
     ] = None
+    sample_axis: SampleAxisOption = None
     engine: Annotated[str, typer.Option("--engine")] = "auto"
     kernels: KernelsOption = None
 
@@ -74,8 +78,9 @@ class SavedModel(OptionGroup):
         """
         from burnish.training.trained_model import open_model
 
-        engine = chosen_engine(self.engine, self.kernels)
-        return open_model(model, program=self.program, best=self.best, average=self.average, engine=engine, **objective)
+        engine, axes = chosen_engine(self.engine, self.kernels), read_sample_axis(self.sample_axis or [])
+        chosen: dict[str, Any] = {"best": self.best, "average": self.average, "sample_axis": axes, "engine": engine}
+        return open_model(model, program=self.program, **chosen, **objective)
 
 
 def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
@@ -103,12 +108,19 @@ def describe(console: Console, model: TrainedModel, data: str, samples: int, pre
 
 
 def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; numbers have four digits after the point."""
+    """Print a table; numbers have four digits after the point. On a terminal it fits in, else a row is a line of any length."""
+    texts = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+    if not console.is_terminal:  # plain lines: a table of rich's takes a second for a thousand rows
+        lines = [[escaped(text) for text in line] for line in (header, *texts)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+        echo("\n".join(padded))
+        return
     shown = Table(box=None)
     for name in header:
         shown.add_column(cell(name), overflow="fold")
-    for row in rows:
-        shown.add_row(*(cell(f"{value:.4f}" if isinstance(value, float) else str(value)) for value in row))
+    for line in texts:
+        shown.add_row(*map(cell, line))
     console.print(shown)
 
 
@@ -116,16 +128,17 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     """Write a table, numbers with all their digits.
 
     Raises:
-        DataError: the file cannot be written.
+        DataError, CheckpointError: the file cannot be written; an earlier one is untouched.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(header)
-            writer.writerows(rows)
     except OSError as error:
         raise cannot_write(path, error) from error
+    # Names of files that are no UTF-8 are written out, as on the screen.
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:

@@ -10,6 +10,7 @@ import typer
 from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import output
 from burnish.errors import ModelError
+from burnish.formats.file_writing import check_output
 
 
 def package(
@@ -41,6 +42,7 @@ def package(
     from burnish.cli.summary import program_at
     from burnish.program import Program
 
+    check_output(path, "--output", is_folder=path.suffix != ".pt2")
     folder = program_at(program)
     if folder is None:
         raise ModelError(f"'{program}' is a model, not a program: compile it first (burnish compile {program} -o program)")

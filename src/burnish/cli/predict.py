@@ -27,6 +27,7 @@ from burnish.cli.model_options import (
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.formats.file_writing import check_output, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from burnish.training.trained_model import TrainedModel
 
 SHOWN = 20
+"""Rows that a terminal shows; where the output goes elsewhere, all are written."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def predict(
     path = shown.path
     if path is not None and path.suffix not in (".csv", ".npz"):
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
+    if path is not None:
+        check_output(path, "--output", data=[data])
     from burnish.data.unlabelled import open_samples
     from burnish.training.detections import is_detector
     from burnish.training.text_length import within_the_opened
@@ -117,10 +121,11 @@ def predict(
     if path is not None:
         write_csv(path, header, rows)
     console.print(line)
-    print_table(console, header, rows[:SHOWN])
-    if len(rows) > SHOWN:
+    shown_rows = rows[:SHOWN] if console.is_terminal else rows
+    print_table(console, header, shown_rows)
+    if left := len(rows) - len(shown_rows):
         unit = "sample" if len(rows) == len(samples.names) else "row"
-        console.print(f"and {counted(len(rows) - SHOWN, unit)} more" + ("" if path else " (-o writes all)"))
+        console.print(f"and {counted(left, unit)} more" + ("" if path else " (-o or a pipe writes all)"))
     if path is not None:
         console.print(f"{path}: {counted(len(rows), 'prediction')}")
 
@@ -162,8 +167,9 @@ def _write_outputs(console: Console, path: Path, outputs: Mapping[str, np.ndarra
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **outputs)  # type: ignore[arg-type]  # the names of outputs are no options
     except OSError as error:
         raise cannot_write(path, error) from error
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, **outputs)  # type: ignore[arg-type]  # the names of outputs are no options
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     console.print(f"{path}: the outputs as they are, {shapes}")

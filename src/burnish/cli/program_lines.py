@@ -36,6 +36,8 @@ def what_trains(program: Program, has_norm_option: bool = True) -> str:
         )
         words += f"; batch normalization of which nothing trains keeps its statistics: {shown}"
         words += " (--norm train lets them move)" if has_norm_option else ""
+    for name, why in program.options.get("preparing", {}).items():
+        words += f"; frozen: {name} ({why}); train it with --trainable {name}"
     return words
 
 

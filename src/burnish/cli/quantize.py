@@ -8,11 +8,14 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from burnish.cli.compilation_options import SampleAxisOption
+from burnish.cli.compilation_values import read_sample_axis
 from burnish.cli.console import counted, output
 from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.formats.file_writing import check_output
 
 BATCH = 32
 NONE = "none"
@@ -77,6 +80,7 @@ def quantize(
     samples: Annotated[
         int, typer.Option("--samples", min=1, help="How many of the data are read at most.", rich_help_panel=DATA)
     ] = 256,
+    sample_axis: SampleAxisOption = None,
     pixels: Pixels,
     texts: TextOptions,
     integers: Integers,
@@ -85,6 +89,7 @@ def quantize(
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
     from burnish.formats.export import save_inference
+    from burnish.sample_axes import ask_sample_axes
     from burnish.surgery.quantization import remaining_line
     from burnish.training.finetuning import calibration_batches
     from burnish.training.trained_model import open_model
@@ -92,23 +97,24 @@ def quantize(
     activations = None if integers.activations == NONE else integers.activations
     if path.suffix != ".onnx":
         raise typer.BadParameter(f"--output {path}: a model is written as .onnx")
+    check_output(path, "--output", data=[data])
     if activations is not None and data is None:
         raise typer.BadParameter(
             "the ranges of activations are measured on data: give --data, or --activations none for weights alone"
         )
-    calibration, read = None, 0
+    calibration, read, axes = None, 0, read_sample_axis(sample_axis or [])
     if data is not None:
-        opened = open_model(model, to_evaluate=False)
+        opened = open_model(model, sample_axis=axes, to_evaluate=False)
         text = texts.settings_for(model, data, opened.described)
         found = open_samples(data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings(), text=text)
-        entries = opened.to_predict.data
-        fixed = next((entry.shape[0] for entry in entries if entry.shape and isinstance(entry.shape[0], int)), None)
-        calibration, read = calibration_batches(found.dataset, samples, fixed or BATCH)
+        size = opened.fixed_batch("predict") or BATCH
+        calibration, read = calibration_batches(found.dataset, samples, size, opened.to_predict.axes)
     chosen: dict[str, Any] = {
         name: getattr(integers, name)
         for name in ("weights", "method", "scales", "freeze_observers_after", "first_and_last", "reduce_range")
     }
     quantized = surgery.quantize(model, activations=activations, calibration=calibration, skip=integers.skip or (), **chosen)
+    ask_sample_axes(quantized.graph, axes)
     save_inference(quantized, path)
     remaining = remaining_line(quantized)
     count = sum(node.op_type == "QuantizeLinear" for node in quantized.graph)

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from burnish.cli.configuration import CONFIGURATION
+from burnish.cli.configuration import CONFIGURATION, as_it_was
 from burnish.cli.console import output
 from burnish.cli.data_options import check_data_options
 from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.formats.file_writing import check_output
 
 
-@takes_options("program")
+@takes_options("program", "sample_axis")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
     *,
@@ -50,12 +51,13 @@ def report(
 
     if not is_run(run):
         raise CheckpointError(f"'{run}' is not the folder of a run: give the folder that burnish train or finetune wrote")
+    check_output(path or run / "report.html", "--output")
     record, configuration = read_record(run), _configuration(run)
     options = _options(configuration)
     given = data or options.get("eval-data") or options.get("data") or record.get("data")
     if not given:
         raise CheckpointError(f"'{run}' does not say what it was trained on: name what to judge it on (--data)")
-    given, label = str(given), label or options.get("label")
+    given, label = as_it_was(str(given)), label or options.get("label")
     size = image_size or (tuple(options["image-size"]) if "image-size" in options else None)
     check_data_options(given, label=label, image_size=size, pixels=pixels.first_named)
     model = saved.open(run)

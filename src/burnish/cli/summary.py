@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,15 +13,18 @@ import onnx_ir as ir
 
 from burnish import losses
 from burnish.analysis.dependence import left_out_weights, reasons_together, unreached_weights
+from burnish.cli.compilation_options import options_named
 from burnish.cli.program_lines import planned_batch, planned_line, what_trains
+from burnish.compiler.compile import compile
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
-from burnish.errors import ConfigurationError
+from burnish.errors import BurnishError, ConfigurationError
 from burnish.formats.folder import MANIFEST
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node, integer_weights
 from burnish.graph.uses import captured_by
 from burnish.importer import (
+    PREPARES,
     Bind,
     InitializerKind,
     classify_initializers,
@@ -61,6 +65,9 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     left_out = {} if bind else weights_of_branches(model.graph)
     unreached = unreached_weights(model.graph, kinds, targets) | integer_weights(model.graph)
 
+    buffers = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.BUFFER]
+    preparing = {value.name or "": value.meta[PREPARES] for value in buffers if PREPARES in value.meta}
+
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
         return [_described(initializers[name]) for name in kinds if kinds[name] is kind and name not in unreached]
 
@@ -78,7 +85,8 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         "predictions": [_described_prediction(prediction) for prediction in read],
         "parameters": of_kind(InitializerKind.WEIGHT),
         "statistics": of_kind(InitializerKind.STATISTIC),
-        "buffers": of_kind(InitializerKind.BUFFER),
+        "buffers": [value for value in of_kind(InitializerKind.BUFFER) if value["name"] not in preparing],
+        "preparing": [{**_described(initializers[name]), "reason": why} for name, why in preparing.items()],
         "constants": of_kind(InitializerKind.CONSTANT),
         "unreached": [
             *({**_described(initializers[name]), "reason": why} for name, why in unreached.items()),
@@ -96,6 +104,25 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
         "lacking": [describe_node(node) for node in lacking],
         "nothing_trains": None if trained else _why_nothing_trains(model, weights, unreached),
     }
+
+
+def judge(path: Path, outputs: str | list[str] | None = None, batch: str | None = None, bind: Bind = None) -> dict[str, Any]:
+    """Return what ``summarize`` does, and as ``refused`` why ``burnish.compile`` refuses the model; None where it takes it.
+
+    What compiles lacks no gradient: passes of the compiler see more than the graph as it came.
+    """
+    summary = summarize(path, outputs, batch, bind)
+    refused: str | None = None
+    try:
+        with warnings.catch_warnings(), options_named():
+            warnings.simplefilter("ignore")  # compile and check say them
+            compile(path, outputs=outputs, batch=batch, bind=bind)
+    except BurnishError as error:
+        refused = str(error)
+    if refused is None:
+        summary |= {"lacking": [], "nothing_trains": None}
+        summary["operators"] = [{**entry, "lacks_gradient": False} for entry in summary["operators"]]
+    return {**summary, "refused": refused}
 
 
 def described_data(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import typer
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
 from burnish.cli.compilation_values import read_norms
-from burnish.cli.configuration import Repetition, configuration_of
+from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results, run_folder
+from burnish.cli.train_options import Course, Data, Results, check_results, run_folder
 from burnish.cli.watching import Watching
 from burnish.cli.worker_options import Exchange, Workers, join_workers
 
@@ -46,6 +46,8 @@ def train(
     if course.start_from is not None and (results.resume or course.reinitialize):
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     is_program(model)  # refuses the folder of a run
+    folder = run_folder(model, results)
+    check_results(folder, results, watching, data)
     check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
     watching.check()
@@ -64,12 +66,12 @@ def train(
 
     parallel, group = join_workers(course.device, workers.worker_timeout, settings)
     compilation = for_language(compilation, texts)
-    folder = run_folder(model, results)
 
     def run(course: Course, results: Results) -> TrainingResult | None:
         configuration = configuration_of(context, seed=course.seed)
         watched = watching.of_seed(course.seed, repetition.seeds)
         options = (data, pixels, texts, compilation, course, results, watched)
-        return TrainingRun(model, *options, command, configuration, parallel, group).train()
+        otherwise = context.meta.get(OTHERWISE, ())
+        return TrainingRun(model, *options, command, configuration, parallel, group, otherwise=otherwise).train()
 
     train_with_seeds(repetition.seeds, course, results, folder, run)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from burnish.cli import launch
 from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import ConfigurationError
+from burnish.formats.file_writing import check_output
 
 if TYPE_CHECKING:
+    from burnish.cli.watching import Watching
     from burnish.engines import Engine
 
 FoldOption = Annotated[
@@ -138,6 +141,22 @@ class Results(OptionGroup):
 def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
     """Return the folder of a run: the one that was given, else runs/<model> with a suffix."""
     return results.folder or Path("runs") / f"{model.stem}{suffix}"
+
+
+def check_results(folder: Path, results: Results, watching: Watching, data: Data) -> None:
+    """Refuse places that nothing is to be written to, before anything is read. Of workers, the first alone writes.
+
+    Raises:
+        ConfigurationError: as ``check_output``.
+    """
+    if launch.other_rank() is not None:
+        return
+    check_output(folder, "--output", is_folder=True)
+    for option, path in (("--export", results.export), ("--report", watching.report)):
+        if path is not None:
+            check_output(path, option, data=(data.data, data.eval_data))
+    if watching.tensorboard is not None:
+        check_output(watching.tensorboard, "--tensorboard", is_folder=True)
 
 
 def check_overwritten(folder: Path, results: Results) -> None:

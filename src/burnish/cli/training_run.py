@@ -18,10 +18,11 @@ from burnish.cli.adapter_options import FORMS
 from burnish.cli.compilation_options import Compilation, is_program, untrained_weights_named
 from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
+from burnish.cli.finetuning_choices import remove_tuning
 from burnish.cli.optimizer_options import kept_average, rate_of
 from burnish.cli.pixel_options import Pixels, pixels_line
 from burnish.cli.program_lines import export_line, planned_line, waiting_line, what_trains
-from burnish.cli.schedule_options import CONSTANT, TAKEOVER, take_over_checkpoints, updates_of, with_schedule
+from burnish.cli.schedule_options import CONSTANT, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.text_options import TOKENIZER, TextOptions
 from burnish.cli.train_options import Course, Data, Results, check_overwritten, run_folder
 from burnish.cli.watching import Watching
@@ -29,26 +30,29 @@ from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import CarryOverWarning, NonFiniteLossError
-from burnish.formats.adapter_files import check_form
+from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
+from burnish.formats.adapter_files import ONNX_ADAPTER, check_form
+from burnish.formats.file_writing import replacing, write_text
 from burnish.formats.peft import check_names
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.checkpoint_folder import CheckpointFolder
-from burnish.training.environment import environment, peak_resident_bytes
+from burnish.training.environment import environment, peak_resident_bytes, session_line
 from burnish.training.epoch_length import batches_per_epoch
 from burnish.training.finetuning import Trial, folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
 from burnish.training.result import TrainingResult
-from burnish.training.saved_runs import RECORD, best_of, exported_epoch, read_record
+from burnish.training.run_lock import RunLock
+from burnish.training.saved_runs import RECORD, RESULTS, best_of, exported_epoch, read_record, remove_results
 from burnish.training.session import Session
 from burnish.training.text_length import within_the_model
 from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 
 TUNED = "tuned.onnx"
+PEFT = "peft"
 EARLIER_UPDATES = "earlier_updates"
 """In the record of a run: how many updates its first state had taken, after which its schedule begins."""
 
@@ -68,6 +72,7 @@ class TrainingRun:
         best_of_all: whether an epoch of one of these is exported where it was the best.
         adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
         trial: the model compiled to be tried, with all options but the rate, which a new run goes on with; None: it is compiled.
+        otherwise: options that the command names otherwise than the run that goes on was started with.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -92,11 +97,13 @@ class TrainingRun:
     best_of_all: bool = False
     adapter_forms: Sequence[str] | None = None
     trial: Trial | None = None
+    otherwise: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.folder = run_folder(self.model, self.results)
         self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
         self.console = output(quiet=self.group.rank > 0)
+        self.lock: RunLock | None = None
         self.carried_over: list[str] = []
         self.earlier_updates = 0
         self.resumes: bool = on_first(self.group, self._resumes, "the folder of the run")
@@ -117,6 +124,20 @@ class TrainingRun:
             KeyboardInterrupt: Ctrl-C; it tells the command that goes on.
             BurnishError: what compilation, the data or training raise.
         """
+        if self.resumes:
+            on_first(self.group, self._lock_folder, "the folder of the run")
+        try:
+            return self._train()
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _lock_folder(self) -> None:
+        """Refuse a folder that another process runs in, before anything in it is changed."""
+        if self.folder.is_dir():
+            self.lock = RunLock(self.folder)
+
+    def _train(self) -> TrainingResult | None:
         earlier = on_first(self.group, self._earlier_metadata, "the checkpoint")
         prepared = on_all(self.group, lambda: self._prepare(earlier), "compile the model and read the data")
         program, train_set, eval_set = prepared
@@ -134,14 +155,26 @@ class TrainingRun:
         callbacks = [*self.callbacks, *self.watching.loggers(self.folder, kept_average(program))]
         if report is not None and not self.is_tuning:  # which goes back to the best epoch first
             callbacks.append(report)
-        trainer = self._trainer(program, train_set, eval_set, callbacks)
+        try:
+            trainer = self._trainer(program, train_set, eval_set, callbacks)
+        except CheckpointError as error:
+            if not self.otherwise:
+                raise
+            raise CheckpointError(f"{error}. This command has other options than the run: {'; '.join(self.otherwise)}") from error
         if self.start is not None:
             self._start_from(trainer, self.start)
+        if not (self.resumes or self.start or self.course.reinitialize or is_program(self.model)):
+            trainer.session.compare_with(self.model)
+        session = trainer.session.describe()
+        self._say(session_line(session))
         if self.resumes:
             for note in self._changes(course):
                 self._say(note)
+            if self.group.rank == 0:
+                write_text(self.folder / CONFIGURATION, self.configuration)
+                self._add_to_record({"session": session})
         elif self.group.rank == 0:
-            self._record(program, DataDescription.of(train_set), course)
+            self._record(program, DataDescription.of(train_set), course, session)
         if self.watching.profile and self.group.rank == 0:
             self.watching.write_profile(trainer, self.folder, self.course.device, self.course.threads)
         try:
@@ -191,7 +224,7 @@ class TrainingRun:
     def _write_adapters(self, session: Session, parameters: str | None) -> None:
         """Write the adapters by themselves, in the forms that are asked for."""
         for form in self._adapter_forms:
-            path = self.folder / (form if form == "peft" else f"{form}.onnx")
+            path = self.folder / (form if form == PEFT else f"{form}.onnx")
             session.export(path, parameters=parameters, adapters=form)
             self._say(f"{path}: {FORMS[form]}")
 
@@ -231,7 +264,7 @@ class TrainingRun:
             program, seconds = self._compiled()
         for form in self._adapter_forms:
             check_form(form, program.metadata)
-            if form == "peft":
+            if form == PEFT:
                 check_names(program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
         self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program, not self.is_tuning)}")
@@ -370,22 +403,30 @@ class TrainingRun:
         ]
         if self.course.reinitialize:
             notes.append("--reinitialize is not taken: a resumed run goes on with the weights that it has")
-        return notes
+        said = (*(f"--{name} " for name in (*course, "reinitialize")), "MODEL ", "model ")
+        return notes + [f"taken from here on: {option}" for option in self.otherwise if not option.startswith(said)]
 
     def _record_end(self, result: TrainingResult, tuned: Mapping[str, Any] | None) -> None:
         """Note in the record what the run came to, and of a run that tunes, which epoch was exported."""
         ending = {"best": result.best, "tuned": tuned, "stopped": result.stopped, "peak_bytes": peak_resident_bytes()}
-        record = {**read_record(self.folder), "result": ending}
-        (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        self._add_to_record({"result": ending})
 
-    def _record(self, program: Program, described: DataDescription, course: Mapping[str, Any]) -> None:
+    def _add_to_record(self, entries: Mapping[str, Any]) -> None:
+        record = {**read_record(self.folder), **entries}
+        write_text(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+    def _record(
+        self, program: Program, described: DataDescription, course: Mapping[str, Any], session: Mapping[str, Any]
+    ) -> None:
         """Write into the folder the program, and what the run was started with."""
-        # Of the run that is overwritten: they would pass for this run's.
-        for left in (TUNED, TAKEOVER, TOKENIZER):
-            (self.folder / left).unlink(missing_ok=True)
+        tokenizer = None if self.texts.tokenizer is None else self.texts.tokenizer.read_bytes()  # perhaps the one that is there
+        remove_results(self.folder)  # of the run that is overwritten: they would pass for this run's
+        if not self.is_tuning:
+            remove_tuning(self.folder, self.model)
         program.save(self.folder / "program")
-        if self.texts.tokenizer is not None:
-            (self.folder / TOKENIZER).write_bytes(self.texts.tokenizer.read_bytes())
+        if tokenizer is not None:
+            with replacing(self.folder / TOKENIZER) as partial:
+                partial.write_bytes(tokenizer)
         record = {
             "command": launch.command_line(self.command),
             "model": str(self.model),
@@ -399,10 +440,22 @@ class TrainingRun:
             "carried_over": self.carried_over,
             "parameters": kept_average(program),
             "environment": environment(),
+            "session": session,
             "batch_size": self.course.batch_size,
+            RESULTS: self._results(),
         }
-        (self.folder / CONFIGURATION).write_text(self.configuration, encoding="utf-8")
-        (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_text(self.folder / CONFIGURATION, self.configuration)
+        write_text(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+    def _results(self) -> list[str]:
+        """The files that this run writes into its folder where the command says so: a run that overwrites it removes them."""
+        asked = [self.watching.report, self.results.export, self.watching.tensorboard]
+        for form in self._adapter_forms:
+            file = self.folder / (form if form == PEFT else f"{form}.onnx")
+            asked += [file] if form == PEFT else [file, file.with_suffix(ONNX_ADAPTER), file.with_suffix(".safetensors")]
+        here = self.folder.absolute()
+        paths = [path.absolute() for path in asked if path is not None]
+        return [str(path.relative_to(here)) for path in paths if here in path.parents]
 
 
 def _of_stage(warning: Warning | str) -> str:

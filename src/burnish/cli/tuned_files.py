@@ -12,13 +12,14 @@ from burnish.cli.console import output
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
 from burnish.cli.train_options import Course, Data
+from burnish.formats.file_writing import write_text
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
 
 OBJECTS = "objects"
-TUNED, QUANTIZED, ACCURACIES = "tuned.onnx", "quantized.onnx", "quantization.json"
-"""In folders of runs: the tuned model, its quantized form before it is trained as such, and the accuracies."""
+TUNED, QUANTIZED, ACCURACIES, CURVES = "tuned.onnx", "quantized.onnx", "quantization.json", "curves.png"
+"""In folders of runs: the tuned model, its quantized form before it is trained as such, the accuracies, and the curves."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class QuantizedStage:
         files = {"float32": self.tuned, "quantized_after_training": self.start, "quantized_in_training": written}
         accuracies = {name: figure_of(path, metric, dataset, self.course.batch_size, engine) for name, path in files.items()}
         content = json.dumps({"data": which, "metric": metric, **accuracies}, indent=1) + "\n"
-        (self.folder / ACCURACIES).write_text(content, encoding="utf-8")
+        write_text(self.folder / ACCURACIES, content)
         output().print(accuracies_line(accuracies, metric, which))
 
     def _opened(self, source: str) -> Dataset:

@@ -118,13 +118,15 @@ class Watching(OptionGroup):
         Raises:
             EngineError: the engine cannot tell.
         """
-        from burnish.training.features import FeatureDataset
+        from burnish.data import DataSpec
+        from burnish.training.feature_dataset import FeatureDataset
         from burnish.training.profiling import profile, shortened
 
         dataset = trainer.loader.dataset
         if isinstance(dataset, FeatureDataset):  # whose features are computed when the run begins
             indices = trainer.loader.order(0)[: trainer.loader.batch_size]
-            batch = trainer.session.features.batch(dataset.source.batch(indices))
+            read = DataSpec.by(trainer.program).to_model(dataset.source.batch(indices))
+            batch = trainer.session.features.batch(read)
         else:
             batch = next(iter(trainer.loader.epoch(0)))
         session, seed = trainer.session, trainer.loader.seed

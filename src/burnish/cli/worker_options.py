@@ -193,6 +193,7 @@ def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]
     from burnish.cli.console import warn_with_rank
     from burnish.distributed import DataParallel
 
+    launch.end_with_launcher()
     group = join(device or "cpu", timeout=timeout)
     warn_with_rank(group.rank)
     return DataParallel(group=group, **exchange), group

@@ -279,7 +279,8 @@ class _Run:
         if report.first_step is not None:
             return
         location = self._locate(name, differing, inputs)
-        if location.fault is None and location.first is not None and not self.own_state:
+        is_apart = self.own_state and number > 0
+        if location.fault is None and location.first is not None and not is_apart:
             # Every node agrees on the same inputs: rounding, as far as it goes.
             report.grown = report.grown or location.first
             for tensor in differing:
@@ -288,7 +289,7 @@ class _Run:
                 self.explained[name, tensor] = entry.worst.absolute
             return
         report.first_step, report.differing, report.fault = number, differing, location.fault
-        report.drifted = self.own_state and location.fault is None
+        report.drifted = is_apart and location.fault is None
 
     def _locate(self, name: str, differing: list[str], inputs: Mapping[str, np.ndarray]) -> Location:
         pair = {self.first: self.engines[self.first], name: self.engines[name]}

@@ -11,11 +11,12 @@ from burnish.compiler.draft import shape_of
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
 from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.sample_axis_mark import mark_sample_axis
 from burnish.graph.uses import is_used, read_by
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.passes import remove_unused
-from burnish.sample_axes import Analysis, sample_inputs
+from burnish.sample_axes import Analysis
 from burnish.sample_axes.extents import Factor, Kind
 from burnish.settings import suggestion
 
@@ -34,12 +35,14 @@ class Backbone:
         rest: computes the predictions from the features, and from what else of the inputs it reads.
         features: the names of the values between the two.
         layers: which of the batch normalization layers of the whole are in the rest, in their order.
+        axes: along which axis of each feature its samples stand.
     """
 
     model: ir.Model
     rest: ir.Model
     features: tuple[str, ...]
     layers: tuple[bool, ...]
+    axes: dict[str, int]
 
 
 def cut_backbone(
@@ -72,10 +75,11 @@ def cut_backbone(
         for value in features:
             _check_samples(value, analysis)
     backbone, rest = model.clone(), model.clone()
-    names = tuple(value.name or "" for value in features)
-    layers = _rest_of(rest, names, predictions, _samples_of(model.graph))
+    axes = {value.name or "": axis for value in features if (axis := _axis(value, analysis)) is not None}
+    layers = _rest_of(rest, axes, predictions, _samples_of(model.graph, analysis))
+    names = tuple(axes)
     _keep(backbone, names)
-    return Backbone(backbone, rest, names, layers)
+    return Backbone(backbone, rest, names, layers, axes)
 
 
 def _moving(graph: ir.Graph, trained: Collection[str], policies: Mapping[ir.Node, NormPolicy]) -> dict[ir.Node, str]:
@@ -152,11 +156,20 @@ def _problem(value: ir.Value, analysis: Analysis) -> str | None:
         return "is the same for every batch"
     if layout.axes is None or value.dtype is None:
         return f"has a shape that is not known{f' ({layout.reason})' if layout.reason else ''}"
-    first = layout.axes[0] if layout.axes else ()
-    if len(first) != 1 or not isinstance(first[0], Factor) or first[0].kind is not Kind.SAMPLES:
-        return "does not have the samples, and nothing else, along its first axis"
-    if any(isinstance(factor, Factor) and factor.kind is not Kind.FIXED for axis in layout.axes[1:] for factor in axis):
+    axis = _axis(value, analysis)
+    if axis is None:
+        return "does not have the samples, and nothing else, along an axis"
+    others = [*layout.axes[:axis], *layout.axes[axis + 1 :]]
+    if any(isinstance(factor, Factor) and factor.kind is not Kind.FIXED for each in others for factor in each):
         return "has samples along a further axis"
+    return None
+
+
+def _axis(value: ir.Value, analysis: Analysis) -> int | None:
+    """The first axis of a value that holds samples and nothing else."""
+    for at, axis in enumerate(analysis.layout(value).axes or ()):
+        if len(axis) == 1 and isinstance(axis[0], Factor) and axis[0].kind is Kind.SAMPLES:
+            return at
     return None
 
 
@@ -169,26 +182,28 @@ def _check_samples(value: ir.Value, analysis: Analysis) -> None:
         )
 
 
-def _samples_of(graph: ir.Graph) -> int | str | None:
+def _samples_of(graph: ir.Graph, analysis: Analysis) -> int | str | None:
     """The extent of the batch."""
-    extents = {value.name or "": shape_of(value) or () for value in graph.inputs}
-    return extents[sample_inputs(extents)[0]][0]
+    shapes = {value.name: shape_of(value) or () for value in graph.inputs}
+    return next(shapes[name][axis] for name, axis in analysis.axes.items() if axis is not None)
 
 
 def _rest_of(
     rest: ir.Model,
-    features: Collection[str],
+    features: Mapping[str, int],
     predictions: Sequence[str],
     samples: int | str | None,
 ) -> tuple[bool, ...]:
-    """Let a model, in place, begin at the features; return which of its batch normalization layers are left."""
+    """Let a model, in place, begin at features, by their axes of samples; return which of its batch normalization layers stay."""
     graph = rest.graph
     layers = batch_normalizations(graph)
     by_name = {output.name or "": output for node in graph for output in node.outputs}
-    for name in features:
+    for name, axis in features.items():
         value = by_name[name]
         extents = [*(value.shape or ())]
-        given = ir.Value(name=name, type=value.type, shape=ir.Shape([samples, *extents[1:]]))
+        given = ir.Value(name=name, type=value.type, shape=ir.Shape([*extents[:axis], samples, *extents[axis + 1 :]]))
+        if axis:
+            mark_sample_axis(given, axis)
         value.replace_all_uses_with(given, replace_graph_outputs=True)
         value.name = f"{name}:computed"
         graph.inputs.append(given)

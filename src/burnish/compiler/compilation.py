@@ -13,6 +13,7 @@ from burnish import losses, metrics, optim
 from burnish.autodiff import differentiate
 from burnish.compiler.batch_weight import WEIGHS_ALIKE, weight_of_batch
 from burnish.compiler.cached_features import Backbone
+from burnish.compiler.distillation import teacher_rules
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.evaluation import Evaluation
 from burnish.compiler.executable import check_extents
@@ -25,12 +26,12 @@ from burnish.compiler.selection import (
 )
 from burnish.compiler.sparse_tables import SparseRequest
 from burnish.compiler.update import SCALE, SKIPPED, STEP
-from burnish.compiler.worker_loss import over_all, terms_of_shard
+from burnish.compiler.worker_loss import is_plain_sum, over_all, reads, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
 from burnish.graph.quantization_mark import freezes_by_epochs
 from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
-from burnish.modes import batch_normalizations, bind_inference, bind_training
+from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import (
     NormPolicy,
     RunningVariance,
@@ -75,6 +76,7 @@ class Compilation:
         predictions: what the loss reads.
         loss, metrics: what the graphs report.
         data: names of the inputs of ``model``.
+        result_axes: along which axis samples stand in what the model gives and the loss reads, by name; inputs are marked.
         layers: names of the batch normalization layers.
         policies: of these, in the same order.
         running_variance: which variance running statistics hold.
@@ -92,6 +94,7 @@ class Compilation:
         batch, bind: as the model was loaded.
         rounded: weights and statistics that the file has in a dtype of sixteen bits, with that dtype, and the state in float32.
         evaluation: the form in which a module is evaluated, where it is another.
+        departures: why inference in the initial state does not compute what the file computes, as sentences.
         counted_batches: what counts of batches of a module started from, and how many a step adds, by its name for them.
         steps_per_epoch: of the training, where it is known.
         coefficients: of each figure that the loss is added up from; known once a graph has been built.
@@ -122,8 +125,10 @@ class Compilation:
     backbone: Backbone | None = None
     batch: str | None = None
     bind: dict[str, Any] = field(default_factory=dict)
+    result_axes: dict[str, int | None] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
+    departures: tuple[str, ...] = ()
     counted_batches: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps_per_epoch: int | None = None
     coefficients: dict[str, float] = field(default_factory=dict)
@@ -158,6 +163,7 @@ class Compilation:
             "precision": FULL if self.precision is None else self.precision.options(),
             "predictions": [prediction.options() for prediction in self.predictions],
             "trainable": list(self.state.trainable),
+            **({"preparing": dict(self.state.preparing)} if self.state.preparing else {}),
             **({"hold_rows": self.held_rows} if self.held_rows else {}),
             **({"sparse": self.sparse.option} if self.sparse.option else {}),
             **({WEIGHS_ALIKE: self.weighs_alike} if self.weighs_alike else {}),
@@ -169,6 +175,7 @@ class Compilation:
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
             **({ROUNDED: self.rounded} if self.rounded else {}),
+            **({"departures": list(self.departures)} if self.departures else {}),
             **({"counted_batches": self.counted_batches} if self.counted_batches else {}),
             "running_variance": self.running_variance.value,
             "recompute": None if self.recompute is None else self.recompute.options(),
@@ -208,13 +215,14 @@ class Compilation:
         recognize_attention(draft.model)
         produced = list(draft.model.graph.outputs)
         draft.model.graph.outputs.clear()
-        for value in produced:
-            draft.add_output(draft.builder.tensor(value), value.name or "", Role.OUTPUT)
+        for name, value in zip(names, produced, strict=True):  # a running statistic may stand in for what a layer returned
+            draft.add_output(draft.builder.tensor(value), name, Role.OUTPUT, sample_axis=self.result_axes.get(name, 0))
         return draft
 
     def evaluate(self) -> Draft:
         form = self.evaluation or self
         draft = self.source(form.folded)
+        draft.extents = teacher_rules(self.loss)
 
         def bind(bound: ir.Graph) -> None:
             self._narrow(draft)
@@ -241,7 +249,7 @@ class Compilation:
             name_origins(graph)
         key = draft.add_input(Entry("rng/key", Role.KEY, KEY_DTYPE, KEY_SHAPE))
         policies = dict(zip(batch_normalizations(graph), self.policies, strict=True))
-        draft.extents = extent_rules(policies)
+        draft.extents = (*extent_rules(policies), *teacher_rules(self.loss))
         updated: dict[ir.Value, ir.Value] = {}
         stopped: dict[ir.Value, ir.Node] = {}
 
@@ -253,10 +261,11 @@ class Compilation:
             hoist_gather(draft.model)
             self._narrow(draft)
             values = draft.values()
+            places = numbered_draws(bound, self.data)  # before quantization, whose operators say nothing of samples
             updated.update(train_pruning(bound, step))
             updated.update(train_quantization(bound, step, self.steps_per_epoch))
             stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
-            updated.update(bind_training(bound, policies, self.running_variance, key.value, step, self.data))
+            updated.update(bind_training(bound, policies, self.running_variance, key.value, step, places))
             recognize_attention(draft.model)
 
         terms, read = self._add_loss(draft, bind, self.predictions, key)
@@ -361,10 +370,13 @@ class Compilation:
         predictions = _bound_predictions(draft, bind, reads)
         share = None if key is None else mix_inputs(draft, self.loss, key, is_cached=self.backbone is not None)
         specs = self.loss.label_specs(predictions)
-        labels = tuple(_of_extents(draft, draft.add_input(_label_entry(spec)), spec, predictions) for spec in specs)
+        axes = [self.result_axes.get(each.name, 0) for each in reads]
+        entries = [_label_entry(spec, _label_axis(spec.shape, predictions, axes, self.loss.readings)) for spec in specs]
+        pairs = zip(specs, entries, strict=True)
+        labels = tuple(_of_extents(draft, draft.add_input(entry), spec, predictions) for spec, entry in pairs)
         with draft.builder.attributed("the loss"):
             if share is not None and isinstance(self.loss, losses.Mixed):
-                terms = self.loss.mixed_terms(predictions, labels, share)
+                terms = self.loss.mixed_terms(predictions, labels, share, entries[0].sample_axis or 0)
             else:
                 terms = self.loss.terms(predictions, labels)
         return terms, self.loss.compared(predictions, labels)
@@ -391,10 +403,15 @@ class Compilation:
             loss = losses.combined(terms)
         draft.add_output(reported(loss), LOSS, Role.LOSS)
         totals: dict[str, dict[str, Tensor]] = {}
+        values = draft.values()
+        batch = {values[entry.name] for entry in draft.inputs if entry.role in (Role.DATA, Role.LABEL)}
         with draft.builder.attributed("the metrics"):
             for term in terms:
                 name = _figure(term)
-                totals[name] = {metrics.SUM: term.total, metrics.COUNT: term.weight}
+                totals[name] = {metrics.SUM: term.total}
+                # A sum over samples adds up as it is. What no sample has a part in, such as a penalty, is the same in each batch.
+                if term.of_batch or not is_plain_sum(term) or not reads(term.total.value, batch):
+                    totals[name][metrics.COUNT] = term.weight
                 if name != LOSS:
                     average = losses.average(term.total, term.weight)
                     draft.add_output(reported(draft.builder.cast(average, loss.dtype)), name, Role.METRIC)
@@ -426,9 +443,39 @@ def _bound_predictions(draft: Draft, bind: Callable[[ir.Graph], Any], reads: Seq
     return tuple(bound[prediction.name] for prediction in reads)
 
 
-def _label_entry(spec: losses.LabelSpec) -> Entry:
+def _label_entry(spec: losses.LabelSpec, axis: int | None) -> Entry:
     bounds: dict[str, Any] = {"minimum": spec.minimum, "maximum": spec.maximum, "ignored": spec.ignored}
-    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, **bounds, two_values=spec.two_values)
+    return Entry(spec.name, Role.LABEL, spec.dtype, spec.shape, **bounds, two_values=spec.two_values, sample_axis=axis)
+
+
+def _label_axis(
+    shape: Sequence[int | str | None],
+    predictions: Sequence[Tensor],
+    axes: Sequence[int | None],
+    readings: Sequence[losses.Reading],
+) -> int | None:
+    """The axis of samples of a label: that of the prediction, among the axes that the label has of it.
+
+    Args:
+        shape: of the label.
+        predictions: what the loss reads.
+        axes: along which samples stand in each.
+        readings: how the loss reads each, which says where its classes are.
+    """
+    if not shape:
+        return None
+    for prediction, axis, reading in zip(predictions, axes, readings, strict=False):
+        if not axis or prediction.shape is None:
+            continue
+        dims = [extent if isinstance(extent, int) else extent.value for extent in prediction.shape.dims]
+        if list(shape).count(dims[axis]) == 1:
+            return list(shape).index(dims[axis])
+        if len(shape) == len(dims):
+            return axis
+        classes = reading.classes_along
+        if len(shape) == len(dims) - 1:
+            return axis - (classes is not None and classes % len(dims) < axis)
+    return 0
 
 
 def _of_extents(draft: Draft, label: Tensor, spec: losses.LabelSpec, predictions: Sequence[Tensor]) -> Tensor:

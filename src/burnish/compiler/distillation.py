@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from burnish.compiler.predictions import find_predictions
 from burnish.compiler.selection import ModelState
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Builder, Names, same_dimension
 from burnish.importer.classical import CLASSES
 from burnish.importer.metadata_keys import PIXELS, TEXT
 from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
+from burnish.norms import ExtentRule
 from burnish.passes import compute_in_float32, fold_constants, has_sixteen_bit_values, recognize_normalization
 
 SAME_DATA = {PIXELS: "pixels", TEXT: "texts", CLASSES: "classes"}
@@ -39,8 +40,9 @@ def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
         return WeightedSum(tuple(summands))
     if not isinstance(loss, Distillation) or loss.teacher is None:
         return loss
-    teacher = recognize_normalization(loss.source())
     student = forms[-1]
+    opened, limit = _teacher_of(loss, student.graph)
+    teacher = recognize_normalization(opened)
     inputs = _shared_inputs(student.graph, teacher.graph)
     _check_data(student, teacher)
     if has_sixteen_bit_values(teacher):
@@ -55,7 +57,38 @@ def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
     fold_constants(teacher)
     bind_inference(teacher.graph)
     hints = tuple(_projected(loss, hint, prediction.value, forms) for hint, prediction in zip(loss.hints, read[1:], strict=True))
-    return replace(loss, prepared=Teacher(model=teacher, inputs=inputs), hints=hints)
+    return replace(loss, prepared=Teacher(model=teacher, inputs=inputs, limit=limit), hints=hints)
+
+
+def _teacher_of(loss: Distillation, student: ir.Graph) -> tuple[ir.Model, tuple[str, str] | None]:
+    """The teacher of a loss, and its ``limit``; one that takes a single sample is opened if the student takes any number."""
+    teacher = loss.source()
+    pairs = _shared_inputs(student, teacher.graph)
+    ours, theirs = ({value.name or "": value.shape for value in graph.inputs} for graph in (student, teacher.graph))
+    opens = [_open_for_one(theirs[name], ours[other]) for name, other in pairs.items()]
+    if not any(opens):
+        return teacher, None
+    try:
+        return loss.source(batch="open"), None
+    except (ConfigurationError, UnsupportedOperatorError) as error:
+        return teacher, (next(filter(None, opens)), str(error))
+
+
+def _open_for_one(teacher: ir.Shape | None, student: ir.Shape | None) -> str | None:
+    """The first open dimension of the student's input, if the teacher's has an extent of 1 there; else None."""
+    pairs = () if teacher is None or student is None else zip(teacher.dims, student.dims, strict=False)
+    own, extent = next(((own, extent) for own, extent in pairs if not isinstance(extent, int)), (None, None))
+    return extent.value if own == 1 and extent is not None else None
+
+
+def teacher_rules(loss: Loss) -> tuple[ExtentRule, ...]:
+    """Return what the teachers of a loss ask of the batch."""
+    if isinstance(loss, WeightedSum):
+        return tuple(rule for summand in loss.summands for rule in teacher_rules(summand.loss))
+    if not isinstance(loss, Distillation) or loss.prepared is None or loss.prepared.limit is None:
+        return ()
+    dimension, cause = loss.prepared.limit
+    return (ExtentRule(dimension, loss.name, maximum=1, cause=cause),)
 
 
 def has_teacher(loss: Loss) -> bool:

@@ -16,9 +16,13 @@ from burnish.importer import (
     perhaps_learned_scalars,
     perhaps_merged,
     perhaps_shared,
+    shared_statistics,
 )
+from burnish.norms import uses_the_batch
 from burnish.sample_axes import mixing_nodes
 
+STATISTICS = frozenset("Cast Div Identity Mul Pow ReduceMean ReduceSum Reshape Squeeze Sub Unsqueeze".split())
+"""Operators that a mean and a variance are computed by."""
 SHOWN = 3
 """How many of several weights a sentence names."""
 
@@ -28,7 +32,7 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
 
     Weights train as one and were perhaps several, or as two and were one; batch normalization was folded into layers that train;
     scalars that were perhaps parameters stay as they are; what was computed from parameters, or from what else, trains in their
-    place; parameters are not in the model.
+    place; layers share running statistics; parameters are not in the model.
 
     Args:
         model: a canonical model.
@@ -62,6 +66,11 @@ def find_doubts(model: ir.Model, trainable: Collection[str], is_frozen: bool, ta
             "burnish export ... --no-fold), or put new layers in (burnish.surgery.insert). Where it is meant to stay fixed, say "
             "so with norm='frozen'"
         )
+    if not is_frozen and (several := [f"'{name}' ({count} layers)" for name, count in shared_statistics(model).items()]):
+        yield (
+            "layers of batch normalization with scales or biases of their own read the same running statistics, and each updates "
+            f"them in its turn: {_first(several)}. Give each layer statistics of its own, or keep them fixed with norm='frozen'"
+        )
     yield from _of_notes(model, trainable, takes_all)
     if takes_all and (unknown := [repr(name) for name in of_unknown_origin(model)]):
         yield (
@@ -85,13 +94,34 @@ def mixing_doubts(predictions: Collection[ir.Value]) -> Iterator[str]:
     """
     graph = next((value.graph for value in predictions), None)
     mixing = [] if graph is None else mixing_nodes(graph, predictions)
+    mixing = [each for each in mixing if not _is_of_normalization(each.node)]
     if mixing:
-        nodes = _first([describe_node(each.node) for each in mixing])
+        nodes, name, axis = _first([describe_node(each.node) for each in mixing]), mixing[0].input, mixing[0].axis
+        which = "the first axis" if axis == 0 else f"axis {axis}"
         yield (
-            "what the model computes of a sample depends on the others of its batch, for the first axis of the input "
-            f"'{mixing[0].input}' is that of the samples, and these nodes work along it: {nodes}. Where that is not meant, say "
-            "in the model which axis is (dim=..., batch_first=True, a transposition in place of a reshape), and export it again"
+            f"what the model computes of a sample depends on the others of its batch, for {which} of the input '{name}' is that "
+            f"of the samples, and these nodes work along it: {nodes}. Where that is not meant, say which axis is "
+            "(sample_axis=..., --sample-axis), or say it in the model (dim=..., batch_first=True, a transposition in place of a "
+            "reshape), and export it again"
         )
+
+
+def _is_of_normalization(node: ir.Node) -> bool:
+    """Whether a node computes nothing but statistics for batch normalization, which is meant to work over all samples."""
+    pending = list(node.outputs)
+    while pending:
+        value = pending.pop()
+        if value.is_graph_output():
+            return False
+        for reader, index in value.uses():
+            if reader.op_type == "BatchNormalization" and uses_the_batch(reader):
+                if index not in (3, 4):
+                    return False
+            elif reader.domain == "" and reader.op_type in STATISTICS:
+                pending.extend(reader.outputs)
+            else:
+                return False
+    return True
 
 
 def _of_notes(model: ir.Model, trainable: Collection[str], takes_all: bool) -> Iterator[str]:

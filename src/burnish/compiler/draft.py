@@ -11,8 +11,11 @@ import onnx_ir as ir
 from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
+from burnish.graph.names import separate_names
 from burnish.graph.quantization_mark import simulates_quantization
-from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset
+from burnish.graph.sample_axis_mark import mark_sample_axis, marked_sample_axis
+from burnish.importer import FIXED_BY
+from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.norms import ExtentRule
 from burnish.passes import (
     complete_axes,
@@ -93,6 +96,8 @@ class Draft:
                 entries_by_name[entry.name] = entry
                 self.inputs.append(entry)
                 value = ir.Value(name=entry.name, type=ir.TensorType(entry.dtype), shape=ir.Shape(entry.extents))
+                if entry.sample_axis != 0:
+                    mark_sample_axis(value, entry.sample_axis)
                 values[entry.name] = value
                 graph.inputs.append(value)
             elif entries_by_name.get(entry.name) != entry:
@@ -121,8 +126,12 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
             f"the model's input '{value.name}' declares no shape, not even its rank: give it one, in which any dimension may be "
             "symbolic"
         )
-    minimum, maximum = index_range(value) if role is Role.DATA else (None, None)
-    return Entry(value.name or "", role, value.dtype, shape, minimum=minimum, maximum=maximum)
+    if role is not Role.DATA:
+        return Entry(value.name or "", role, value.dtype, shape)
+    bounds: dict[str, Any] = dict(zip(("minimum", "maximum"), index_range(value), strict=True))
+    fixed_by = tuple(sorted(value.meta.get(FIXED_BY, {}).items()))
+    axis = marked_sample_axis(value)
+    return Entry(value.name or "", role, value.dtype, shape, **bounds, fixed_by=fixed_by, sample_axis=axis)
 
 
 def name_taken(entry: Entry) -> ConfigurationError:
@@ -177,6 +186,7 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     lower_to_target(model, target)
     if name in UPDATING and target.takes_joined_updates:
         join_updates(model)
+        separate_names(model.graph)
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     inputs, outputs = tuple(draft.inputs), tuple(entry for _, entry in draft.outputs)
@@ -195,6 +205,7 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     Raises:
         UnsupportedOperatorError: it holds what the target does not run.
     """
+    write_out_newer(model, target)
     lower_semantic_operators(model, keep=target.kernels)
     complete_axes(model)
     widen_reductions(model)
@@ -215,3 +226,4 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     remove_unused(model)
     settle_opset(model, target)
     check_allowed(model, target)
+    separate_names(model.graph)

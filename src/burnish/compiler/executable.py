@@ -18,6 +18,7 @@ from burnish.compiler.lowered_graphs import compute_again
 from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
+from burnish.graph.names import separate_names
 from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
 from burnish.ops.semantic import SemanticOperator
@@ -88,6 +89,7 @@ class Executable:
         model = self._finished(name).clone() if self._is_finished(name) else self._lowered(name)
         for rewrite in self.rewrites.get(name, ()):
             rewrite(model)
+        separate_names(model.graph)
         return model
 
     def lowered_to(self, target: Target) -> Self:

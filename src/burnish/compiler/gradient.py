@@ -10,8 +10,9 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
+from burnish.graph.names import separate_names
 from burnish.importer import Bind, Source, load, refuse_gradients
-from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of
+from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
 from burnish.passes import (
     complete_axes,
@@ -62,11 +63,13 @@ def grad(
     """
     runtime = target_of(target)
     model = differentiated(source, wrt, of, bind=bind)
+    write_out_newer(model, runtime)
     lower_semantic_operators(model, keep=runtime.kernels)
     complete_axes(model)
     remove_unused(model)
     settle_opset(model, runtime)
     check_allowed(model, runtime)
+    separate_names(model.graph)
     return model
 
 

@@ -46,7 +46,12 @@ def mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor
             f"{loss.name}: samples of one input are mixed, and the model reads {names}: train without mixing, or mix what you "
             "feed it"
         )
-    value = draft.values()[entries[0].name]
+    value, axis = draft.values()[entries[0].name], entries[0].sample_axis
+    if axis is None:
+        raise ConfigurationError(
+            f"{loss.name}: the input '{value.name}' has no samples, and samples are mixed: say along which axis it has them "
+            "(sample_axis=..., --sample-axis), or train without mixing"
+        )
     if not entries[0].dtype.is_floating_point() and entries[0].dtype.name not in ("UINT8", "INT8"):
         raise ConfigurationError(
             f"{loss.name}: the input '{value.name}' is {entries[0].dtype.name}: indices cannot be mixed, only numbers: train "
@@ -56,7 +61,7 @@ def mix_inputs(draft: Draft, loss: Loss, key: Tensor, is_cached: bool) -> Tensor
     builder = Builder(draft.model.graph, before=next(iter(draft.model.graph), None))
     with builder.attributed("the mixing of samples"):
         draws = loss.draws(builder, builder.tensor(key.value))
-        mixed, share = loss.mixed_inputs(builder.tensor(value), draws)
+        mixed, share = loss.mixed_inputs(builder.tensor(value), draws, axis)
     for reader, index in readers:
         reader.replace_input_with(index, mixed.value)
     return draft.builder.tensor(share.value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burnish.compiler.selection import HoldRows, ModelState, Trainable
 from burnish.importer import Source, exported_module
-from burnish.norms import Auto, NormPolicy
+from burnish.norms import CUMULATIVE, Auto, BatchStatistics, NormPolicy
+from burnish.norms import get as get_policy
+from burnish.sample_axes import AskedAxes
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -18,7 +21,13 @@ Norm = str | NormPolicy | Mapping[str, str | NormPolicy]
 
 
 def take_module(
-    source: Source, example_inputs: Any, dynamic_shapes: Any, trainable: Trainable, norm: Norm
+    source: Source,
+    example_inputs: Any,
+    dynamic_shapes: Any,
+    verify: bool,
+    trainable: Trainable,
+    norm: Norm,
+    sample_axis: AskedAxes,
 ) -> tuple[ExportedModule | None, Source, Trainable, Norm]:
     """Export a module; return that, what is compiled of it, what of it trains and how it normalizes.
 
@@ -28,7 +37,7 @@ def take_module(
     Raises:
         ConfigurationError, UnsupportedOperatorError: see ``exported_module``.
     """
-    module = exported_module(source, example_inputs, dynamic_shapes)
+    module = exported_module(source, example_inputs, dynamic_shapes, verify, sample_axis)
     if module is None:
         return None, source, trainable, norm
     return module, module.model, _trainable_of(module, trainable), _norm_of(module, norm)
@@ -45,10 +54,19 @@ def _trainable_of(module: ExportedModule, trainable: Trainable) -> Trainable:
 
 
 def _norm_of(module: ExportedModule, norm: Norm) -> Norm:
+    policies = {layer: _continued(module, layer, policy) for layer, policy in module.norm_policies.items()}
     if isinstance(norm, Mapping):
-        return {**module.norm_policies, **norm}
+        return {**policies, **norm}
     is_default = norm == Auto.name or isinstance(norm, Auto)
-    return dict(module.norm_policies) if is_default and module.norm_policies else norm
+    return policies if is_default and policies else norm
+
+
+def _continued(module: ExportedModule, layer: str, policy: str) -> str:
+    """A policy that goes on with the average over all batches that the module has seen, where it keeps one."""
+    found, seen = get_policy(policy), module.counted_batches.get(f"{layer}.num_batches_tracked", 0)
+    if not isinstance(found, BatchStatistics) or found.momentum != CUMULATIVE:
+        return policy
+    return str(replace(found, seen=seen))
 
 
 def held_rows_of(module: ExportedModule | None, state: ModelState, hold_rows: HoldRows) -> HoldRows:

@@ -11,6 +11,7 @@ from burnish.compiler.batch_weight import WEIGHS_ALIKE, warn_of_accumulation
 from burnish.compiler.frozen_layers import layers_left_moving
 from burnish.compiler.lowered_graphs import updating_graphs
 from burnish.compiler.sparse_tables import check_optimizer
+from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ObjectiveWarning
 from burnish.program import Program, Role, Signature
 
@@ -40,6 +41,7 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
         program.completed(resolved),
         program.target,
     )
+    warn_of_no_effect(resolved, program.signature["grad"], (program.predict, program.evaluate), stacklevel=3)
     ordered = Signature.ordered({**program.signature.graphs, **signatures})
     options = {**program.options, "optimizer": resolved.options()}
     return program.changed(**models, signature=ordered, options=options)

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from burnish.analysis.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
-from burnish.importer import InitializerKind, classify_initializers, untrained_scalars
-from burnish.norms import Auto, Frozen, NormPolicy, Train, layer_name
+from burnish.graph.layer_names import Aliases, other_names, select_named
+from burnish.importer import PREPARES, InitializerKind, classify_initializers, untrained_scalars
+from burnish.norms import Auto, Frozen, NormPolicy, Train, frozen_by_mode, layer_name, never_updated, normalizes_by_batch
 from burnish.settings import check_call, is_whole, matches_pattern, nearest
 
 HoldRows = Mapping[str, int | Iterable[int]] | None
@@ -30,6 +31,9 @@ class ModelState:
         asked_for: for each name or pattern that the user gave, the parameters that it selects.
         unreached: initializer names of tensors that look like weights, and that were to train, but that no gradient reaches from
             any output of the model: they are constants.
+        preparing: initializer names of constants that only prepare an input for the first layer, or tell positions, with what
+            they do, in words.
+        aliases: initializer name -> what else it is called, where that is known.
     """
 
     parameters: tuple[str, ...]
@@ -37,6 +41,8 @@ class ModelState:
     trainable: tuple[str, ...]
     asked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+    preparing: Mapping[str, str] = field(default_factory=dict)
+    aliases: Aliases = field(default_factory=dict)
 
     @property
     def state_names(self) -> dict[str, str]:
@@ -49,7 +55,8 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
 
     Args:
         model: a canonical model.
-        trainable: None for every weight; names or shell-style patterns, which select buffers where they match no weight, and
+        trainable: None for every weight; names or shell-style patterns of initializers, as the file calls them or as parameters
+            of the modules that read them, which select buffers where they match no weight, and
             scalars where they match neither; or a predicate over (name, array) of weights.
 
     Raises:
@@ -61,11 +68,12 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
     buffers = tuple(name for name, kind in kinds.items() if kind is InitializerKind.BUFFER)
     unreached = tuple(candidates(model.graph, kinds))
     asked_for: dict[str, tuple[str, ...]] = {}
+    initializers = model.graph.initializers
+    aliases = other_names(model.graph)
     if trainable is None:
         selected = parameters
     elif callable(trainable):
         check_call("trainable", trainable, "a weight's name and array", "lambda name, array: array.ndim > 1")
-        initializers = model.graph.initializers
         selected, unreached = (
             tuple(name for name in names if trainable(name, _array(initializers[name]))) for names in (parameters, unreached)
         )
@@ -73,16 +81,14 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
         patterns = _patterns(trainable)
         scalars = untrained_scalars(model)
         for pattern in patterns:
-            matching = (
-                tuple(name for name in names if matches_pattern(name, pattern)) for names in (parameters, buffers, scalars)
-            )
+            matching = (select_named(pattern, names, aliases) for names in (parameters, buffers, scalars))
             asked_for[pattern] = next((names for names in matching if names), ())
             if not asked_for[pattern]:
-                raise ConfigurationError(_no_match(pattern, model, parameters, statistics))
+                raise ConfigurationError(_no_match(pattern, model, parameters, statistics, aliases))
         chosen = {name for matches in asked_for.values() for name in matches}
         parameters = tuple(name for name in kinds if name in parameters or name in chosen)
         selected = tuple(name for name in parameters if name in chosen)
-        unreached = tuple(name for name in unreached if any(matches_pattern(name, pattern) for pattern in patterns))
+        unreached = tuple(name for pattern in patterns for name in select_named(pattern, unreached, aliases))
     if not parameters:
         raise ConfigurationError(f"nothing would train: {why_nothing_trains(model)}")
     if not selected:
@@ -90,7 +96,9 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
             "nothing would train: trainable selects none of the model's weights, such as "
             f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
         )
-    return ModelState(parameters, statistics, selected, asked_for, unreached)
+    preparing = {name: initializers[name].meta[PREPARES] for name in buffers if PREPARES in initializers[name].meta}
+    preparing = {name: why for name, why in preparing.items() if name not in parameters}
+    return ModelState(parameters, statistics, selected, asked_for, unreached, preparing, aliases)
 
 
 def hold_frozen(state: ModelState, policies: Mapping[ir.Node, NormPolicy]) -> ModelState:
@@ -137,6 +145,9 @@ def settle_policies(
 ) -> dict[ir.Node, NormPolicy]:
     """Return the policies with ``train`` or ``frozen`` in place of each ``auto``.
 
+    A file that has some layers in training mode says of the others that they are frozen. A layer in training mode whose running
+    statistics were never updated has none to be frozen with.
+
     Args:
         policies: of the batch normalization layers.
         state: what of the model is to train.
@@ -149,8 +160,14 @@ def settle_policies(
     """
     trained = set(state.trainable).difference(frozen)
     everything_trains = len(trained) == len(state.parameters)
+    in_loops = list(in_loops)
+    held_by_mode = frozen_by_mode(node for node in policies if node not in in_loops)
 
     def settled(node: ir.Node) -> NormPolicy:
+        if normalizes_by_batch(node) and never_updated(node) and node not in in_loops:
+            return Train()
+        if node in held_by_mode:
+            return Frozen()
         scale_and_bias = _weights_before(node.inputs[1:3], state.parameters)
         deciding = scale_and_bias or _weights_before(node.inputs[:1], state.parameters)
         return Train() if everything_trains or trained.intersection(deciding) else Frozen()
@@ -297,7 +314,7 @@ def _patterns(trainable: str | Sequence[str]) -> list[str]:
     return patterns
 
 
-def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...]) -> str:
+def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statistics: tuple[str, ...], aliases: Aliases) -> str:
     if any(matches_pattern(name, pattern) for name in statistics):
         return (
             f"trainable: '{pattern}' names a running statistic of a batch normalization, which is updated, never trained; "
@@ -309,7 +326,7 @@ def _no_match(pattern: str, model: ir.Model, parameters: tuple[str, ...], statis
         return f"trainable: '{pattern}' selects only what stays as it is ({why}); `burnish inspect` lists the weights"
     if not parameters:
         return f"trainable: '{pattern}' matches no weight: {why_nothing_trains(model)}"
-    hint = nearest(pattern, parameters)
+    hint = nearest(pattern, [each for name in parameters for each in (name, *aliases.get(name, ()))])
     return f"trainable: '{pattern}' matches no weight of the model; did you mean {hint}? `burnish inspect` lists them all"
 
 
@@ -331,7 +348,9 @@ def find_held_rows(model: ir.Model, state: ModelState, requested: HoldRows) -> d
             f"hold_rows must be {{initializer: rows}}, such as {{'embedding.weight': [0]}}, not {requested!r}"
         )
     held = {}
-    for name, selected in requested.items():
+    for asked, selected in requested.items():
+        called = [asked] if asked in model.graph.initializers else [name for name, each in state.aliases.items() if asked in each]
+        name = called[0] if len(called) == 1 else asked
         if name not in state.trainable:
             raise ConfigurationError(f"hold_rows: {_why_not_held(name, model, state)}")
         rows = list(selected) if isinstance(selected, Iterable) and not isinstance(selected, str) else [selected]

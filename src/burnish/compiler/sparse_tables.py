@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
+from burnish.graph.layer_names import Aliases, select_named
 from burnish.ops.row_gradients import is_read_by_row, parts_of
 from burnish.optim import Optimizer
 from burnish.optim.parameters import check_matches
 from burnish.optim.row_updates import row_form_of
-from burnish.settings import matches_pattern
 
 AUTO = "auto"
 Parts = list[tuple[Tensor, Tensor]]
@@ -29,12 +29,14 @@ class SparseRequest:
 
     Attributes:
         patterns: of their names; empty for none, None for all that stay exact.
+        aliases: what else parameters are called.
     """
 
     patterns: tuple[str, ...] | None = ()
+    aliases: Aliases = field(default_factory=dict, compare=False)
 
     @staticmethod
-    def of(option: SparseOption, trainable: Collection[str]) -> SparseRequest:
+    def of(option: SparseOption, trainable: Collection[str], aliases: Aliases) -> SparseRequest:
         """Read the option.
 
         Raises:
@@ -50,8 +52,8 @@ class SparseRequest:
                 f"sparse must be None, 'auto', or names or patterns of embedding tables, such as ['*embedding*'], not {option!r}"
             )
         for pattern in patterns:
-            check_matches("sparse", pattern, trainable)
-        return SparseRequest(tuple(patterns))
+            check_matches("sparse", pattern, [each for name in trainable for each in (name, *aliases.get(name, ()))])
+        return SparseRequest(tuple(patterns), aliases)
 
     @property
     def option(self) -> str | list[str]:
@@ -60,7 +62,7 @@ class SparseRequest:
 
     def names(self, name: str) -> bool:
         """Whether a pattern names a parameter."""
-        return any(matches_pattern(name, pattern) for pattern in self.patterns or ())
+        return any(select_named(pattern, (name,), self.aliases) for pattern in self.patterns or ())
 
     def parts(self, name: str, gradient: Tensor, table: ir.Value, optimizer: Optimizer) -> Parts | str | None:
         """What the gradient of a parameter is kept as.

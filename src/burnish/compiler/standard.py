@@ -5,10 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import TRAINING_DOMAIN
+from burnish.graph.names import separate_names
 from burnish.importer import Source, load
-from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of
+from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
-from burnish.passes import complete_axes, draw_dropout, expand_gradients, remove_unused
+from burnish.passes import complete_axes, compute_in_float32, draw_dropout, expand_gradients, remove_unused
 from burnish.random import check_seed
 
 
@@ -17,7 +18,8 @@ def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") 
 
     ``Gradient`` of ``ai.onnx.preview.training`` becomes the operators of the reverse pass, ``Adam``, ``Adagrad`` and ``Momentum``
     their formulas, batch normalization with ``training_mode=1`` the batch's statistics, and dropout in training mode draws its
-    masks from ``seed``: the same ones in every run. Nothing else changes its mode.
+    masks from ``seed``: the same ones in every run. Nothing else changes its mode. What a file has in bfloat16 is computed in
+    float32, for which processors have kernels; inputs and outputs keep their dtype.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
@@ -41,9 +43,14 @@ def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") 
     bind_as_exported(model.graph)
     lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
     expand_gradients(model)
+    write_out_newer(model, runtime)
     lower_semantic_operators(model, keep=runtime.kernels)
+    computed = (output for node in model.graph.all_nodes() for output in node.outputs)
+    if any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *computed)):
+        compute_in_float32(model, keep_outputs=True)  # runtimes have no kernels of bfloat16 on processors
     complete_axes(model)
     remove_unused(model)
     settle_opset(model, runtime)
     check_allowed(model, runtime)
+    separate_names(model.graph)
     return model

@@ -5,6 +5,7 @@ Nothing is differentiated here, so that another optimizer, or other parameters t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +17,9 @@ from burnish import optim
 from burnish.analysis.parameter_roles import parameter_infos
 from burnish.compiler.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.compiler.sparse_tables import check_optimizer
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import Tensor
+from burnish.graph.uses import producer_of
 from burnish.lowering import TARGETS, Target
 from burnish.ops.collectives import PARTS_OF
 from burnish.ops.row_gradients import coalesced
@@ -25,8 +27,11 @@ from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
+from burnish.optim.parameters import Infos
 from burnish.optim.row_updates import has_rows_of, updating_rows
 from burnish.optim.slots import parameter_of
+from burnish.optim.transforms.centralize import centralizes, uncentred
+from burnish.optim.wrapper import layers_of, options_without_effect
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
@@ -61,10 +66,9 @@ def update_graphs(
     Raises:
         ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train.
     """
-    entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
-    names = [entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS)]
-    parameters = {name: entries[name] for name in names}
-    infos = parameter_infos((model.graph for model in forward), (_info(name, entry) for name, entry in parameters.items()))
+    parameters = _parameters(signature)
+    names = [*parameters]
+    infos = _infos(parameters, forward)
     weight = next(iter(signature.outputs_of(Role.WEIGHT)), None)
     bound = optim.bind(optimizer if weight is None else weighing(optimizer, weight.dtype), infos)
     frozen = optim.frozen_parameters(bound)
@@ -83,6 +87,46 @@ def update_graphs(
     if isinstance(bound, Scheduled):
         signatures |= {name: replace(signatures[name], end=bound.end) for name in graphs if name != "init"}
     return models, signatures
+
+
+def warn_of_no_effect(
+    optimizer: optim.Optimizer, signature: GraphSignature, forward: Iterable[ir.Model], stacklevel: int
+) -> None:
+    """Warn of options of an optimizer that change nothing, and of weights whose gradients it leaves as they are.
+
+    Args:
+        optimizer: of a program.
+        signature: of the graph of its gradients.
+        forward: the graphs that predict and evaluate.
+        stacklevel: as ``warnings.warn`` takes it, of this function's caller.
+    """
+    if not any(isinstance(layer, optim.Groups | optim.Chain) for layer in layers_of(optimizer)):
+        return
+    infos = _infos(_parameters(signature), forward)
+    bound = optim.bind(optimizer, infos)
+    frozen = optim.frozen_parameters(bound)
+    problems = options_without_effect(bound, [name for name in infos if name not in frozen])
+    names = [name for name in uncentred(infos) if name not in frozen] if centralizes(optimizer) else []
+    if names:
+        which = f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        problems.append(
+            f"centralize leaves the gradient of {which} as it is: no MatMul, Gemm, convolution, recurrent layer or Einsum "
+            "reads the weight, or what keeps its axes, so that those that an output sums over are not known. Freeze such "
+            "weights, or leave centralize out, if that is not meant"
+        )
+    for problem in problems:
+        warnings.warn(ObjectiveWarning(problem), stacklevel=stacklevel + 1)
+
+
+def _parameters(signature: GraphSignature) -> dict[str, Entry]:
+    """The parameters that have a gradient, in the order of the gradients."""
+    entries = {entry.name.removeprefix("param/"): entry for entry in signature.inputs_of(Role.PARAMETER)}
+    names = (entry.name.partition(":")[2] for entry in signature.outputs_of(Role.GRADIENT, Role.ROWS))
+    return {name: entries[name] for name in names}
+
+
+def _infos(parameters: Mapping[str, Entry], forward: Iterable[ir.Model]) -> Infos:
+    return parameter_infos((model.graph for model in forward), (_info(name, entry) for name, entry in parameters.items()))
 
 
 def _info(name: str, entry: Entry) -> optim.ParameterInfo:
@@ -153,13 +197,36 @@ class _Update:
         gradients = {name: all_gradients[name] for name in self.parameters}
         values = draft.values()
         parameters = {name: draft.builder.tensor(values[f"param/{name}"]) for name in gradients}
-        skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
-        finite = None
-        # Else apply, which reads fewer of them, may find otherwise.
-        if skipped is not None and gradients.keys() == all_gradients.keys():
-            finite = draft.builder.op("Equal", draft.builder.tensor(skipped), 0)
+        finite = self._finite(draft, all_gradients, gradients)
         self._add_update(draft, parameters, gradients, indices, weight, finite)
         return draft
+
+    def _finite(self, draft: Draft, every: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Tensor | None:
+        """Whether the gradients of a scaled loss are finite, by which the whole step is taken or skipped; None without a scale.
+
+        The graph of the gradients goes by all of them. Where the optimizer freezes some, the step goes by those it reads,
+        and so do its statistics and what it reports.
+        """
+        skipped = next((value for value, entry in draft.outputs if entry.name == SKIPPED), None)
+        if skipped is None:
+            return None
+        builder = draft.builder
+        statistics = {entry.name: value for value, entry in draft.outputs if entry.role is Role.STATISTIC}
+        denied = producer_of(skipped, "Cast")
+        opposite = None if denied is None else producer_of(denied.inputs[0], "Not")
+        flag = None if opposite is None else opposite.inputs[0]
+        choices = {name: producer_of(value, "Where") for name, value in statistics.items()}
+        are_chosen = all(node is not None and node.inputs[0] is flag for node in choices.values())
+        if read.keys() == every.keys() or flag is None or not are_chosen:
+            return builder.op("Equal", builder.tensor(skipped), 0)
+        finite = all_finite(builder, read, PARTS_OF)
+        followed = {SKIPPED: builder.cast(builder.op("Not", finite), builder.tensor(skipped).dtype)}
+        for name, node in choices.items():
+            assert node is not None
+            new, old = (builder.tensor(value) for value in node.inputs[1:] if value is not None)
+            followed[name] = where(finite, new, old)
+        draft.outputs = [(followed[e.name].value if e.name in followed else value, e) for value, e in draft.outputs]
+        return finite
 
     @cached_property
     def gradients(self) -> dict[str, Entry]:

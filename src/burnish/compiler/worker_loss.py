@@ -37,9 +37,14 @@ def over_all(total: Tensor) -> Tensor:
     return all_reduce((total,), "figure")[0]
 
 
-def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
+def is_plain_sum(term: Term) -> bool:
+    """Whether a term is divided by nothing: its weight is the constant 1."""
     weight = term.weight.array
-    if weight is None or float(weight) != 1.0:
+    return weight is not None and float(weight) == 1.0
+
+
+def _of_shard(term: Term, data: Collection[ir.Value]) -> Term:
+    if not is_plain_sum(term):
         return term._replace(weight=all_reduce((term.weight,), "count")[0])
     return term if reads(term.total.value, data) else term._replace(total=SAMPLE_SHARE(term.total))
 

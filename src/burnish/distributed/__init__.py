@@ -8,9 +8,24 @@ engine's own where workers hold different parts of the state. ``options`` puts a
 Nothing here reads data or keeps a run, and nothing imports PyTorch before it is used.
 """
 
-from burnish.distributed.connection.arrays import ArrayCommunicator, mpi
-from burnish.distributed.connection.joining import join
-from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.distributed.options import DataParallel
+from typing import TYPE_CHECKING
+
+from burnish.exports import exports
+
+if TYPE_CHECKING:
+    from burnish.distributed.connection.arrays import ArrayCommunicator, mpi
+    from burnish.distributed.connection.joining import join
+    from burnish.distributed.connection.process_group import ProcessGroup
+    from burnish.distributed.options import DataParallel
 
 __all__ = ["ArrayCommunicator", "DataParallel", "ProcessGroup", "join", "mpi"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "connection.arrays": "ArrayCommunicator mpi",
+        "connection.joining": "join",
+        "connection.process_group": "ProcessGroup",
+        "options": "DataParallel",
+    },
+)

@@ -4,7 +4,7 @@ An engine knows no operator's mathematics; it is given graphs of operators it ca
 checks and checkpoints live in ``burnish.training``.
 """
 
-from burnish.engines.base import Arrays, Engine, LoadedModel, ProgramRunner, description_of
+from burnish.engines.base import Arrays, Engine, LoadedModel, ProgramRunner
 from burnish.engines.registry import available, get
 
-__all__ = ["Arrays", "Engine", "LoadedModel", "ProgramRunner", "available", "description_of", "get"]
+__all__ = ["Arrays", "Engine", "LoadedModel", "ProgramRunner", "available", "get"]

@@ -45,6 +45,11 @@ class ArrayRunner:
         self._state = {name: _own(array) for name, array in state.items()}
         self._loaded: dict[str, LoadedModel] = {}
 
+    @property
+    def route(self) -> str:
+        """How a step runs, for ``Session.describe``."""
+        return "one graph, with the state in arrays"
+
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = self._run("step", inputs)
         signature = self._signature["step"]

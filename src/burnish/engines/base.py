@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator
+from burnish.engines.kernels.building import cores
+from burnish.engines.kernels.compiling import cpu_level
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
@@ -89,9 +91,24 @@ class ReopeningRunner(Protocol):
         ...
 
 
-def description_of(engine: Engine) -> str:
-    """Return what a report calls an engine: its ``description`` where it has one, else its name."""
-    return str(getattr(engine, "description", engine.name))
+def described(engine: Engine, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
+    """Return what sessions of an engine run on, as its ``describe`` says; ``device`` and ``threads`` as ``open`` takes them.
+
+    Returns:
+        ``kernels``: the path of burnish's own kernels, or None; ``kernels_reason``: why there are none, or None;
+        ``kernels_remedy``: how to come by them, or None; ``level``: the instructions of the processor that run, such as
+        ``avx512``; ``threads``: threads used inside one operator.
+    """
+    found: dict[str, Any] = {"kernels": None, "kernels_reason": "this engine has none", "kernels_remedy": None}
+    found |= {"level": cpu_level(), "threads": threads or cores()}
+    return found | (engine.describe(device, threads) if isinstance(engine, DescribedEngine) else {})
+
+
+@runtime_checkable
+class DescribedEngine(Protocol):
+    """An engine that says what its sessions run on (``described``)."""
+
+    def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]: ...
 
 
 @runtime_checkable

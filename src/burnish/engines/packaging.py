@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from burnish.errors import ConfigurationError, EngineError
+from burnish.installing import install_command
 from burnish.program import GRAPH_NAMES, Program
 
 Packager = Callable[[Program, Path, str, Mapping[str, int], str], None]
@@ -60,7 +61,7 @@ def _write_file(program: Program, path: Path, graph: str, extents: Mapping[str, 
         packager = cast(Packager, getattr(importlib.import_module(module), function))
     except ImportError as error:
         raise EngineError(
-            f"A package {path.suffix} cannot be made: {error}. Install what it needs (pip install {error.name or 'torch'})"
+            f"A package {path.suffix} cannot be made: {error}. Install what it needs ({install_command(error.name or 'torch')})"
         ) from error
     packager(program, path, graph, extents, device)
     return path

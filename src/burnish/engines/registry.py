@@ -10,6 +10,7 @@ import importlib.metadata
 
 from burnish.engines.base import Engine
 from burnish.errors import EngineError
+from burnish.installing import install_command
 
 ENTRY_POINT_GROUP = "burnish.engines"
 DEFAULT_ENGINE = "onnxruntime"
@@ -74,7 +75,7 @@ def _load(name: str) -> object:
             return entry.load()
     except ImportError as error:
         raise EngineError(
-            f"The engine '{name}' cannot be loaded: {error}. Install what it needs (pip install {error.name or name}), "
+            f"The engine '{name}' cannot be loaded: {error}. Install what it needs ({install_command(error.name or name)}), "
             f"or choose another: {', '.join(other for other in available() if other != name)}"
         ) from error
     raise EngineError(f"There is no engine '{name}'. Available: {', '.join(available())} (auto is {DEFAULT_ENGINE})")

@@ -54,7 +54,7 @@ def _parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
     ends = np.cumsum([tensor.size for tensor in like])[:-1]
     parts = np.split(flat, ends, axis=-1)
     return [
-        np.ascontiguousarray(part).reshape(*flat.shape[:-1], *tensor.shape).astype(tensor.dtype, copy=False)
+        np.ascontiguousarray(part).reshape((*flat.shape[:-1], *tensor.shape)).astype(tensor.dtype, copy=False)
         for part, tensor in zip(parts, like, strict=True)
     ]
 
@@ -180,7 +180,8 @@ class SplitGraph:
             if part.run is not None:
                 values |= part.run({name: values[name] for name in part.reads})
             for node in exchanges:
-                operands = [np.ascontiguousarray(values[value.name or ""]) for value in node.inputs if value is not None]
+                # ascontiguousarray would make an array without dimensions one of shape [1].
+                operands = [np.asarray(values[value.name or ""], order="C") for value in node.inputs if value is not None]
                 results = MADE[node.op_type](node, operands, self._communicator)
                 values |= {output.name or "": result for output, result in zip(node.outputs, results, strict=True)}
         return {name: values[name] for name in self._outputs}

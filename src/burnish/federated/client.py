@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from burnish.distributed.graphs.samples import sample_axes
 from burnish.distributed.runners.local_steps import offset_of
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
@@ -18,10 +19,9 @@ from burnish.formats.identity import graph_hashes, program_hash
 from burnish.program import Program, Role
 from burnish.program.initialization import run_init
 from burnish.program.state import Arrays, check_state
-from burnish.sample_axes import sample_inputs
 from burnish.settings import is_whole
 from burnish.training import Session
-from burnish.training.totals import Means, Totals
+from burnish.training.totals import Means, Sums, Totals
 
 Batch = Mapping[str, Any]
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
@@ -36,8 +36,9 @@ class Client:
 
     Args:
         program: what to train; the same as the server's.
-        data: the batches of an epoch: a ``burnish.data.Loader``, a list, or a function from the number of the epoch to its
-            batches. Epochs are counted from 0 over all rounds, so that a round is the same whoever runs it.
+        data: the batches of an epoch, in the layout of the model: a ``burnish.data.Loader``, a list, or a function from the
+            number of the epoch to its batches. Epochs are counted from 0 over all rounds, so that a round is the same whoever
+            runs it.
         evaluation: batches to evaluate on; None takes part in no evaluation.
         number: of this client among all: each has its own random numbers.
         engine, device, threads: as ``Session`` takes them.
@@ -72,8 +73,7 @@ class Client:
         self.local_state: Arrays = {}
         self._data, self._evaluation, self._seed = data, evaluation, seed
         self._session = Session(program, engine=engine, device=device, threads=threads, seed=seed)
-        entries = {entry.name: entry.extents for entry in program.signature["step"].inputs_of(Role.DATA)}
-        self._counted = sample_inputs(entries)[0]
+        self._counted, self._axis = next(iter(sample_axes(program.signature["step"].inputs_of(Role.DATA)).items()))
 
     @cached_property
     def program_hash(self) -> str:
@@ -90,17 +90,18 @@ class Client:
         rules = self._rules(round)
         before = self._began(round, rules)
         self._session.load_state(before)
-        means, samples, steps = Means(), 0, 0
+        means, sums, samples, steps = Means(), Sums.of(self.program), 0, 0
         for batch in islice(self._batches_of(round), round.steps):
-            size = len(np.asarray(batch[self._counted])) if self._counted in batch else 0
-            means.add(self._session.step(batch, **round.hyperparameters), size)
+            taken = self._with_features(batch)
+            size = self._samples(taken) if self._counted in taken else 0
+            means.add(self._session.step(taken, **round.hyperparameters), size, sums)
             samples, steps = samples + size, steps + 1
         state = self._session.state()
         if rules.key is not None:
             state[rules.key] = state[rules.key] - offset_of(self.number)
         travelling = {name: state[name] for name in rules.travelling}
         self.local_state = {name: state[name] for name in self._staying(rules)}
-        return Update(round.number, self.number, samples, steps, travelling, means.values())
+        return Update(round.number, self.number, samples, steps, travelling, sums.averages(means))
 
     def evaluate(self, round: Round) -> Evaluation:
         """Evaluate the state of a round on the client's own data, with what stays here; nothing is trained.
@@ -114,8 +115,9 @@ class Client:
         self._session.load_state(self._began(round, self._rules(round)))
         totals, samples = Totals(), 0
         for batch in _epoch(self._evaluation, 0):
-            totals.add(self._session.evaluate_totals(batch))
-            samples += len(np.asarray(batch[self._counted]))
+            taken = self._with_features(batch)
+            totals.add(self._session.evaluate_totals(taken))
+            samples += self._samples(taken)
         return Evaluation(round.number, self.number, samples, totals.added())
 
     def predict(self, round: Round, batch: Batch) -> dict[str, np.ndarray]:
@@ -131,6 +133,16 @@ class Client:
     def close(self) -> None:
         """Free what the engine holds; ``local_state`` stays."""
         self._session.close()
+
+    def _samples(self, batch: Batch) -> int:
+        """How many samples a batch has, in the layout of the model."""
+        shape = np.shape(batch[self._counted])
+        return shape[self._axis] if self._axis < len(shape) else 0
+
+    def _with_features(self, batch: Batch) -> Batch:
+        """A batch as the steps take it; of a program with cached features, with these, unless it has them."""
+        features = self._session.features
+        return features.batch(batch) if features.names and not batch.keys() >= {*features.names} else batch
 
     def _batches_of(self, round: Round) -> Iterator[Batch]:
         first = (round.number - 1) * round.epochs

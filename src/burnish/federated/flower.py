@@ -1,6 +1,6 @@
 """Federated learning under Flower: clients as a ClientApp, and a strategy for its server that joins every kind of state.
 
-Needs Flower (``pip install 'burnish[flower]'``), whose requirements may ask for an environment of their own. Sampling, failures,
+Needs Flower (``pip install "flwr>=1.41"``), whose requirements may ask for an environment of their own. Sampling, failures,
 time limits, secure channels and differential privacy are Flower's.
 """
 
@@ -17,6 +17,7 @@ from burnish.federated.client import Client
 from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server import RoundReport, Server
 from burnish.federated.sharing import Sharing
+from burnish.installing import install_command
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,7 +25,7 @@ try:
     from flwr.serverapp.strategy import FedAvg
 except ImportError as error:
     raise ConfigurationError(
-        f"Flower is not installed, or cannot be imported here ({error}): pip install 'burnish[flower]', in an environment of its "
+        f"Flower is not installed, or cannot be imported here ({error}): {install_command('flwr')}, in an environment of its "
         "own where its requirements do not fit"
     ) from error
 

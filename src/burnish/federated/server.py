@@ -24,7 +24,7 @@ from burnish.program.state import Arrays, check_state, state_differences
 from burnish.settings import is_whole
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, finite_check, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_given_state
-from burnish.training.totals import Means, Totals, figures
+from burnish.training.totals import Means, Sums, Totals, figures
 
 STATE = "state.safetensors"
 
@@ -139,14 +139,14 @@ class Server:
             elif update.samples:
                 taken[update.client] = update
         ordered = [taken[client] for client in sorted(taken)]
-        samples, metrics = sum(update.samples for update in ordered), Means()
+        samples, metrics, sums = sum(update.samples for update in ordered), Means(), Sums.of(self.program)
         for update in ordered:
-            metrics.add(update.metrics, update.samples)
+            metrics.add(update.metrics, update.samples, sums)
         self.number += 1
         is_lost = len(ordered) < self._minimum
         if not is_lost:
             self._state |= self._joined(ordered)
-        return RoundReport(self.number, tuple(sorted(taken)), samples, metrics.values(), refused, is_lost)
+        return RoundReport(self.number, tuple(sorted(taken)), samples, sums.averages(metrics), refused, is_lost)
 
     def evaluated(self, evaluations: Iterable[Evaluation]) -> dict[str, float]:
         """Return the loss and the metrics over all samples of the clients: those of one data set of all of them.

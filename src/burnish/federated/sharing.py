@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.errors import ConfigurationError
+from burnish.graph.pruning_mark import changing_masks
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.slots import Slot, parameter_of, slot_of, slots_of
 from burnish.optim.wrapper import layers_of
@@ -67,7 +68,7 @@ class Rules:
     Attributes:
         mean: averaged, weighted by the clients' samples.
         moments: running mean and variance of a batch normalization, joined as those of one set of samples.
-        counted: taken from the client that has made the most steps: whole numbers, and what goes with them.
+        counted: taken from the client that has made the most steps: whole numbers, masks that change, and what goes with them.
         key: the random key, which each client moves by an offset of its own; None where it stays.
         anchors: slot -> the parameter whose value at the beginning of the round it is.
         reset: as ``init`` makes it, at the beginning of each round.
@@ -107,6 +108,7 @@ class _Sorting:
         self._held = program.options.get("hold_rows", {})
         self._slots = slots_of(program.optimizer)
         self._layers = list(normalizations(program))
+        self._masks = changing_masks((program.semantic.get("predict") or program.predict).graph)
         self._staying = self._staying_initializers()
 
     def rules(self) -> Rules:
@@ -122,7 +124,7 @@ class _Sorting:
                 self._sort_method(name, kinds)
             elif _initializer(name) not in self._staying:
                 is_whole = entry.numpy_dtype.kind in "iub"
-                kinds["counted" if is_whole else "mean"].append(name)
+                kinds["counted" if is_whole or name in self._masks else "mean"].append(name)
         pairs = [layer.statistics for layer in self._layers]
         moments = tuple(dict.fromkeys(pair for pair in pairs if all(name in kinds["mean"] for name in pair)))
         paired = {name for pair in moments for name in pair}

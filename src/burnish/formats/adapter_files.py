@@ -156,7 +156,7 @@ def _neutral(model: ir.Model, adapter: Adapter, part: str, array: np.ndarray) ->
 
 def _groups(model: ir.Model, adapter: Adapter) -> int:
     """The groups of the Conv of an adapter, each of which reads a part of the rank; else 1."""
-    outputs = (output for node in model.graph for output in node.outputs)
+    outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
     product = next((output for output in outputs if output.name == adapter.product), None)
     node = None if product is None else product.producer()
     return 1 if node is None or adapter.operator != "Conv" else int(attribute_value(node, "group", 1))

@@ -93,6 +93,8 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "hold_rows": _is_mapping(_is_list(lambda row: is_whole(row) and row >= 0)),
     "norm_layers": _is_mapping(_is_text),
     "auto_frozen_layers": _is_list(_is_text),
+    "preparing": _is_mapping(_is_text),
+    "departures": _is_list(_is_text),
     "target": _is_target,
 }
 """What the values of options are, where something reads them without compiling again."""

@@ -42,6 +42,7 @@ def export_inference(
     metadata: Mapping[str, str] | None = None,
     round_weights: bool = True,
     merge: bool = True,
+    settle: bool = True,
 ) -> ir.Model:
     """Return the model that predicts what the program does in this state.
 
@@ -56,6 +57,7 @@ def export_inference(
         round_weights: give weights the dtypes of the source's file, by rounding to nearest. Else they stay float32 where the
             state has them so, and the model casts them.
         merge: compute each weight that has an adapter once; else adapters stay as they are, and the model's metadata lists them.
+        settle: write zeros where masks have them, and integers for quantized weights; else masks and roundings stay in the graph.
 
     Returns:
         A model with the source's inputs and outputs, and its weights and statistics as initializers under their own names.
@@ -81,8 +83,9 @@ def export_inference(
     folds = fold_norm and not read_adapters(model.metadata_props)  # what is folded into a weight would miss its adapter
     if folds:
         fold_weight_normalization(model)
-    fold_pruning(model)
-    fold_quantization(model, folds)
+    if settle:
+        fold_pruning(model)
+        fold_quantization(model, folds)
     if folds:
         fold_batch_normalization(model)
     return remove_unused(model)

@@ -11,10 +11,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from burnish.errors import CheckpointError
+from burnish.errors import CheckpointError, ConfigurationError
 
 
 def file_path(path: str | os.PathLike[str], example: str) -> Path:
@@ -60,6 +60,47 @@ def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[P
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, in place of an earlier file. What UTF-8 cannot hold, of names of files, is written out: ``\\udcff``.
+
+    Raises:
+        CheckpointError: as ``replacing``.
+    """
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def check_output(path: Path, option: str, *, is_folder: bool = False, data: Iterable[object] = ()) -> None:
+    """Refuse, before any work is done, a path that a result cannot be written to.
+
+    Args:
+        path: of the result. Nothing is made.
+        option: that gives it, as the message names it.
+        is_folder: whether a folder is written, and not a file.
+        data: that are read; those in files would be lost.
+
+    Raises:
+        ConfigurationError: there is a folder in place of a file, or a file in place of a folder, or the file of data; or nothing
+            can be written there.
+    """
+    try:
+        sources = [source for source in data if isinstance(source, str | os.PathLike) and os.path.exists(source)]
+        if path.is_file() and any(path.samefile(source) for source in sources):
+            raise ConfigurationError(f"{option}: '{path}' holds the data that are read: give the name of another file")
+        if path.exists() and path.is_dir() != is_folder:
+            there, wanted = ("a file", "a folder") if is_folder else ("a folder", "a file")
+            raise ConfigurationError(f"{option}: '{path}' is {there}: give the name of {wanted}")
+        place = path.absolute() if is_folder else path.absolute().parent
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise ConfigurationError(f"{option} '{path}': '{place}' is a file, and no folder: choose another place")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"{option} '{path}': nothing can be written to '{place}': choose a folder you can write to")
+    except OSError as error:
+        raise ConfigurationError(f"{option} '{path}': {error.strerror or error}: choose a folder you can write to") from error
 
 
 def partial_path(path: Path, ending: str = "partial") -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import shutil
@@ -79,14 +80,13 @@ class MappedTables:
     def _locked(self) -> BinaryIO:
         """The lock of the folder, which says in whose session it is."""
         lock = open(self.folder / LOCK, "a+b")  # noqa: SIM115  # open as long as the session is
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+        if not _takes(lock):
+            gc.collect()  # a session that nothing refers to holds the folder until it is collected
+            if not _takes(lock):
                 lock.close()
                 raise ConfigurationError(
                     f"tables: another session keeps its tables in '{self.folder}': close it, or name another folder"
-                ) from error
+                )
         self._owner = uuid.uuid4().hex.encode()
         lock.truncate(0)
         lock.write(self._owner)
@@ -228,6 +228,17 @@ class MappedTables:
     def instead(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """A state with the tables of this folder in place of its own, none of which is made."""
         return _WithTables(state, self.tables)
+
+
+def _takes(lock: BinaryIO) -> bool:
+    """Take a folder by its lock, unless another session has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _records(content: bytes, offset: int) -> Iterator[tuple[list[int], np.ndarray]]:

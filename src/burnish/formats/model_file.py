@@ -13,8 +13,11 @@ from typing import Any, BinaryIO
 import onnx
 import onnx_ir as ir
 
+from burnish.errors import ModelError
+from burnish.formats.file_writing import replacing
 from burnish.formats.state_file import encoded
 from burnish.graph import model_proto, named_failures
+from burnish.importer.lightweight import light_copy, without_payloads
 from burnish.program.state import blocks
 from burnish.transfers import Transfer
 
@@ -36,6 +39,9 @@ def write_model(
         file: where to.
         transfer: told of the bytes of weights that are written.
         complete: changes, in place, the proto that is written, in which large initializers have no data; not these.
+
+    Raises:
+        ModelError: the model is not valid ONNX, and nothing is written.
     """
     apart = {name: value.const_value for name, value in model.graph.initializers.items() if _is_large(value.const_value)}
     for name, tensor in apart.items():
@@ -53,6 +59,7 @@ def write_model(
     proto = model_proto(model)
     if complete is not None:
         complete(proto)
+    require_valid(without_payloads(proto, apart), "the file")
     graph = proto.graph
     for initializer in graph.initializer:
         if initializer.name in apart:
@@ -165,11 +172,31 @@ def model_bytes(model: ir.Model) -> bytes:
     return model_proto(model).SerializeToString(deterministic=True)
 
 
+def require_valid(light: onnx.ModelProto, what: str) -> None:
+    """Raise ModelError where a model, of which large weights may be left out, does not pass the checks of the standard."""
+    try:
+        onnx.checker.check_model(light)
+    except Exception as error:  # the checker's errors are of several classes
+        raise ModelError(
+            f"{what} would not be valid ONNX, and is not written: {' '.join(str(error).split()).rstrip('.')}. This is a defect "
+            "of burnish worth reporting, with the model that it was made of"
+        ) from error
+
+
 def save_model(model: ir.Model, path: Path) -> None:
-    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them."""
+    """Write a model; large constants go into ``<name>.data`` beside it when one file cannot hold them.
+
+    Raises:
+        ModelError: it is not valid ONNX, and nothing is written.
+        CheckpointError: the file cannot be written; an earlier one is untouched.
+    """
     if fits_one_file(model):
-        path.write_bytes(model_bytes(model))
+        proto = model_proto(model)
+        require_valid(without_payloads(proto), f"'{path}'")
+        with replacing(path) as partial:
+            partial.write_bytes(proto.SerializeToString(deterministic=True))
         return
+    require_valid(model_proto(light_copy(model)), f"'{path}'")
     copy = model.clone()
     ir.passes.common.LiftConstantsToInitializersPass()(copy)
     with named_failures():

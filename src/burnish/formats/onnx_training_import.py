@@ -28,12 +28,12 @@ from burnish.graph import (
     model_proto,
     replace_uses,
 )
-from burnish.graph.uses import is_used
+from burnish.graph.uses import ancestors_of, is_used
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.importer.gradients import is_gradient
 from burnish.lowering import TARGETS, lower_semantic_operators
-from burnish.modes import bind_as_exported, bind_inference, bind_training
+from burnish.modes import bind_as_exported, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance
 from burnish.optim.graph_optimizer import GraphOptimizer
 from burnish.passes import draw_dropout, expand_gradients, recognize_attention, remove_unused
@@ -161,7 +161,7 @@ class _Foreign:
                 f"has no {TRAINING_DOMAIN}.Gradient in its algorithm, so that gradients cannot be told from the "
                 "update that reads them"
             )
-        passed = {value for target in targets for value in _ancestors(target) if value is not target}
+        passed = {value for target in targets for value in ancestors_of(target) if value is not target}
         last = [target for target in targets if target not in passed]
         if len(last) != 1:
             names = ", ".join(f"'{value.name}'" for value in last)
@@ -337,7 +337,7 @@ class _Foreign:
 
     def _settle_together(self, grad: ir.Model, update: ir.Model) -> None:
         opset = max(grad.opset_imports[""], update.opset_imports[""])
-        if not (raise_opset(grad, opset) and raise_opset(update, opset)):
+        if not (raise_opset(grad.graph, opset) and raise_opset(update.graph, opset)):
             raise self._lacks(f"has operators whose gradients mean something else in its opset {opset}")
 
     @cached_property
@@ -353,7 +353,7 @@ class _Foreign:
         if model.graph.inputs:
             raise self._lacks("has an initialization graph with inputs, which nothing gives")
         key = Builder(model.graph, before=next(iter(model.graph), None)).constant(initial_key(0))
-        bind_training(model.graph, {}, RunningVariance.ONNX, key.value, _no_step, data=())
+        bind_training(model.graph, {}, RunningVariance.ONNX, key.value, _no_step, numbered_draws(model.graph, ()))
         lower_semantic_operators(model)
         remove_unused(model)
         names = [value.name or "" for value in model.graph.outputs]
@@ -379,19 +379,6 @@ class _Foreign:
 
 def _array(tensor: onnx.TensorProto) -> np.ndarray:
     return np.array(ir.serde.deserialize_tensor(tensor).numpy())
-
-
-def _ancestors(value: ir.Value) -> set[ir.Value]:
-    """A value and everything that it is computed from."""
-    found: set[ir.Value] = set()
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if current not in found:
-            found.add(current)
-            producer = current.producer()
-            pending += [] if producer is None else [operand for operand in producer.inputs if operand is not None]
-    return found
 
 
 def _no_step() -> ir.Value:

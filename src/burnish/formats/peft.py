@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import Adapter, read_adapters
+from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import replacing
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
+from burnish.graph.layer_names import name_in_hugging_face
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -58,6 +59,18 @@ def called(name: str, names: Names) -> str:
     return names.get(name, name) if isinstance(names, Mapping) else names(name)
 
 
+def _module(adapter: Adapter, names: Names) -> str:
+    """What the layer of an adapter is called in PyTorch; of a file of ONNX Runtime's builder as Hugging Face calls it."""
+    is_built = names is None and ".MatMul." in adapter.weight
+    return name_in_hugging_face(adapter.layer) if is_built else called(adapter.layer, names)
+
+
+def _parameter(adapters: Adapters, name: str, names: Names) -> str:
+    """What an initializer that is trained beside adapters is called in PyTorch."""
+    found = called(name, names)
+    return adapters.names.get(name, name) if found == name else found
+
+
 QUICK_PATTERN = re.compile(r"[\w.^$\\|*()-]+")
 MOST_STARS = 3
 """A file from elsewhere may hold any regular expression, and some take ages."""
@@ -73,7 +86,7 @@ class PeftAdapters:
         others: parameters that were trained beside the adapters, by their names in the model, laid out as PyTorch has them.
         dropout, rslora: as ``burnish.surgery.lora`` takes them.
         feedforward: the modules whose inputs an ia3 scales.
-        configuration: ``adapter_config.json``.
+        alphas: of each module; none for ia3.
         tables: the modules that are embeddings.
     """
 
@@ -83,14 +96,15 @@ class PeftAdapters:
     dropout: float
     rslora: bool
     feedforward: tuple[str, ...]
-    configuration: Mapping[str, Any]
+    alphas: Mapping[str, float]
     tables: frozenset[str] = frozenset()
 
-    def alpha(self, module: str) -> float:
-        """Return the alpha of a module; ``read_peft`` has checked the patterns."""
-        patterns = self.configuration.get("alpha_pattern") or {}
-        own = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
-        return float(next(own, self.configuration["lora_alpha"]))
+
+def alpha_of(settings: Mapping[str, Any], module: str, default: float) -> float:
+    """Return the alpha that settings of PEFT, whose patterns ``check_alphas`` has checked, give a module."""
+    patterns = settings.get("alpha_pattern") or {}
+    own = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+    return float(next(own, settings.get("lora_alpha", default)))
 
 
 def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
@@ -114,7 +128,7 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, Adapter] = {}
     for adapter in adapters.adapters:
-        module = called(adapter.layer, names)
+        module = _module(adapter, names)
         _check_convolution(adapter, module, model)
         modules[module] = adapter
         for part, name in adapter.parameters.items():
@@ -125,8 +139,8 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
         value = model.graph.initializers[name]
         array = constant_array(value)
         assert array is not None
-        arrays[f"{PREFIX}{called(name, names)}"] = np.ascontiguousarray(array.T) if is_turned(value) else array
-    saved = sorted({called(name, names).rpartition(".")[0] for name in adapters.also_trained})
+        arrays[f"{PREFIX}{_parameter(adapters, name, names)}"] = np.ascontiguousarray(array.T) if is_turned(value) else array
+    saved = sorted({_parameter(adapters, name, names).rpartition(".")[0] for name in adapters.also_trained})
     configuration = _configuration(modules, saved)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,6 +154,9 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
 
 def read_peft(folder: str | Path) -> PeftAdapters:
     """Read a folder of PEFT.
+
+    Args:
+        folder: the one, or its file of weights.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -171,7 +188,9 @@ def read_peft(folder: str | Path) -> PeftAdapters:
             others[name] = array
     try:
         variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
-        _check_alphas(configuration, kind)
+        if kind == "LORA":
+            float(configuration["lora_alpha"])
+        check_alphas(configuration)
         feedforward = configuration.get("feedforward_modules") or ()
         names = (feedforward,) if isinstance(feedforward, str) else tuple(map(str, feedforward))
         dropout, rslora = float(configuration.get("lora_dropout") or 0), bool(configuration.get("use_rslora"))
@@ -179,21 +198,27 @@ def read_peft(folder: str | Path) -> PeftAdapters:
             raise ValueError(f"lora_dropout is {dropout}, and no share of at least 0 and below 1")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(folder / CONFIGURATION, error) from error
+    check_arrays(folder / WEIGHTS, variant, modules)
+    feeding = _matching(modules, names)
+    alphas = {module: alpha_of(configuration, module, 0.0) for module in modules} if kind == "LORA" else {}
+    return PeftAdapters(variant, modules, others, dropout, rslora, feeding, alphas, frozenset(tables))
+
+
+def check_arrays(path: Path, variant: str, modules: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Raise CheckpointError unless each module of a file has the arrays of a variant."""
     wanted = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}[variant]
     for module, parts in modules.items():
         if set(parts) != wanted:
             raise CheckpointError(
-                f"'{folder / WEIGHTS}' has {', '.join(sorted(parts))} of the module '{module}', and a {variant} has "
+                f"'{path}' has {', '.join(sorted(parts))} of the module '{module}', and a {variant} has "
                 f"{', '.join(sorted(wanted))}: save the adapter again"
             )
         for part, array in parts.items():
             if not array.ndim or not array.size or array.dtype.kind in "biuc":
                 raise CheckpointError(
-                    f"'{folder / WEIGHTS}' has {part} of the module '{module}' as {array.dtype} of shape {list(array.shape)}, "
-                    "which is no adapter: save it again"
+                    f"'{path}' has {part} of the module '{module}' as {array.dtype} of shape {list(array.shape)}, which is no "
+                    "adapter: save it again"
                 )
-    feeding = _matching(modules, names)
-    return PeftAdapters(variant, modules, others, dropout, rslora, feeding, configuration, frozenset(tables))
 
 
 def _kind_of(folder: Path, configuration: Mapping[str, Any]) -> str:
@@ -260,7 +285,7 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
     adapters = read_adapters(metadata)
     layers: dict[str, str] = {}
     for adapter in adapters.adapters:
-        module = called(adapter.layer, names)
+        module = _module(adapter, names)
         if not MODULE.fullmatch(module):
             raise ConfigurationError(
                 f"peft: the layer '{module}' has no name of a PyTorch module: say which it is, "
@@ -274,7 +299,7 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
                 "them otherwise"
             )
     for name in adapters.also_trained:
-        parameter = called(name, names)
+        parameter = _parameter(adapters, name, names)
         if not MODULE.fullmatch(parameter) or "." not in parameter:
             raise ConfigurationError(
                 f"peft: the initializer '{name}', which is trained too, has no name of a parameter in a PyTorch module: say "
@@ -284,7 +309,7 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
 
 def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
     """Raise ConfigurationError where PEFT has no adapter of such a convolution."""
-    product = next(value for node in model.graph for value in node.outputs if value.name == adapter.product)
+    product = next(value for node in model.graph.all_nodes() for value in node.outputs if value.name == adapter.product)
     node = product.producer()
     if node is None or adapter.operator != "Conv":
         return
@@ -340,10 +365,10 @@ def _whole(number: float) -> int | float:
     return int(number) if number == int(number) else number
 
 
-def _check_alphas(configuration: Mapping[str, Any], kind: str) -> None:
+def check_alphas(settings: Mapping[str, Any]) -> None:
     """Raise for alphas that are no numbers, and for patterns that are no regular expressions or could take long to match."""
-    patterns = dict(configuration.get("alpha_pattern") or {})
-    for alpha in (*([configuration["lora_alpha"]] if kind == "LORA" else []), *patterns.values()):
+    patterns = dict(settings.get("alpha_pattern") or {})
+    for alpha in (settings.get("lora_alpha") or 0, *patterns.values()):
         if not math.isfinite(float(alpha)):
             raise ValueError(f"an alpha is {alpha}")
     for pattern in patterns:

@@ -26,10 +26,11 @@ from burnish.formats.export import export_inference
 from burnish.formats.file_writing import file_path, replacing
 from burnish.formats.identity import DIGEST, digest_of, graph_hashes
 from burnish.formats.metadata import TRAINING
-from burnish.formats.model_file import constant_bytes
+from burnish.formats.model_file import constant_bytes, require_valid
 from burnish.graph import model_proto
 from burnish.graph.protos import graphs_within
 from burnish.graph.versions import raise_opset
+from burnish.importer.lightweight import without_payloads
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
 from burnish.program.state import check_state
@@ -57,7 +58,9 @@ def to_training_model(
     if state is None:
         state = program.initial_state()
     check_state(program.signature.state, state, CheckpointError, "The state", "Pass the state of a session of this program")
-    inference = export_inference(program, state, fold_norm=False, metadata=properties, round_weights=False, merge=False)
+    inference = export_inference(
+        program, state, fold_norm=False, metadata=properties, round_weights=False, merge=False, settle=False
+    )
     _check_size(program, state, inference)
     opset = max(model.opset_imports[""] for model in program.graphs.values())
     graphs = {name: _graph_proto(model, opset) for name, model in program.graphs.items() if name != "predict"}
@@ -96,6 +99,7 @@ def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -
 
     Raises:
         CheckpointError: the file cannot be written, or is one that this function did not write; it is as it was.
+        ModelError: the model is not valid ONNX.
     """
     path = file_path(path, "program.onnx")
     if path.exists() and not _is_training_model(path):
@@ -107,6 +111,7 @@ def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"'{path.parent}' could not be created: {error}. Choose a folder you can write to") from error
+    require_valid(without_payloads(model), f"'{path}'")
     with replacing(path) as partial:
         partial.write_bytes(model.SerializeToString(deterministic=True))
     return path
@@ -176,7 +181,7 @@ def rename_values(graph: onnx.GraphProto, rename: Callable[[str], str], node_nam
 def _graph_proto(model: ir.Model, opset: int) -> onnx.GraphProto:
     """The graph of a model, at an opset in which all graphs of the program mean the same."""
     copy = model.clone()
-    if set(copy.opset_imports) != {""} or not raise_opset(copy, opset):
+    if set(copy.opset_imports) != {""} or not raise_opset(copy.graph, opset):
         raise UnsupportedOperatorError(
             f"the {model.graph.name} graph of the program cannot stand in one ONNX model with the others: it holds operators "
             "outside the standard, or ones that mean something else at the others' opset. "

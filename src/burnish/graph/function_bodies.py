@@ -13,7 +13,12 @@ from burnish.graph.attributes import attribute_value, bodies
 from burnish.graph.edits import remove_node
 from burnish.graph.inference import infer_outputs, operator_schema
 from burnish.graph.names import Names
+from burnish.graph.protos import graphs_within, read_apart
+from burnish.graph.uses import captured_once
 from burnish.graph.versions import keeps_meaning
+
+CAPTURED = "burnish:captured:"
+"""What a value of the graph around a node is called, with a number behind it, while the node's function is made."""
 
 
 def settle_attributes(function: ir.Function, values: Mapping[str, ir.Attr]) -> None:
@@ -58,10 +63,12 @@ def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
     if node.domain != "" or schema is None:
         return None
     versions: list[tuple[int, Callable[[int], bytes]]] = []
+    captured: dict[str, ir.Value] = {}
+    own = {output.name for body in bodies(node) for inner in body.all_nodes() for output in inner.outputs}
     if schema.has_function:
         versions += [(version, schema.get_function_with_opset_version) for version in schema.function_opset_versions]
     if schema.has_context_dependent_function:
-        proto = ir.serde.serialize_node(node)
+        proto, captured = _with_captured(node)
         types = [_type(value).SerializeToString() for value in node.inputs]
 
         def of_node(version: int) -> bytes:
@@ -72,7 +79,10 @@ def standard_function(node: ir.Node, opset: int) -> ir.Function | None:
         if version > opset or not (written := body(version)):
             continue
         function = _deserialized(onnx.FunctionProto.FromString(written), node)
-        if set(function.opset_imports) <= {""} and all(keeps_meaning(inner, version, opset) for inner in function.all_nodes()):
+        _bind_captured(function, captured)
+        # What stands in the node's own bodies is of the opset of the graph, whatever that of the function is.
+        added = [inner for inner in function.all_nodes() if not any(output.name in own for output in inner.outputs)]
+        if set(function.opset_imports) <= {""} and all(keeps_meaning(inner, version, opset) for inner in added):
             settle_attributes(function, {**_defaults(schema), **node.attributes})
             return function
     return None
@@ -83,7 +93,36 @@ def _deserialized(proto: onnx.FunctionProto, node: ir.Node) -> ir.Function:
     del proto.output[len(node.outputs) :]
     known = {*proto.input, *(name for inner in proto.node for name in inner.output)}
     proto.node.extend(onnx.helper.make_node("Constant", [], [name], value_int=0) for name in proto.output if name not in known)
-    return ir.serde.deserialize_function(proto)
+    with read_apart():
+        return ir.serde.deserialize_function(proto)
+
+
+def _with_captured(node: ir.Node) -> tuple[onnx.NodeProto, dict[str, ir.Value]]:
+    """A node as a proto, whose bodies read what is around them under names that no function has, and the values by name."""
+    proto = ir.serde.serialize_node(node)
+    captured = {f"{CAPTURED}{number}": value for number, value in enumerate(captured_once(node))}
+    names = {value.name: name for name, value in captured.items()}
+    own = [body for attribute in proto.attribute for body in (attribute.g, *attribute.graphs)]
+    for body in graphs_within(*own) if captured else ():
+        for inner in body.node:
+            inner.input[:] = [names.get(name, name) for name in inner.input]
+        for output in body.output:
+            output.name = names.get(output.name, output.name)
+    return proto, captured
+
+
+def _bind_captured(function: ir.Function, captured: Mapping[str, ir.Value]) -> None:
+    """Let the nodes and bodies in a function read, in place, the values that a node's bodies read of the graphs around it."""
+    for node in function.all_nodes() if captured else ():
+        for index, value in enumerate(node.inputs):
+            outer = None if value is None else captured.get(value.name or "")
+            if outer is not None:
+                node.replace_input_with(index, outer)
+        for body in bodies(node):
+            for position, output in enumerate(body.outputs):
+                outer = captured.get(output.name or "")
+                if outer is not None:
+                    body.outputs[position] = outer
 
 
 def write_out(call: ir.Node, function: ir.Function, names: Names, node_names: Names) -> None:

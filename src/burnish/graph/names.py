@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -47,10 +48,15 @@ class Names:
         self._taken.discard(name or "")
 
 
+GENERATED = re.compile(r"val_\d+")
+"""The names that ``onnx_ir`` gives, counted in each graph for itself."""
+
+
 def separate_names(graph: ir.Graph) -> None:
     """Give values in branches and loop bodies other names, in place, where another value of the graph or of a body has theirs.
 
-    What is emitted into a body is named without a look at the graphs around it, and a name would hide theirs.
+    What is emitted into a body is named without a look at the graphs around it, and a name would hide theirs. Generated names
+    are never those of what is emitted into the graph later.
     """
     bodies = list(graph.subgraphs())
     if not bodies:
@@ -58,5 +64,9 @@ def separate_names(graph: ir.Graph) -> None:
     names = Names()
     for body in (graph, *bodies):
         for value in (*body.inputs, *body.initializers.values(), *(output for node in body for output in node.outputs)):
-            if value.name and (name := names.take(value.name)) != value.name and body is not graph:
+            if not value.name:
+                continue
+            is_generated = body is not graph and GENERATED.fullmatch(value.name)
+            name = names.take(f"body_{value.name}" if is_generated else value.name)
+            if name != value.name and body is not graph:
                 value.name = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,3 +18,14 @@ def graphs_within(*bodies: Body) -> Iterator[Any]:
         yield body
         for attribute in (attribute for node in body.node for attribute in node.attribute):
             yield from graphs_within(*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
+
+
+@contextlib.contextmanager
+def read_apart() -> Iterator[None]:
+    """Let nodes be read by themselves: onnx_ir says of each value that they read of the graph around them that there is none."""
+    logger = logging.getLogger("onnx_ir.serde")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -46,6 +46,12 @@ class PruningMark:
         return read_mark(node, KEY, PruningMark)
 
 
+def changing_masks(graph: ir.Graph) -> frozenset[str]:
+    """Return the names of the masks that training changes; a mean of several is no mask."""
+    masks = (node.inputs[1] for node, mark in masked_weights(graph) if mark.changes)
+    return frozenset(mask.name or "" for mask in masks if mask is not None)
+
+
 def masked_weights(graph: ir.Graph) -> Iterator[tuple[ir.Node, PruningMark]]:
     """Give the products of a weight, their first operand, and a mask, their second, with what they say."""
     for node in graph.all_nodes():

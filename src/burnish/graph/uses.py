@@ -67,6 +67,17 @@ def origin_of(value: ir.Value, passing: Collection[str]) -> ir.Value:
     return value
 
 
+def ancestors_of(value: ir.Value) -> set[ir.Value]:
+    """Return a value and all that it is computed from, what bodies read of the graphs around them too."""
+    found, pending = {value}, [value]
+    while pending:
+        node = pending.pop().producer()
+        following = [] if node is None else [operand for operand in read_by(node) if operand not in found]
+        found.update(following)
+        pending.extend(following)
+    return found
+
+
 def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> ir.Node | None:
     """Return the node that alone reads a value, once, and is of an operator; None where there is no such node.
 

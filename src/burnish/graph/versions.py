@@ -59,16 +59,16 @@ def keeps_meaning(node: ir.Node, opset: int, newer: int) -> bool:
     return True
 
 
-def raise_opset(model: ir.Model, opset: int) -> bool:
+def raise_opset(graph: ir.Graph, opset: int) -> bool:
     """Declare at least this opset, in place, if every node keeps its meaning in it; returns whether it is declared."""
-    declared = model.opset_imports[""]
+    declared = graph.opset_imports[""]
     if declared >= opset:
         return True
-    if not all(keeps_meaning(node, declared, opset) for node in model.graph.all_nodes()):
+    if not all(keeps_meaning(node, declared, opset) for node in graph.all_nodes()):
         return False
-    for graph in model.graphs():
-        if graph is model.graph or "" in graph.opset_imports:
-            graph.opset_imports[""] = opset
+    for inner in (graph, *graph.subgraphs()):
+        if inner is graph or "" in inner.opset_imports:
+            inner.opset_imports[""] = opset
     return True
 
 

@@ -23,16 +23,23 @@ from burnish.importer.doubtful_weights import (
 )
 from burnish.importer.export_notes import lost_parameters
 from burnish.importer.file_tensors import FileTensor
+from burnish.importer.fixed_axes import FIXED_BY
 from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
-from burnish.importer.load import Source, load
+from burnish.importer.load import Source, load, with_plain_tensors
 from burnish.importer.modules import exported_module
+from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
 from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader
 from burnish.importer.tensors import load_external_data
+from burnish.importer.untie import shared_statistics
 
 __all__ = [
+    "DEPARTURES",
+    "FIXED_BY",
+    "OF_MODULE",
+    "PREPARES",
     "Bind",
     "FileTensor",
     "InitializerKind",
@@ -56,5 +63,7 @@ __all__ = [
     "read_proto",
     "refuse_gradients",
     "shape_reader",
+    "shared_statistics",
     "untrained_scalars",
+    "with_plain_tensors",
 ]

@@ -16,6 +16,7 @@ from burnish.importer.export_notes import is_no_parameter, is_parameter, noted_k
 from burnish.importer.operands import (
     HELD,
     NOT_DIFFERENTIABLE,
+    PREPARES,
     QUANTIZES,
     STATISTIC_OPERANDS,
     constant_operands,
@@ -31,7 +32,7 @@ class InitializerKind(StrEnum):
 
     WEIGHT = "weight"  # trained unless the user says otherwise
     STATISTIC = "statistic"  # running mean or variance: updated by training, never differentiated
-    BUFFER = "buffer"  # looks like a weight, and was none where the model was exported: trained where the user names it
+    BUFFER = "buffer"  # looks like a weight, and was none: trained where the user names it
     CONSTANT = "constant"  # everything else
 
 
@@ -39,11 +40,11 @@ def classify_initializers(model: ir.Model) -> dict[str, InitializerKind]:
     """Tell weights, statistics and constants apart by where they are used, and by what an exporter noted, never by their names.
 
     A statistic is a running mean or variance of a BatchNormalization, or the range that a quantization observes, or the mask
-    of pruned weights. A weight is a
-    floating-point tensor of rank 1 or more, or a scalar that PyTorch's exporter noted to be a parameter, from which an output of
-    the model depends through inputs that carry a gradient. One of which PyTorch's exporter noted that it was no parameter, nor
-    computed from one, is a buffer. All else is constant: integers, bounds of Clip, scales of Resize, exponents, scalars, scales
-    of integers and of attention, and initializers that nothing depends on.
+    of pruned weights. A weight is a floating-point tensor of rank 1 or more, or a scalar that PyTorch's exporter noted to be a
+    parameter, from which an output of the model depends through inputs that carry a gradient. One of which the exporter noted
+    that it was no parameter, nor computed from one, is a buffer, and so is one that prepares data for the first layer
+    (``hold_input_constants``). All else is constant: integers, bounds of Clip, scales of Resize, exponents, scalars, scales of
+    integers and of attention, and initializers that nothing depends on.
 
     Args:
         model: a canonical model (``burnish.importer.load``).
@@ -90,7 +91,8 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], no
     may_train = value.dtype in FLOATING and value.shape is not None and (len(value.shape) > 0 or is_parameter(value, noted))
     if not may_train or value not in reached or HELD in value.meta:
         return InitializerKind.CONSTANT
-    return InitializerKind.BUFFER if is_no_parameter(value, noted) else InitializerKind.WEIGHT
+    is_buffer = PREPARES in value.meta or is_no_parameter(value, noted)
+    return InitializerKind.BUFFER if is_buffer else InitializerKind.WEIGHT
 
 
 def _statistics(graph: ir.Graph) -> set[ir.Value]:

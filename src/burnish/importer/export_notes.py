@@ -24,8 +24,6 @@ KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 CALL = "pkg.torch.onnx.fx_node"
 COMPUTED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
-SCOPES = "pkg.torch.onnx.name_scopes"
-
 PARAMETER = "PARAMETER"
 _REARRANGES = re.compile(
     r"(val|zeros|ones|full|arange|t|numpy_t|permute|transpose|view|_unsafe_view|reshape|unsqueeze|squeeze|clone|alias|detach)(_\d+)?"
@@ -221,16 +219,6 @@ def _order_of(source: ir.Value, copied: ir.Value) -> list[int] | None:
     if original.shape == copy.shape and np.array_equal(original, copy):
         return []
     return [1, 0] if original.ndim == 2 and original.T.shape == copy.shape and np.array_equal(original.T, copy) else None
-
-
-def module_of(node: ir.Node) -> str | None:
-    """Return the path of the module that a node is of, such as ``encoder.0.query``; None where the exporter is silent."""
-    try:
-        scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
-    except (ValueError, SyntaxError):
-        return None
-    named = isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str)
-    return (scopes[-2] or None) if named else None
 
 
 def _sources(value: ir.Value) -> list[str]:

@@ -23,18 +23,23 @@ from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.explicit_pads import write_pads
 from burnish.importer.export_notes import restore_parameters, tie_copies
+from burnish.importer.fixed_axes import fix_layer_axes
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
 from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
+from burnish.importer.input_constants import hold_input_constants
+from burnish.importer.instance_normalization import restore_instance_normalization
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.modules import exported_module
 from burnish.importer.names import name_everything
+from burnish.importer.newer_forms import write_older_forms
 from burnish.importer.nodes import check_nodes, check_operands, check_references
 from burnish.importer.open_batch import open_batch
 from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, upgrade_opset
-from burnish.importer.optionals import resolve_optionals
+from burnish.importer.optionals import hold_optional_inputs, resolve_optionals
+from burnish.importer.own_statistics import normalize_by_own_statistics
 from burnish.importer.range_scalars import make_bounds_scalars
 from burnish.importer.range_shapes import settle_range_shapes
 from burnish.importer.reading import read_model
@@ -48,8 +53,11 @@ from burnish.importer.signal_parts import give_signals_parts
 from burnish.importer.simplified_constants import hold_simplified_constants
 from burnish.importer.stated_defaults import state_defaults
 from burnish.importer.stripped_weights import hold_stripped_weights
+from burnish.importer.subgradients import note_subgradients
 from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import separate_statistics, untie_parameters
+from burnish.importer.zero_biases import leave_out_zero_biases
+from burnish.sample_axes import AskedAxes, ask_sample_axes
 
 if TYPE_CHECKING:
     import torch
@@ -70,9 +78,11 @@ def load(
     source: Source,
     *,
     batch: str | None = None,
+    sample_axis: AskedAxes = None,
     bind: Bind = None,
     example_inputs: Any = None,
     dynamic_shapes: Any = None,
+    verify: bool = True,
 ) -> ir.Model:
     """Return the canonical form of a model.
 
@@ -84,8 +94,11 @@ def load(
             moved, replaced or removed, and are refused once they have been written to in place.
         batch: None: the extents of the inputs stay as the model has them. ``open``: a model that was exported at batch 1 takes
             batches of any size. Each input holds samples along its first axis of extent 1, or along its second where a recurrent
-            layer begins with it; one without such an axis is the same for all samples. What the model computes of a sample does
+            layer begins with it; one without such an axis is the same for all samples. Vectors of a model that takes nothing else
+            get an axis for samples in front. What the model computes of a sample does
             not depend on the others beside it, except that batch normalization in training takes statistics of all.
+        sample_axis: along which axis of the inputs samples stand, as ``burnish.compile`` takes it: what is said here is noted
+            with the inputs, and opened there.
         bind: {input: value}: inputs that are fixed to a value, a number or an array that broadcasts to the input's shape, and
             that the model then no longer has: ``{"sr": 16000, "state": 0}``. What depends on them alone is computed, and an If
             that they decide becomes its branch. Where such an input has an open dimension, it follows the other inputs at run
@@ -93,8 +106,10 @@ def load(
 
         example_inputs: of a module, what it is called with: a tuple of arguments, or a dictionary of those that are given by
             name. What is no tensor in them is fixed.
-        dynamic_shapes: of a module, which axes are open, as ``torch.export.export`` takes it. None: the first, of all inputs that
-            have as many samples there as the first input.
+        dynamic_shapes: of a module, which axes are open, as ``torch.export.export`` takes it. None: those that ``sample_axis``
+            names, else the first, of all inputs that have as many samples there as the first input.
+        verify: of a module: run it beside its graph on the PyTorch engine, on the examples and on others, in training and
+            evaluation, and compare what both return, and the gradients. False skips that.
 
     Raises:
         ConfigurationError: ``batch`` is neither, or no input has an axis of extent 1; ``bind`` does not fit the inputs; or a
@@ -103,9 +118,9 @@ def load(
             knows, or its external data is missing, too short or outside the model's folder.
         UnsupportedOperatorError: an operator in an old form that has no equivalent today (batch normalization with
             ``spatial=0``, Scan of opset 8); or, where the batch is to be opened, one that cannot take several samples; or a
-            module that cannot be exported: its line and its part are named.
+            module that cannot be exported, or computes something else than its graph: its line and its part are named.
     """
-    module = exported_module(source, example_inputs, dynamic_shapes)
+    module = exported_module(source, example_inputs, dynamic_shapes, verify, sample_axis)
     if module is not None:
         source = module.model
     if batch not in BATCHES:
@@ -113,6 +128,7 @@ def load(
     model = read_model(source)
     try:
         _canonicalize(model, {} if bind is None else bind)
+        ask_sample_axes(model.graph, sample_axis)
         if batch == "open":
             _fold_shapes(model, ROUNDS_BEFORE_OPENING)
             open_batch(model)
@@ -126,6 +142,24 @@ def load(
             f"the model passes the checks of ONNX and cannot be read all the same ({type(error).__name__}: {error}). "
             "Export the model again; if that does not help, this is a defect of burnish worth reporting"
         ) from error
+    return model
+
+
+def with_plain_tensors(model: ir.Model) -> ir.Model:
+    """Make what a batch holds of a canonical model tensors, in place: optional inputs, which are there, and optional outputs.
+
+    Raises:
+        ConfigurationError: an input is a sequence, or an optional one.
+    """
+    if hold_optional_inputs(model):
+        _fold_shapes(model)
+        require_dtypes(model)
+    for value in model.graph.inputs:
+        if isinstance(value.type, ir.SequenceType | ir.OptionalType):
+            raise ConfigurationError(
+                f"the model's input '{value.name}' is a sequence of tensors, and a batch holds tensors: export the model with a "
+                "tensor in its place, or with an input for each element"
+            )
     return model
 
 
@@ -152,6 +186,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         restore_parameters,
         tie_copies,
         upgrade_opset,
+        write_older_forms,
         expand_group_normalization,
         untie_parameters,
         separate_statistics,
@@ -174,11 +209,18 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         name_everything(model)
         _settle_shapes(model)
     _fold_shapes(model)
+    if restore_instance_normalization(model) | normalize_by_own_statistics(model) | fix_layer_axes(model):
+        name_everything(model)
+        _settle_shapes(model)
+        _fold_shapes(model)
+    leave_out_zero_biases(model)
     name_reshaped_dimensions(model)
     count_padding_as_data(model)
     hold_attention_constants(model)
     hold_simplified_constants(model)
+    hold_input_constants(model)
     note_class_labels(model)
+    note_subgradients(model)
     require_dtypes(model)
 
 

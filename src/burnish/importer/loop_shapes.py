@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import same_dimension
+from burnish.graph import bodies, same_dimension
+from burnish.graph.inference import infer_outputs
 from burnish.importer.shapes import infer_shapes
-
-ROUNDS = 16
-"""After this many rounds every dimension has been given up that an iteration changes, or none is told."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,15 @@ def settle_loop_shapes(model: ir.Model) -> None:
         model: its other shapes have been inferred (``infer_shapes``).
     """
     states = list(_states(model.graph))
-    told = _shapes(model) if states else []
-    taken: dict[_State, ir.Shape | None] = {}
-    for _ in range(ROUNDS if states else 0):
+    if not states:
+        return
+    told = _shapes(model)
+    taken = _walked(model, states)
+    # Each round takes a state more or gives an extent up, so that they come to an end.
+    while True:
+        # What followed from a shape that has been given up is not known any more.
+        _restore(told)
+        fits = _infer(model, taken)
         # What an inner loop begins with may follow from what is taken of an outer one.
         following: dict[_State, ir.Shape | None] = {
             state: state.initial.shape for state in states if state not in taken and state.initial.shape is not None
@@ -53,15 +57,42 @@ def settle_loop_shapes(model: ir.Model) -> None:
         if not following:
             following = {state: None if shape is None else state.shared(shape) for state, shape in taken.items()}
         if all(state in taken and taken[state] == shape for state, shape in following.items()):
-            return
-        taken |= following
-        # What followed from a shape that has been given up is not known any more.
-        _restore(told)
-        if not _infer(model, taken):
             break
-    _restore(told)
-    if states:
+        taken |= following
+    if not fits:
+        _restore(told)
         infer_shapes(model)
+
+
+def _walked(model: ir.Model, states: list[_State]) -> dict[_State, ir.Shape | None]:
+    """What states begin with if each keeps that: one walk carries it from loop to loop, where a round carries it to the next.
+
+    A shape with an extent that the walk does not find is left out: the standard's inference of the whole graph may find it.
+    """
+    try:
+        _walk(model.graph, model.opset_imports, {state.final: state for state in states})
+    except ModelError:  # of a branch that is never taken, perhaps
+        return {}
+    shapes = {state: state.initial.shape for state in states}
+    return {
+        state: ir.Shape(shape.dims)
+        for state, shape in shapes.items()
+        if shape is not None and all(isinstance(dim, int) or dim.value is not None for dim in shape.dims)
+    }
+
+
+def _walk(graph: ir.Graph, imports: Mapping[str, int], states: Mapping[ir.Value, _State]) -> None:
+    for node in graph:
+        for output in node.outputs:
+            state = states.get(output)
+            if state is not None and state.initial.shape is not None:
+                state.entering.shape = ir.Shape(state.initial.shape.dims)
+                state.final.shape = ir.Shape(state.initial.shape.dims)
+        inner = bodies(node)
+        for body in inner:
+            _walk(body, imports, states)
+        if not inner and any(output.shape is None for output in node.outputs):
+            infer_outputs(node, imports)
 
 
 def _shapes(model: ir.Model) -> list[tuple[ir.Value, ir.Shape | None]]:
@@ -87,7 +118,10 @@ def _states(graph: ir.Graph) -> Iterator[_State]:
 
 
 def _infer(model: ir.Model, taken: dict[_State, ir.Shape | None]) -> bool:
-    """Infer shapes with those that states are taken to have; return whether they fit the operators that read them."""
+    """Infer shapes with those that states are taken to have; return whether they fit the operators that read them.
+
+    Where they don't, others follow all the same: what one loop changes says nothing of the rest.
+    """
     known = set()
     for state, shape in taken.items():
         state.entering.shape = None if shape is None else ir.Shape(shape.dims)
@@ -97,5 +131,6 @@ def _infer(model: ir.Model, taken: dict[_State, ir.Shape | None]) -> bool:
     try:
         infer_shapes(model, known=known)
     except ModelError:
+        infer_shapes(model, strict=False, known=known)
         return False
     return True

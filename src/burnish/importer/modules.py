@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.sample_axes import AskedAxes
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -18,16 +20,19 @@ def is_module(source: object) -> bool:
     return torch is not None and isinstance(source, torch.nn.Module)
 
 
-def exported_module(source: object, example_inputs: Any, dynamic_shapes: Any) -> ExportedModule | None:
+def exported_module(
+    source: object, example_inputs: Any, dynamic_shapes: Any, verify: bool = True, sample_axis: AskedAxes = None
+) -> ExportedModule | None:
     """Return the export of a module, and None for any other source.
 
     Args:
         source: what is to be loaded.
-        example_inputs, dynamic_shapes: as ``burnish.load`` takes them.
+        example_inputs, dynamic_shapes, verify: as ``burnish.load`` takes them.
+        sample_axis: the axes that are open where ``dynamic_shapes`` does not say it.
 
     Raises:
         ConfigurationError: a module without examples, or examples without a module.
-        UnsupportedOperatorError: the module cannot be exported.
+        UnsupportedOperatorError: the module cannot be exported, or its graph computes something else.
     """
     if not is_module(source):
         if example_inputs is not None or dynamic_shapes is not None:
@@ -40,9 +45,11 @@ def exported_module(source: object, example_inputs: Any, dynamic_shapes: Any) ->
             f"example_inputs: what does {type(source).__name__} take? Give inputs to call it with once, "
             "example_inputs=(torch.zeros(2, 3),), or by name, example_inputs={'x': torch.zeros(2, 3)}"
         )
-    from burnish.importer.pytorch import export_module
+    from burnish.importer.pytorch import export_module, open_along
 
     args, kwargs = _arguments(example_inputs)
+    if dynamic_shapes is None and sample_axis is not None:
+        dynamic_shapes = open_along(source, args, kwargs, sample_axis)  # type: ignore[arg-type]
     exported = export_module(source, args, kwargs, dynamic_shapes)  # type: ignore[arg-type]
     if exported.moving:
         raise UnsupportedOperatorError(
@@ -50,6 +57,10 @@ def exported_module(source: object, example_inputs: Any, dynamic_shapes: Any) ->
             "of batch normalization. Train the module with burnish.torch.wrap, which writes buffers back, or compute the buffer "
             "outside of the module and pass it as an input"
         )
+    if verify:
+        # It runs the graph, and what runs graphs stands above what imports them.
+        verification = importlib.import_module("burnish.torch.verification")
+        verification.verify_export(source, exported, args, kwargs, dynamic_shapes)
     return exported
 
 

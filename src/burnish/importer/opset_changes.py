@@ -107,12 +107,32 @@ def _present(value: ir.Value | None) -> bool:
 
 @change(9, "BatchNormalization")
 def batch_normalization_over_channels(node: ir.Node) -> None:
-    """``spatial=0`` (a statistic for every position) is gone."""
-    if _attribute(node, "spatial", 1) != 1:
+    """``spatial=0``, a statistic for every position, is gone: each position of each channel becomes a channel of its own."""
+    if _attribute(node, "spatial", 1) == 1:
+        return
+    if any(map(_present, node.outputs[1:])):
         raise UnsupportedOperatorError(
-            f"{describe_node(node)} has spatial=0, a statistic for every position, which has no training form and no opset "
-            "after 8: export the model with batch normalization per channel (spatial=1)"
+            f"{describe_node(node)} has spatial=0, a statistic for every position, and the model reads the statistics that it "
+            "returns, which later opsets have for channels alone: remove these outputs, or export the model with spatial=1"
         )
+    data, result = _first(node), node.outputs[0]
+    node.replace_input_with(0, _emit(node, "Flatten", [data], axis=1))
+    for index, operand in enumerate(node.inputs[1:5], start=1):
+        if operand is not None:
+            node.replace_input_with(index, _flattened(node, operand))
+    node.resize_outputs(1)
+    shape = _emit(node, "Shape", [data])
+    _take_over_uses(result, restored := _emit_after(node, "Reshape", [result, shape]), keep=restored.producer())
+
+
+def _flattened(node: ir.Node, operand: ir.Value) -> ir.Value:
+    """A scale, bias, mean or variance as one vector: the initializer itself where only this layer reads it."""
+    array = constant_array(operand) if operand.is_initializer() and len(operand.uses()) == 1 else None
+    if array is None:
+        return _emit(node, "Reshape", [operand, _integers(node, [-1])])
+    operand.const_value = ir.Tensor(array.reshape(-1), name=operand.name)
+    operand.shape = ir.Shape([array.size])
+    return operand
 
 
 @change(14, "BatchNormalization")

@@ -38,6 +38,28 @@ def resolve_optionals(model: ir.Model) -> bool:
     return resolved
 
 
+def hold_optional_inputs(model: ir.Model) -> bool:
+    """Make optional inputs plain tensors, in place, and optional outputs that hold a tensor that tensor; return whether any was.
+
+    A batch has all inputs of a program.
+    """
+    changed = False
+    for value in model.graph.inputs:
+        if isinstance(value.type, ir.OptionalType) and isinstance(value.type.elem_type, ir.TensorType):
+            value.type, changed = value.type.elem_type, True
+    for position, output in enumerate(model.graph.outputs):
+        made = producer_of(output, "Optional")
+        held = made.inputs[0] if made is not None and made.inputs else None
+        if held is None or not isinstance(held.type, ir.TensorType):
+            continue
+        builder = Builder(model.graph)
+        tensor = builder.tensor(held)
+        plain = builder.op("Identity", tensor, like=tensor).value
+        name, output.name = output.name, f"{output.name}:optional"
+        plain.name, model.graph.outputs[position], changed = name, plain, True
+    return changed
+
+
 def _held(value: ir.Value | None) -> tuple[bool, ir.Value | None]:
     """Whether it is known what a value holds, and the value that it holds; None for nothing."""
     if value is None:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.graph import model_proto
 from burnish.importer.classical import without_zip_maps
 from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.file_tensors import SourceFile
@@ -22,6 +23,7 @@ from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_paylo
 from burnish.importer.ownership import own_tensors
 from burnish.importer.payloads import Payload, take_payloads
 from burnish.importer.runtime_operators import hide_runtime_nodes
+from burnish.importer.sorting import is_sorted, with_sorted_nodes
 from burnish.importer.sparse import with_dense_constants
 from burnish.importer.tensors import check_tensors, fits, forget_external_data
 
@@ -138,10 +140,22 @@ def _checked(read: _Read) -> _Read:
         raise ModelError(f"{read.name}: not an ONNX model (it holds no graph). {_AGAIN}")
     check_tensors(read.proto, read.folder, read.payloads)
     read = replace(read, proto=with_dense_constants(read.proto, read.folder))
+    try:
+        _check_light(read)
+    except ModelError:
+        # Runtimes sort nodes; the check refuses a file in which one stands before what it reads, and then says no more.
+        ordered = with_sorted_nodes(read.proto)
+        if ordered is read.proto:
+            raise
+        read = replace(read, proto=ordered)
+        _check_light(read)
+    return read
+
+
+def _check_light(read: _Read) -> None:
     light = without_payloads(read.proto, read.payloads)
     forget_external_data(light)
     _check(light, read.name)
-    return read
 
 
 def _is_text(message: Any) -> bool:
@@ -170,6 +184,8 @@ def _read_ir(source: ir.Model) -> ir.Model:
     for value in source.graph.initializers.values():
         if value.const_value is None:
             raise ModelError(f"{name}: initializer '{value.name}' has no data: load the weights before the model is used")
+    if not is_sorted(source.graph) or not all(map(is_sorted, source.functions.values())):
+        return read_model(model_proto(source))
     try:
         model = source.clone()
         own_tensors(model)

@@ -146,10 +146,9 @@ class _Resolution:
         split = producer_of(sequence, "SplitToSequence")
         if split is not None:
             x, axis, chunk = _operands(split)
-            if x is None or chunk != 1:
-                return None
-            piece = builder.op("Gather", builder.tensor(x), builder.tensor(place), axis=axis)
-            return piece if _drops_axis(split) else builder.op("Unsqueeze", piece, builder.integers([axis]))
+            if x is not None and chunk == 1:
+                piece = builder.op("Gather", builder.tensor(x), builder.tensor(place), axis=axis)
+                return piece if _drops_axis(split) else builder.op("Unsqueeze", piece, builder.integers([axis]))
         elements, source = self.elements_of(sequence), sequence.producer()
         if not elements or source is None or not all(same_shape(element.shape, elements[0].shape) for element in elements):
             return None

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph import Builder, Names, constant_array, describe_node, has_long_vectors, holds_large_integers, quantization_of
 from burnish.graph.protos import graphs_within
+from burnish.graph.sample_axis_mark import UNNAMED_AXES
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
 from burnish.importer.lightweight import light_copy
@@ -30,10 +31,6 @@ MOST_NUMBERS = 64
 
 NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?", re.IGNORECASE)
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
-
-
-UNNAMED_AXES = "burnish.unnamed_axes"
-"""The entry of an input's metadata that lists its axes with open dimensions without a name."""
 
 
 def name_input_dimensions(model: ir.Model) -> None:

@@ -1,8 +1,9 @@
-"""Constants that a simplifier moved out of their nodes: they are no weights, as little as they were in the node.
+"""Constants that an exporter or a simplifier made initializers of: they are no weights, as little as they were before.
 
 PyTorch's older exporter names what a Constant node returns after the node, ``/head/Constant_3_output_0``, and no parameter so.
 Simplifiers of graphs, such as those that Ultralytics runs on its exports, make initializers of them under these names: anchors,
-strides, sizes of images.
+strides, sizes of images. TensorFlow names an operand that is a number in the code after the operation, ``attention/mul/y``, or
+``Const``, and a variable after what reads it; its exporter makes initializers of both.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from burnish.importer.initializers import ARRANGES, weight_operands
 from burnish.importer.operands import HELD
 
 NAME = re.compile(r"(.*/)?Constant(_\d+)?_output_\d+")
+IN_TENSORFLOW = re.compile(r".*/(Const(_\d+)?|[xy])(:0)?")
 
 
 def hold_simplified_constants(model: ir.Model) -> None:
     """Note, in place, that initializers of such a name are no weights, but for those that a layer reads as its weights."""
-    named = {value for name, value in model.graph.initializers.items() if NAME.fullmatch(name)}
+    patterns = (NAME, IN_TENSORFLOW) if model.producer_name == "tf2onnx" else (NAME,)
+    initializers = model.graph.initializers
+    named = {value for name, value in initializers.items() if any(pattern.fullmatch(name) for pattern in patterns)}
     if not named:
         return
     layers = {

@@ -9,7 +9,7 @@ transposed one, it computes for each call of the layer, and merges in the same w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -17,7 +17,7 @@ from burnish.graph.constants import constant_array
 from burnish.graph.edits import remove_node, replace_uses
 from burnish.graph.initializers import add_initializer, replace_by_initializer
 from burnish.graph.names import Names
-from burnish.importer.operands import STATISTIC_OPERANDS
+from burnish.importer.operands import OF_MODULE, STATISTIC_OPERANDS
 
 _COMPUTED = re.compile(r"onnx::\w+_\d+")
 _NUMBER_OF_CALL = re.compile(r"_\d+$")
@@ -106,18 +106,19 @@ def _differs(weight: ir.Value) -> bool:
 
 
 def separate_statistics(model: ir.Model) -> bool:
-    """Give running statistics initializers of their own, in place, where a layer's scale or bias is the same initializer.
+    """Give running statistics initializers of their own, in place, where another layer, or a scale or bias, has the same one.
 
     In a fresh model the running means and biases are zero, and the running variances and scales are one; an optimizer of graphs
-    that keeps equal tensors once makes one initializer of them. Training moves the two in different ways. An initializer whose
-    elements differ was merged by nobody: what reads it beside a layer's statistics means the statistics.
+    that keeps equal tensors once makes one initializer of them. Training moves each in its own way. An initializer whose
+    elements differ was merged with no scale or bias: what reads it beside a layer's statistics means the statistics. Layers with
+    the same scale and bias are one layer that is called several times, and share their statistics.
 
     Returns:
         Whether there was any.
     """
     graph = model.graph
     names = Names.of(graph)
-    separated = False
+    separated = _separate_layers(graph, names)
     for name, value in list(graph.initializers.items()):
         statistics = [(node, index) for node, index in value.uses() if _is_statistic(node, index)]
         if not statistics or not any(_is_parameter(node, index) for node, index in value.uses()):
@@ -129,6 +130,48 @@ def separate_statistics(model: ir.Model) -> bool:
             node.replace_input_with(index, add_initializer(graph, names.take(f"{name}_statistic"), array.copy()))
         separated = True
     return separated
+
+
+def _separate_layers(graph: ir.Graph, names: Names) -> bool:
+    """Give each layer after the first that reads a fresh running statistic one of its own, in place.
+
+    Statistics that were updated differ from channel to channel. Layers that read the same ones of these keep them
+    (``shared_statistics``).
+    """
+    separated = False
+    for name, layers in _layers_by_statistic(graph):
+        array = constant_array(graph.initializers[name])
+        if array is None or _differs(graph.initializers[name]):
+            continue
+        for places in layers[1:]:
+            own = add_initializer(graph, names.take(f"{name}_statistic"), array.copy())
+            for node, index in places:
+                node.replace_input_with(index, own)
+        separated = True
+    return separated
+
+
+def shared_statistics(model: ir.Model) -> dict[str, int]:
+    """Return the running statistics that layers with scales or biases of their own share, and how many layers."""
+    return {name: len(layers) for name, layers in _layers_by_statistic(model.graph)}
+
+
+def _layers_by_statistic(graph: ir.Graph) -> Iterator[tuple[str, list[list[tuple[ir.Node, int]]]]]:
+    """Give the running statistics of several layers, with the operands of each layer that are such a statistic."""
+    # A module has each buffer by its own name, and a layer that shares one does so on purpose.
+    for name, value in () if OF_MODULE in graph.meta else list(graph.initializers.items()):
+        layers: dict[Hashable, list[tuple[ir.Node, int]]] = {}
+        for node, index in value.uses():
+            if _is_statistic(node, index):
+                layers.setdefault(tuple(map(_identity, node.inputs[1:3])), []).append((node, index))
+        if len(layers) > 1:
+            yield name, list(layers.values())
+
+
+def _identity(operand: ir.Value | None) -> Hashable:
+    """What tells a scale or bias from others: itself, or the numbers that a layer without one has in its place."""
+    array = None if operand is None or operand.is_initializer() else constant_array(operand)
+    return operand if array is None else array.tobytes()
 
 
 _PARAMETERS = {

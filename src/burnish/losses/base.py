@@ -95,12 +95,15 @@ class Term(NamedTuple):
         weight: scalar, what that sum is divided by, in the same dtype.
         coefficient: of the summand in the loss.
         name: of the figure in reports; empty where the summand is all there is.
+        of_batch: whether it is the figure of a batch as a whole, with no number of samples to weigh it by: its average over
+            batches is reported, although its weight is 1.
     """
 
     total: Tensor
     weight: Tensor
     coefficient: float = 1.0
     name: str = ""
+    of_batch: bool = False
 
 
 class Detections(NamedTuple):
@@ -256,10 +259,10 @@ def size_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
     return tensor.builder.cast(tensor.builder.op("Size", tensor), dtype)
 
 
-def samples_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
-    """Emit the extent along axis 0, a scalar of ``dtype``."""
+def samples_of(tensor: Tensor, dtype: ir.DataType, axis: int = 0) -> Tensor:
+    """Emit the extent along an axis, a scalar of ``dtype``."""
     builder = tensor.builder
-    extent = builder.op("Squeeze", builder.op("Shape", tensor, start=0, end=1), builder.integers([0]), shape=())
+    extent = builder.op("Squeeze", builder.op("Shape", tensor, start=axis, end=axis + 1), builder.integers([0]), shape=())
     return builder.cast(extent, dtype)
 
 

@@ -107,7 +107,7 @@ class WeightedSum(PlainSettings):
             summand_labels = [by_name[summand.label_name(spec.name)] for spec in summand.loss.label_specs(read)]
             for term in summand.loss.terms(read, summand_labels):
                 nested = f"{name}:{term.name}" if term.name else name
-                terms.append(Term(term.total, term.weight, summand.weight * term.coefficient, nested))
+                terms.append(term._replace(coefficient=summand.weight * term.coefficient, name=nested))
         return tuple(terms)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:

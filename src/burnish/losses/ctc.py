@@ -63,6 +63,14 @@ class ConnectionistTemporalClassification(LossBase):
     def readings(self) -> tuple[Reading, ...]:
         return (Reading(activation=Activation(("Softmax", "LogSoftmax"), FRAME_CLASS_AXIS)),)
 
+    def check_samples(self, prediction: str, axis: int | None) -> None:
+        """Raise ConfigurationError where samples stand along the second axis of the logits, and the loss reads frames there."""
+        if axis == 1 and not self.time_first:
+            raise ConfigurationError(
+                f"{self.name}: the prediction '{prediction}' has frames along its first axis and samples along the second, and "
+                "the loss reads [batch, frames, classes]: choose 'ctc:time_first=true'"
+            )
+
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
         """Return None: no metric knows alignments."""
         return None

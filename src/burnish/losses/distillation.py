@@ -60,10 +60,13 @@ class Teacher:
     Attributes:
         model: its outputs are the logits, and then one value for each hint.
         inputs: input of the teacher -> input of the student that it reads.
+        limit: the dimension of the student that is to be 1, as the teacher takes one sample, and why it cannot be opened; None
+            where it takes as many as the student.
     """
 
     model: ir.Model
     inputs: Mapping[str, str]
+    limit: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +147,15 @@ class Distillation(PlainSettings):
     def bind(self, outputs: Sequence[str]) -> Distillation:
         return replace(self, loss=self.loss.bind(outputs))
 
-    def source(self) -> ir.Model:
-        """Return the model of the teacher.
+    def source(self, batch: str | None = None) -> ir.Model:
+        """Return the model of the teacher; ``batch`` as ``burnish.load`` takes it.
 
         Raises:
             ModelError: it is no valid ONNX model.
+            ConfigurationError, UnsupportedOperatorError: its batch cannot be opened.
         """
         assert self.teacher is not None
-        return load(self.teacher)
+        return load(self.teacher, batch=batch)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         """Return the labels of the loss, where it has a part; and ``teacher_logits`` where there is no teacher.
@@ -181,7 +185,7 @@ class Distillation(PlainSettings):
             terms.append(self._soft(logits, theirs, hard, own))
         for term in own:
             name = f"hard:{term.name}" if term.name else "hard"
-            terms.append(Term(term.total, term.weight, term.coefficient * (1 - self.alpha), name))
+            terms.append(term._replace(coefficient=term.coefficient * (1 - self.alpha), name=name))
         for hint, value, aim in zip(self.hints, values, hints, strict=True):
             check_same_shape(f"{self.name}: the hint for '{hint.student}'", value, aim)
             difference = value - value.builder.cast(aim, value.dtype)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.graph.versions import keeps_meaning, oldest_opset
+from burnish.graph.versions import keeps_meaning, oldest_opset, raise_opset
 
 
 def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], what: str) -> tuple[Tensor, ...]:
@@ -16,7 +16,7 @@ def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], wha
 
     Args:
         model: a canonical model; it stays as it is.
-        builder: of the graph.
+        builder: of the graph, which declares the model's opset where that is newer and a node needs it.
         inputs: a tensor for each input of the model, by name.
         what: the model in an error: ``onnx: the loss graph``.
 
@@ -28,13 +28,16 @@ def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], wha
     """
     copy = model.clone()
     theirs, ours = copy.opset_imports[""], builder.opset
-    for node in copy.graph.all_nodes():
-        same = keeps_meaning(node, theirs, ours) if theirs <= ours else oldest_opset(node, theirs, ours) <= ours
-        if not same:
-            raise ConfigurationError(
-                f"{what} is of opset {theirs} and the model of opset {ours}, and {node.op_type} changed between "
-                "them: export both with the same opset"
-            )
+    nodes = copy.graph.all_nodes()
+    if theirs <= ours:
+        changed = next((node for node in nodes if not keeps_meaning(node, theirs, ours)), None)
+    else:
+        changed = next((node for node in nodes if oldest_opset(node, theirs, ours) > ours), None)
+    if changed is not None and not (theirs > ours and raise_opset(builder.graph, theirs)):
+        raise ConfigurationError(
+            f"{what} is of opset {theirs} and the model of opset {ours}, and {changed.op_type} changed between "
+            "them: export both with the same opset"
+        )
     outputs = list(copy.graph.outputs)
     copy.graph.outputs.clear()
     replaced = {value: inputs[value.name or ""] for value in copy.graph.inputs}

@@ -122,12 +122,13 @@ class Mixed(Wrapping):
         share = symmetric_beta(builder, key, STREAM, alpha)
         return Draws(share, cuts, builder.op("Reshape", centre, builder.integers([2])))
 
-    def mixed_inputs(self, x: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def mixed_inputs(self, x: Tensor, draws: Draws, axis: int = 0) -> tuple[Tensor, Tensor]:
         """Emit the samples that the model reads, and the share that their labels have.
 
         Args:
             x: [N, ...], for CutMix of four axes.
             draws: as ``draws`` emits them.
+            axis: of ``x`` along which the samples stand; CutMix takes 0 alone.
 
         Returns:
             Shape and dtype of ``x``, integers rounded to the nearest; and a scalar, float64 where ``x`` is, else float32.
@@ -135,10 +136,15 @@ class Mixed(Wrapping):
         Raises:
             ConfigurationError: CutMix of what are no images, or of images whose layout is not known.
         """
-        builder, others = x.builder, rolled(x)
+        builder, others = x.builder, rolled(x, axis)
         share = builder.cast(draws.share, ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT)
         if not self.cutmix:
             return _added(x, others, share), share
+        if axis:
+            raise ConfigurationError(
+                f"{self.name}: CutMix cuts boxes out of images [batch, ...], and the input '{x.name}' has its samples along axis "
+                f"{axis}: take mixup, or export the model with its samples first"
+            )
         rows, columns, covered = self._box(x, draws, share.dtype)
         inside = builder.op("And", rows, columns)
         cut = builder.op("Where", inside, others, x, like=x)
@@ -148,19 +154,22 @@ class Mixed(Wrapping):
         mixture = builder.op("Where", draws.cuts, cut, _added(x, others, share), like=x)
         return mixture, builder.op("Where", draws.cuts, left, share, like=left)
 
-    def mixed_terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor], share: Tensor) -> tuple[Term, ...]:
+    def mixed_terms(
+        self, predictions: Sequence[Tensor], labels: Sequence[Tensor], share: Tensor, axis: int = 0
+    ) -> tuple[Term, ...]:
         """Emit the terms of the loss, of mixed samples.
 
         Args:
             predictions, labels: as ``terms`` takes them.
             share: that a sample has in its mixture, as ``mixed_inputs`` emits it.
+            axis: of the labels along which the samples stand.
         """
         self.label_specs(predictions)
         (label,) = labels
         builder = label.builder
         if label.dtype.is_floating_point():
-            return self.loss.terms(predictions, [_added(label, rolled(label), share)])
-        own, other = self.loss.terms(predictions, labels), self.loss.terms(predictions, [rolled(label)])
+            return self.loss.terms(predictions, [_added(label, rolled(label, axis), share)])
+        own, other = self.loss.terms(predictions, labels), self.loss.terms(predictions, [rolled(label, axis)])
         # The labels of the others are the same in another order, and so are the weights that they add up to.
         return tuple(
             mine._replace(total=mine.total * part + theirs.total * (1.0 - part))
@@ -206,12 +215,12 @@ class Mixed(Wrapping):
         return (2, 3) if layout == "NCHW" else (1, 2)
 
 
-def rolled(x: Tensor) -> Tensor:
+def rolled(x: Tensor, axis: int = 0) -> Tensor:
     """Emit a batch in which each sample is the one before it, and the first the last."""
     builder = x.builder
-    last = builder.op("Slice", x, builder.integers([-1]), builder.integers([2**31]), builder.integers([0]))
-    rest = builder.op("Slice", x, builder.integers([0]), builder.integers([-1]), builder.integers([0]))
-    return builder.op("Concat", last, rest, axis=0, like=x)
+    last = builder.op("Slice", x, builder.integers([-1]), builder.integers([2**31]), builder.integers([axis]))
+    rest = builder.op("Slice", x, builder.integers([0]), builder.integers([-1]), builder.integers([axis]))
+    return builder.op("Concat", last, rest, axis=axis, like=x)
 
 
 def _added(x: Tensor, others: Tensor, share: Tensor) -> Tensor:

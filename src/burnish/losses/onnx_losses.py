@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, model_proto, static_shape
+from burnish.graph.sample_axis_mark import marked_sample_axis
 from burnish.importer import Source, load
 from burnish.losses.base import (
     Compared,
@@ -167,8 +168,12 @@ class OnnxLoss(LossBase):
         inputs = dict(zip(self.read, predictions, strict=True)) | {
             spec.name: label for spec, label in zip(specs, labels, strict=True)
         }
-        value = sum_of(inlined(self.model, predictions[0].builder, inputs, "onnx: the loss graph")[0])
-        return (scalar_term(value, samples_of(predictions[0], value.dtype) if predictions[0].rank else None, self.reduction),)
+        builder = predictions[0].builder
+        value = sum_of(inlined(self.model, builder, inputs, "onnx: the loss graph")[0])
+        samples = samples_of(predictions[0], value.dtype) if predictions[0].rank else None
+        if any(each.shape is not None and marked_sample_axis(each) for each in builder.graph.inputs):
+            samples = _batch(builder) or samples  # the first axis of a prediction need not be that of the samples
+        return (scalar_term(value, samples, self.reduction),)
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
         """Return prediction and label where there is one of each, and metrics know the label's name."""
@@ -185,16 +190,17 @@ def scalar_term(value: Tensor, samples: Tensor | None, reduction: str) -> Term:
     """Return the term of a loss that comes as one scalar of the whole batch."""
     one = value.builder.scalar(1.0, value)
     if reduction == "sum" or samples is None:
-        return Term(value, one)
+        return Term(value, one, of_batch=reduction != "sum")
     samples = value.builder.cast(samples, value.dtype)
     return Term(value * samples, samples)
 
 
 def _batch(builder: Builder) -> Tensor | None:
-    """Emit the number of samples: the extent of the first symbolic axis 0 among the inputs; None where there is none."""
+    """Emit the number of samples: the first symbolic extent of samples among the inputs; None where there is none."""
     for value in builder.graph.inputs:
-        if value.shape is not None and len(value.shape) and not isinstance(value.shape[0], int):
-            return samples_of(builder.tensor(value), ir.DataType.INT64)
+        axis = None if value.shape is None else marked_sample_axis(value)
+        if axis is not None and not isinstance(value.shape[axis], int):  # type: ignore[index]  # it has axes
+            return samples_of(builder.tensor(value), ir.DataType.INT64, axis)
     return None
 
 

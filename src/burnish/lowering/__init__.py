@@ -4,7 +4,7 @@ The lowering of each operator stands beside its gradient rule in ``burnish.ops``
 that describe them. What makes a program's graphs for a target is ``burnish.compiler.executable``.
 """
 
-from burnish.lowering.lower import lower_semantic_operators
+from burnish.lowering.lower import lower_semantic_operators, write_out_newer
 from burnish.lowering.target_file import TargetLike, read_target, target_from_dict, target_of, target_to_dict
 from burnish.lowering.targets import (
     ANY_DOMAIN,
@@ -32,4 +32,5 @@ __all__ = [
     "target_from_dict",
     "target_of",
     "target_to_dict",
+    "write_out_newer",
 ]

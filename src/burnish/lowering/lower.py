@@ -7,8 +7,11 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
-from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, bodies, describe_node, replace_node
+from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Names, bodies, describe_node, replace_node
+from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.names import separate_names
+from burnish.graph.versions import oldest_opset
+from burnish.lowering.targets import OLDEST_OPSET, STANDARD_DOMAINS, Target
 from burnish.ops import Operation, find_lowering
 
 SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
@@ -57,3 +60,28 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
             "or run the program on an engine that has this operator"
         )
     replace_node(node, rule(Operation(node, Builder(graph, before=node))))
+
+
+def write_out_newer(model: ir.Model, target: Target) -> None:
+    """Write out, in place, operators of newer opsets than the target loads, where the standard has a function of older ones.
+
+    What a function holds may be a function in turn. An operator without one stays: ``settle_opset`` names it.
+    """
+    opset = model.opset_imports[""]
+    if opset <= target.newest_opset:
+        return
+    names, node_names = Names.of(model.graph), Names(node.name for node in model.graph.all_nodes())
+    left: set[ir.Node] = set()
+    while newer := [node for node in model.graph.all_nodes() if node not in left and _is_newer(node, opset, target)]:
+        for node in newer:
+            function = standard_function(node, opset)
+            if function is None:
+                left.add(node)
+                continue
+            assert isinstance(node.graph, ir.Graph)
+            node.graph.opset_imports.setdefault("", opset)
+            write_out(node, function, names, node_names)
+
+
+def _is_newer(node: ir.Node, opset: int, target: Target) -> bool:
+    return node.domain in STANDARD_DOMAINS and oldest_opset(node, opset, OLDEST_OPSET) > target.newest_opset

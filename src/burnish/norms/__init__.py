@@ -5,6 +5,7 @@ to the layers of a model, such as conversion, is in ``burnish.surgery``.
 """
 
 from burnish.norms.policies import (
+    CUMULATIVE,
     POLICIES,
     Auto,
     BatchStatistics,
@@ -23,9 +24,19 @@ from burnish.norms.policies import (
     matches_layer,
     resolve_policies,
 )
-from burnish.norms.requirements import ExtentRule, check_layer, extent_rules
+from burnish.norms.requirements import (
+    ExtentRule,
+    check_layer,
+    computes_statistics,
+    extent_rules,
+    frozen_by_mode,
+    never_updated,
+    normalizes_by_batch,
+    uses_the_batch,
+)
 
 __all__ = [
+    "CUMULATIVE",
     "POLICIES",
     "Auto",
     "BatchStatistics",
@@ -39,11 +50,16 @@ __all__ = [
     "Sync",
     "Train",
     "check_layer",
+    "computes_statistics",
     "default_running_variance",
     "extent_rules",
+    "frozen_by_mode",
     "get",
     "layer_name",
     "layer_names",
     "matches_layer",
+    "never_updated",
+    "normalizes_by_batch",
     "resolve_policies",
+    "uses_the_batch",
 ]

@@ -14,6 +14,8 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.graph.layer_names import further_names, module_in, weight_of
+from burnish.graph.layer_names import layer_name as name_of_layer
 from burnish.registry import Registry
 from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
 
@@ -73,11 +75,21 @@ class BatchStatistics(NormPolicy):
         momentum: what a step retains of the running statistics, in [0, 1]: ``running * momentum + batch * (1 - momentum)``;
             PyTorch's momentum is 1 minus it. ``cumulative``: the average over all updates, PyTorch's momentum None; the first
             step then replaces the statistics that the model came with. None: what the model's layer says.
+        seen: with ``cumulative``, how many batches the statistics that the model came with are the average of: the next one
+            enters with a weight of 1 / (seen + 1). A PyTorch module says so itself (``num_batches_tracked``).
     """
 
     momentum: float | Literal["cumulative"] | None = field(default=None, kw_only=True)
+    seen: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not is_whole(self.seen) or self.seen < 0:
+            raise ConfigurationError(f"norm: {self.name}: seen must be a whole number of batches, 0 or more, not {self.seen!r}")
+        if self.seen and self.momentum != CUMULATIVE:
+            raise ConfigurationError(
+                f"norm: {self.name}: seen={self.seen} counts the batches of an average, and momentum is {self.momentum!r}: give "
+                "momentum=cumulative with it, or leave seen out"
+            )
         if self.momentum is not None and self.momentum != CUMULATIVE and not _is_fraction(self.momentum):
             raise ConfigurationError(
                 f"norm: {self.name}: momentum must be a number from 0 to 1, the part that a step retains, or 'cumulative', "
@@ -111,8 +123,7 @@ class Sync(BatchStatistics):
             )
 
     def settings(self) -> str:
-        given = [] if self.group is None else [str(self.group)]
-        return ",".join(given + ([] if self.momentum is None else [f"momentum={_text(self.momentum)}"]))
+        return _joined("" if self.group is None else str(self.group), self)
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ class Ghost(BatchStatistics):
             )
 
     def settings(self) -> str:
-        return str(self.size) + ("" if self.momentum is None else f",momentum={_text(self.momentum)}")
+        return _joined(str(self.size), self)
 
 
 @dataclass(frozen=True)
@@ -212,15 +223,18 @@ def get(policy: str | NormPolicy) -> NormPolicy:
 
 
 def layer_name(node: ir.Node) -> str:
-    """The name a pattern selects a layer by: its scale initializer without the last part, else the node's name."""
-    scale = node.inputs[1] if len(node.inputs) > 1 else None
-    name = (scale.name or "").removeprefix("param/") if scale is not None else ""
-    return name.rsplit(".", 1)[0] if "." in name else node.name or name
+    """The name a pattern selects a layer by: the module that its weight is called after, else the node's name."""
+    weight = weight_of(node)
+    if weight is None or (module_in(weight.name or "") is None and node.name):
+        return node.name or ""
+    return name_of_layer(node, weight)
 
 
 def matches_layer(node: ir.Node, pattern: str) -> bool:
-    """Whether a layer has this name, or one that fits it as a shell-style pattern; its node's name counts, too."""
-    return any(matches_pattern(name, pattern) for name in (layer_name(node), node.name or ""))
+    """Whether a layer has this name, or one that fits it as a shell-style pattern; its node's and its module's count, too."""
+    weight = weight_of(node)
+    names = [node.name or ""] if weight is None else further_names(node, weight, layer_name(node))
+    return any(matches_pattern(name, pattern) for name in names)
 
 
 def layer_names(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
@@ -269,6 +283,12 @@ def resolve_policies(
 def default_running_variance(model: ir.Model) -> RunningVariance:
     """PyTorch's rule for a model that PyTorch exported, the standard's for any other."""
     return RunningVariance.PYTORCH if (model.producer_name or "").lower() == "pytorch" else RunningVariance.ONNX
+
+
+def _joined(first: str, policy: BatchStatistics) -> str:
+    """Settings as text, of which the first is named by its place."""
+    momentum = "" if policy.momentum is None else f"momentum={_text(policy.momentum)}"
+    return ",".join(filter(None, (first, momentum, f"seen={policy.seen}" if policy.seen else "")))
 
 
 def _is_fraction(value: object) -> bool:

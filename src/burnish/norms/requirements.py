@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError
-from burnish.graph import describe_node, static_dimension
+from burnish.graph import attribute_value, constant_array, describe_node, static_dimension
 from burnish.norms.policies import BatchStatistics, Ghost, NormPolicy, layer_name
 
 
@@ -19,27 +19,36 @@ class ExtentRule:
 
     Attributes:
         dimension: the name of the dimension.
-        layer: the batch normalization layer that asks for it.
+        layer: the batch normalization layer that asks for it; of a ``maximum``, the loss whose teacher does.
         multiple: the extent is a multiple of this: the size of a group of ``ghost``.
         minimum: the extent is at least this: 2 where a channel would have a single value.
+        maximum: the extent is at most this: 1 for a teacher that takes one sample; 0: it may be any.
+        cause: why such a teacher cannot be opened.
     """
 
     dimension: str
     layer: str
     multiple: int = 1
     minimum: int = 1
+    maximum: int = 0
+    cause: str = ""
 
     def allows(self, extent: int) -> bool:
         """Whether a step takes this extent."""
-        return extent % self.multiple == 0 and extent >= self.minimum
+        return self.takes_part(extent) and extent >= self.minimum
 
     def takes_part(self, extent: int) -> bool:
-        """Whether a worker's part of a batch may have this extent: any, but of whole groups."""
-        return extent % self.multiple == 0
+        """Whether a worker's part of a batch may have this extent: any, but of whole groups, and no more than is taken."""
+        return extent % self.multiple == 0 and (not self.maximum or extent <= self.maximum)
 
     @property
     def reason(self) -> str:
         """What the layer asks for, and why."""
+        if self.maximum:
+            return (
+                f"the teacher of the loss '{self.layer}' takes {self.maximum} at a time, and cannot be opened for more: "
+                f"{self.cause.rstrip('.')}"
+            )
         if self.multiple > 1:
             return (
                 f"batch normalization '{self.layer}' takes its statistics over groups of {self.multiple} "
@@ -53,6 +62,11 @@ class ExtentRule:
     @property
     def remedy(self) -> str:
         """What else than another extent helps."""
+        if self.maximum:
+            return (
+                "export the teacher with an open batch, or compute its logits before (teacher_logits in the data, without a "
+                "teacher)"
+            )
         if self.multiple > 1:
             return "compile with another ghost size"
         return f"freeze the layer, norm={{'{self.layer}': 'frozen'}}"
@@ -94,6 +108,86 @@ def check_layer(node: ir.Node) -> None:
             )
         if channels is None and extent is not None:
             channels, source = extent, f"its {name} '{_initializer(value)}' has that many values"
+
+
+def computes_statistics(node: ir.Node) -> bool:
+    """Whether a batch normalization in inference mode normalizes with statistics that are computed of its own input.
+
+    So PyTorch's exporter writes a layer without running statistics (``track_running_stats=False``), which always uses the batch.
+    """
+    if attribute_value(node, "training_mode", 0) or len(node.inputs) < 5:
+        return False
+    return any(_depends_on(value, node.inputs[0]) for value in node.inputs[3:5])
+
+
+def _depends_on(value: ir.Value | None, source: ir.Value | None) -> bool:
+    """Whether a value is computed of another, or is that."""
+    seen: set[ir.Value] = set()
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if value is None or value in seen:
+            continue
+        if value is source:
+            return True
+        seen.add(value)
+        producer = value.producer()
+        pending.extend(() if producer is None else producer.inputs)
+    return False
+
+
+def uses_the_batch(node: ir.Node) -> bool:
+    """Whether a layer that computes its statistics computes those of the batch: mean and population variance of each channel."""
+    if not computes_statistics(node):
+        return False
+    x, mean, variance = (node.inputs[index] for index in (0, 3, 4))
+    squares = _averaged(variance, x)
+    square = None if squares is None else squares.producer()
+    if _averaged(mean, x) is not x or square is None or square.domain != "":
+        return False
+    first, second = square.inputs[0], square.inputs[1] if len(square.inputs) > 1 else None
+    power = constant_array(second) if square.op_type == "Pow" and second is not None else None
+    is_square = (square.op_type == "Mul" and first is second) or (power is not None and bool((power == 2).all()))
+    centred = None if first is None else first.producer()
+    if not is_square or centred is None or centred.op_type != "Sub" or centred.inputs[0] is not x:
+        return False
+    return _averaged(centred.inputs[1], x) is x
+
+
+def _averaged(value: ir.Value | None, x: ir.Value | None) -> ir.Value | None:
+    """What a value is the mean of, over all axes of ``x`` but that of the channels; None where it is no such mean."""
+    node = None if value is None else value.producer()
+    while node is not None and node.domain == "" and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    if node is None or node.op_type != "ReduceMean" or len(node.inputs) < 2 or x is None or x.shape is None:
+        return None
+    axes = None if node.inputs[1] is None else constant_array(node.inputs[1])
+    rank = len(x.shape)
+    over = set() if axes is None else {int(axis) % rank for axis in axes.reshape(-1)}
+    return node.inputs[0] if over == {*range(rank)} - {1} else None
+
+
+def never_updated(node: ir.Node) -> bool:
+    """Whether the running statistics of a batch normalization are those that it was made with: means 0 and variances 1."""
+    for value, number in zip(node.inputs[3:5], (0, 1), strict=True):
+        array = None if value is None else constant_array(value)
+        if array is None or (array != number).any():
+            return False
+    return True
+
+
+def normalizes_by_batch(node: ir.Node) -> bool:
+    """Whether the file says that a batch normalization is in training mode."""
+    return bool(attribute_value(node, "training_mode", 0))
+
+
+def frozen_by_mode(nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """Return the layers in inference mode of a file that has others in training mode: it was exported while it trained."""
+    by_mode: dict[bool, set[ir.Node]] = {False: set(), True: set()}
+    for node in nodes:
+        by_mode[normalizes_by_batch(node)].add(node)
+    return by_mode[False] if by_mode[True] else set()
 
 
 def _rules(node: ir.Node, policy: NormPolicy) -> Iterable[ExtentRule]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
-from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, layer_name
+from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, Train, layer_name
 from burnish.norms.schedules import linear
 from burnish.ops.collectives import SHARD_COUNT, SHARD_MEAN
 from burnish.ops.normalization import batch_norm_training, elements_per_channel
@@ -71,6 +71,7 @@ class RunningStatistics:
         batch: tuple[Tensor, Tensor, Tensor],
         momentum: float | str,
         over_workers: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        seen: int = 0,
     ) -> list[Tensor]:
         """Emit the next running mean and variance.
 
@@ -80,6 +81,7 @@ class RunningStatistics:
             batch: mean and population variance of the batch, and the number of elements they are of.
             momentum: what is retained, or ``cumulative``.
             over_workers: emits what the statistics of several workers come to, from mean and variance.
+            seen: how many batches the statistics that the model came with are the average of.
         """
         mean, variance, count = batch
         if self._variance is RunningVariance.PYTORCH:
@@ -89,18 +91,20 @@ class RunningStatistics:
         following = []
         for value, statistic in zip(running, (mean, variance), strict=True):
             before = self.current(builder, value)
-            following.append(self._blend(builder, value, before, builder.cast(statistic, before.dtype), momentum))
+            following.append(self._blend(builder, value, before, builder.cast(statistic, before.dtype), momentum, seen))
             self.updated[value] = following[-1].value
             self._done[value] += 1
         return following
 
-    def _blend(self, builder: Builder, value: ir.Value, before: Tensor, batch: Tensor, momentum: float | str) -> Tensor:
+    def _blend(
+        self, builder: Builder, value: ir.Value, before: Tensor, batch: Tensor, momentum: float | str, seen: int
+    ) -> Tensor:
         if momentum != CUMULATIVE:
             return before * float(momentum) + batch * (1.0 - float(momentum))
         # The number of updates with this one; a statistic that several layers share is updated by each of them.
         uses, done = self._uses[value], self._done[value]
-        emit = partial(self._count, builder, uses, done + 1, before.dtype)
-        return before + (batch - before) / self._once(builder, (uses, done, before.dtype), emit)
+        emit = partial(self._count, builder, uses, seen + done + 1, before.dtype)
+        return before + (batch - before) / self._once(builder, (uses, seen + done, before.dtype), emit)
 
     def _count(self, builder: Builder, uses: int, now: int, dtype: ir.DataType) -> Tensor:
         return builder.cast(self._steps(builder) * uses + now, dtype)
@@ -165,8 +169,24 @@ def normalize(builder: Builder, node: ir.Node, policy: BatchStatistics, statisti
         return mean, variance
 
     retained = momentum if policy.momentum is None else policy.momentum
-    following = statistics.update(builder, (mean_value, variance_value), (mean, variance, count), retained, over_workers)
+    running = (mean_value, variance_value)
+    following = statistics.update(builder, running, (mean, variance, count), retained, over_workers, policy.seen)
     return (builder.cast(y, given.dtype), *following)
+
+
+def normalize_without_statistics(builder: Builder, node: ir.Node) -> Tensor:
+    """Emit a batch normalization by statistics of the batch that keeps no running ones; workers synchronize it as ``train``.
+
+    Args:
+        builder: emits in front of the node.
+        node: a BatchNormalization that computes its statistics of the batch.
+    """
+    given, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
+    dtype = ir.DataType.FLOAT if given.dtype in SIXTEEN_BIT else given.dtype
+    x, scale, bias = (builder.cast(tensor, dtype) for tensor in (given, scale, bias))
+    y, *_ = batch_norm_training(builder, x, scale, bias, float(np.float32(attribute_value(node, "epsilon", 1e-5))))
+    _mark(y, Train(), node)
+    return builder.cast(y, given.dtype)
 
 
 def _mark(result: Tensor, policy: NormPolicy, node: ir.Node) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor, same_shape
+from burnish.graph.subgradients import INCLUSIVE, WHOLE, subgradient_of
 from burnish.ops.registry import Operation, gradient, training_form
 from burnish.ops.semantic import SemanticOperator, like
 
@@ -54,11 +55,13 @@ def lower_relu_grad(op: Operation) -> Tensor:
 @gradient("Clip")
 def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Zero outside the bounds and, as for PyTorch's relu6 and hardtanh, exactly on them, so that the output alone decides
-    and the input need not be kept. When a gradient of a bound is asked for, PyTorch's clamp is followed: on the bound the
-    cotangent goes to the input, beyond it to the bound; where the bounds cross, to the upper one.
+    and the input need not be kept. When a gradient of a bound is asked for, or a note says so, PyTorch's clamp is followed: on
+    the bound the cotangent goes to the input, beyond it to the bound; where the bounds cross, to the upper one.
     """
+    if subgradient_of(op.node) == WHOLE:
+        return dy, None, None
     builder, x, y, low, high = op.builder, op.input, op.output, op.optional(1), op.optional(2)
-    if not (op.wants(1) or op.wants(2)):
+    if not (op.wants(1) or op.wants(2)) and (subgradient_of(op.node) != INCLUSIVE or (low is None and high is None)):
         if low is None and high is None:
             return (dy,)
         return (CLIP_GRAD(dy, y, low, high),)

@@ -47,8 +47,8 @@ def attention(op: Operation) -> tuple[Tensor | None, ...]:
     mode = op.attribute("qk_matmul_output_mode", 0)
     y, scores = scaled_dot_product(
         q,
-        repeat_heads(k, repeats),
-        repeat_heads(v, repeats),
+        repeat_heads(k, repeats, q),
+        repeat_heads(v, repeats, q),
         scale=op.attribute("scale"),
         bias=bias,
         may_exclude_all=may_exclude_all,
@@ -78,15 +78,17 @@ def rotary_embedding(op: Operation) -> Tensor:
     return merge_heads(rotated) if in_one else rotated
 
 
-def _repeats(op: Operation, q: Tensor, k: Tensor) -> int:
-    """How many heads of queries share one of keys."""
+def _repeats(op: Operation, q: Tensor, k: Tensor) -> int | Tensor:
+    """How many heads of queries share one of keys; an int64 [1] where the graph alone knows."""
     if q.shape is not None and k.shape is not None and same_dimension(q.shape[1], k.shape[1]):
         return 1
     q_heads, kv_heads = q.dimension(1), k.dimension(1)
-    if q_heads is None or kv_heads is None or q_heads % kv_heads:
+    if q_heads is None or kv_heads is None:
+        return extent(q, 1) / extent(k, 1)
+    if q_heads % kv_heads:
         raise UnsupportedOperatorError(
-            f"{op}: the query has {q_heads} heads and the key {kv_heads} (None: not known), and the first is to be a known "
-            "multiple of the second; declare the shapes of the model's inputs, or export the model again"
+            f"{op}: the query has {q_heads} heads and the key {kv_heads}, and the first is to be a multiple of the second; "
+            "export the model again"
         )
     return q_heads // kv_heads
 

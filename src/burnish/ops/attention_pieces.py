@@ -40,21 +40,31 @@ def merge_heads(x: Tensor) -> Tensor:
     return builder.op("Reshape", builder.op("Transpose", x, perm=[0, 2, 1, 3]), builder.integers([0, 0, width]))
 
 
-def repeat_heads(x: Tensor, repeats: int) -> Tensor:
-    """``[batch, heads, sequence, size]`` to ``[batch, heads * repeats, sequence, size]``, each head repeated in a row."""
-    if repeats == 1:
+def repeat_heads(x: Tensor, repeats: int | Tensor, like: Tensor | None = None) -> Tensor:
+    """``[batch, heads, sequence, size]`` to ``[batch, heads * repeats, sequence, size]``, each head repeated in a row.
+
+    Args:
+        x: the heads.
+        repeats: how often; an int64 [1] where only the graph knows.
+        like: has as many heads as the result.
+    """
+    if isinstance(repeats, int) and repeats == 1:
         return x
-    builder, heads, size = x.builder, x.dimension(1), x.dimension(3)
-    assert heads is not None
+    builder = x.builder
+    times = builder.integers([repeats]) if isinstance(repeats, int) else repeats
+    heads = extent(x, 1)
+    heads = (
+        heads * times
+        if heads.array is None or times.array is None
+        else builder.integers([int((heads.array * times.array).item())])
+    )
     apart = builder.op("Unsqueeze", x, builder.integers([2]))
-    repeated = builder.op("Expand", apart, builder.integers([1, 1, repeats, 1, 1]))
-    shape = [
-        extent(x, 0),
-        builder.integers([heads * repeats]),
-        extent(x, 2),
-        extent(x, 3) if size is None else builder.integers([size]),
-    ]
-    return builder.op("Reshape", repeated, joined(builder, shape), allowzero=1)
+    repeated = builder.op("Expand", apart, joined(builder, [builder.integers([1, 1]), times, builder.integers([1, 1])]))
+    shape = joined(builder, [extent(x, 0), heads, extent(x, 2), extent(x, 3)])
+    result = builder.op("Reshape", repeated, shape, allowzero=1)
+    if like is not None and like.shape is not None and x.shape is not None:
+        result.value.shape = ir.Shape([x.shape[0], like.shape[1], *x.shape.dims[2:]])
+    return result
 
 
 def head_scale(q: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ import math
 
 import onnx_ir as ir
 
-from burnish.graph import Tensor, same_shape, unbroadcast
+from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
+from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
+from burnish.graph.uses import producer_of
 from burnish.ops.registry import Operation, gradient
 
 
@@ -69,11 +71,22 @@ def mean(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
 
 @gradient("Max", "Min")
 def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum."""
+    """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum.
+
+    With a note that says so the first has it all, as the input of PyTorch's ``clamp_min`` has.
+    """
     if len(op.inputs) == 1:
         return (dy,)
+    if subgradient_of(op.node) == WHOLE:
+        return dy, None
     builder, y = op.builder, op.output
     taken = [builder.op("Equal", op.required(index), y) for index in range(len(op.inputs))]
+    if len(taken) == 2 and subgradient_of(op.node) == FIRST:
+        first, zero = taken[0], builder.scalar(0, dy)
+        return (
+            builder.op("Where", first, dy, zero) if op.wants(0) else None,
+            builder.op("Where", first, zero, dy) if op.wants(1) else None,
+        )
     share = dy / builder.op("Sum", *(builder.cast(mask, y.dtype) for mask in taken))
     zero = builder.scalar(0, dy)
     return tuple(builder.op("Where", mask, share, zero) if op.wants(index) else None for index, mask in enumerate(taken))
@@ -120,7 +133,45 @@ def log(op: Operation, dy: Tensor) -> Tensor:
 
 @gradient("Sqrt")
 def sqrt(op: Operation, dy: Tensor) -> Tensor:
-    return dy / (op.output * 2)
+    """dy/(2y); 0 where a sum of squares, or what a bound keeps from being negative, is 0, as in PyTorch's norm, std and cdist."""
+    y = op.output
+    if _is_sum_of_powers(op.input.value):
+        return op.builder.op("Where", _is_zero(y), op.builder.scalar(0, dy), dy / (_nonzero(y) * 2))
+    return dy / (y * 2)
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    return x.builder.op("Where", _is_zero(x), x.builder.scalar(1, x), x)
+
+
+def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
+    """Whether a value is a sum or mean of even powers, or of powers of sizes, times numbers, or is bounded by 0."""
+    node = producer_of(value)
+    if node is None or not depth:
+        return False
+    if node.op_type in ("ReduceSumSquare", "Relu") or (node.op_type == "Clip" and _is_from_zero(node)):
+        return True
+    if node.op_type in ("ReduceSum", "ReduceMean"):
+        power = producer_of(node.inputs[0])
+        if power is None or power.op_type not in ("Mul", "Pow"):
+            return power is not None and power.op_type == "Cast" and _is_sum_of_powers(power.inputs[0], depth - 1)
+        base, other = power.inputs[:2]
+        if power.op_type == "Mul":
+            return base is other
+        exponent = None if other is None else constant_array(other)
+        return exponent is not None and exponent.size == 1 and (float(exponent.reshape(())) % 2 == 0 or _is_size(base))
+    passed = {"Mul": node.inputs[:2], "Div": node.inputs[:1]}
+    passed |= dict.fromkeys(("Cast", "Clip", "Identity", "Reshape", "Squeeze", "Unsqueeze"), node.inputs[:1])
+    return any(_is_sum_of_powers(operand, depth - 1) for operand in passed.get(node.op_type, ()))
+
+
+def _is_from_zero(clip: ir.Node) -> bool:
+    low = constant_array(clip.inputs[1]) if len(clip.inputs) > 1 and clip.inputs[1] is not None else None
+    return low is not None and not low.any()
+
+
+def _is_size(value: ir.Value | None) -> bool:
+    return producer_of(value, "Abs") is not None
 
 
 @gradient("Reciprocal")
@@ -156,6 +207,9 @@ def _pow_base(op: Operation, dy: Tensor) -> Tensor | None:
             return dy
         if number == 2:
             return dy * (x * 2)
+        if 0 < number < 1 and (_is_size(x.value) or _is_sum_of_powers(x.value)):
+            slope = dy * (_nonzero(x) ** (number - 1) * number)
+            return builder.op("Where", _is_zero(x), builder.scalar(0, dy), slope)
         if number == 0.5:
             return dy / (op.output * 2)
         return dy * (x ** (number - 1) * number)

@@ -7,6 +7,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import Tensor
+from burnish.graph.subgradients import FIRST, subgradient_of
 from burnish.ops.products import slope_of_product, without_zeros, zeros_alone
 from burnish.ops.registry import Operation, gradient
 
@@ -78,10 +79,19 @@ def _reciprocal_count(op: Operation) -> Tensor:
 
 @gradient("ReduceMax", "ReduceMin", since=18)
 def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
-    """The cotangent goes to the extreme element; elements that tie share it evenly, as in PyTorch's amax."""
+    """The cotangent goes to the extreme element; elements that tie share it evenly, as in PyTorch's amax.
+
+    With a note that says so the first has it all, as in PyTorch's ``max(dim)``.
+    """
     if _is_identity(op):
         return dy, None
     builder, x = op.builder, op.input
+    axes = op.optional(1)
+    axis = None if axes is None or axes.array is None or axes.array.size != 1 else int(axes.array.reshape(()))
+    if axis is not None and subgradient_of(op.node) == FIRST:
+        place = builder.op("ArgMax" if op.node.op_type == "ReduceMax" else "ArgMin", x, axis=axis, keepdims=1)
+        zeros = _expanded(builder.scalar(0, x), x)
+        return builder.op("ScatterElements", zeros, place, _restored(op, dy), axis=axis), None
     taken = builder.op("Equal", x, _restored(op, op.output))
     count = _over_same_axes(op, "ReduceSum", builder.cast(taken, x.dtype))
     return builder.op("Where", taken, _restored(op, dy) / count, builder.scalar(0, dy)), None

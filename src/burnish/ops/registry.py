@@ -15,7 +15,9 @@ body also reads values of the graph around it: its rule returns their gradients 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -120,6 +122,12 @@ _training_forms: dict[_Key, tuple[TrainingForm, int]] = {}
 _lowerings: dict[_Key, tuple[LoweringRule, int]] = {}
 
 
+@functools.cache
+def load_rules() -> None:
+    """Register every rule. Each look-up calls this; code that only emits an operator loads that operator's file and no other."""
+    import_module("burnish.ops.rules")  # by name: the rules import this file
+
+
 def gradient(*op_types: str, domain: str = "", since: int = 1) -> Callable[[_Rule], _Rule]:
     """Register the gradient rule of operators, from their version ``since`` on."""
     return _registered(_gradients, op_types, domain, since)
@@ -150,6 +158,7 @@ def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
 
 def find_lowering(node: ir.Node) -> LoweringRule | None:
     """Return the lowering of a semantic operator, or None for an operator that has none."""
+    load_rules()
     rule, _ = _lowerings.get((node.domain, node.op_type), (None, 1))
     return rule
 
@@ -161,11 +170,13 @@ def has_gradient(node: ir.Node, opset: int) -> bool:
 
 def differentiable_operators() -> frozenset[str]:
     """Return the operators of the standard domain that have a gradient rule for some version."""
+    load_rules()
     return frozenset(op_type for domain, op_type in _gradients if domain == "")
 
 
 def semantic_operators() -> frozenset[str]:
     """Return the operators of the ``burnish`` domain that have a lowering."""
+    load_rules()
     return frozenset(op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN)
 
 
@@ -180,6 +191,7 @@ def _registered(
 
 
 def _found(rules: dict[_Key, tuple[_Rule, int]], node: ir.Node, opset: int) -> _Rule | None:
+    load_rules()
     rule, since = rules.get((node.domain, node.op_type), (None, 1))
     version = operator_version(node.op_type, opset) if node.domain == "" else None
     return rule if version is None or version >= since else None

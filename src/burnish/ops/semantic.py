@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
-from burnish.ops.registry import gradient, lowering
+from burnish.ops.registry import gradient, load_rules, lowering
 
 ANY_NUMBER = "..."
 """Ends the name of the last input or output where a node may have any number of them."""
@@ -153,7 +153,10 @@ _operators: dict[str, SemanticOperator] = {}
 
 def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
     """Return the semantic operator that a node is of, or None for a node of another domain."""
-    return _operators.get(node.op_type) if node is not None and node.domain == BURNISH_DOMAIN else None
+    if node is None or node.domain != BURNISH_DOMAIN:
+        return None
+    load_rules()
+    return _operators.get(node.op_type)
 
 
 def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
@@ -167,4 +170,5 @@ def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
 
 def declared_operators() -> Mapping[str, SemanticOperator]:
     """Return every semantic operator, by name."""
+    load_rules()
     return MappingProxyType(_operators)

@@ -11,11 +11,12 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
+from burnish.graph.layer_names import Aliases, select_named
 from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
-from burnish.optim.parameters import Infos, LastMatch, check_matches, decays, matching
+from burnish.optim.parameters import NO_WEIGHTS, Infos, LastMatch, check_matches, decays, matching
 from burnish.optim.slots import Slot, slots_of
 from burnish.optim.wrapper import layers_of
-from burnish.settings import PlainSettings
+from burnish.settings import PlainSettings, matches_pattern
 
 FROZEN = "frozen"
 LR_SCALE = "lr_scale"
@@ -59,6 +60,7 @@ class Groups(PlainSettings):
         decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers.
         layer_decay: factor of the rate from each layer to the one before it; None for one rate.
         layers: patterns of the layers, from the first to the last; None for the order in the graph.
+        infos, aliases: what is known of the parameters, and what else they are called; ``burnish.compile`` says both.
     """
 
     name = "groups"
@@ -68,6 +70,7 @@ class Groups(PlainSettings):
     layer_decay: float | None = None
     layers: tuple[str, ...] | None = None
     infos: Infos | None = field(default=None, compare=False, repr=False)
+    aliases: Aliases = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, RatedOptimizer):
@@ -94,14 +97,38 @@ class Groups(PlainSettings):
             "layer_decay": self.layer_decay,
             "layers": None if self.layers is None else list(self.layers),
             "optimizer": self.optimizer.options(),
+            **({"aliases": aliases} if (aliases := self._selecting_aliases()) else {}),
         }
 
+    def _selecting_aliases(self) -> dict[str, list[str]]:
+        """The aliases by which patterns select parameters."""
+        patterns = (*(pattern for pattern, _ in self.patterns), *(self.layers or ()))
+        found = {
+            name: [each for each in others if any(matches_pattern(each, pattern) for pattern in patterns)]
+            for name, others in self.aliases.items()
+        }
+        return {name: others for name, others in found.items() if others}
+
     def bind(self, infos: Infos) -> Groups:
+        names = [each for name in infos for each in self._names_of(name)]
         for pattern, _ in self.patterns:
-            check_matches("groups", pattern, infos)
+            check_matches("groups", pattern, names)
         for pattern in self.layers or ():
-            check_matches("layerwise_decay", pattern, infos)
+            check_matches("layerwise_decay", pattern, names)
         return replace(self, infos=infos)
+
+    def without_effect(self, names: Collection[str]) -> list[str]:
+        found = []
+        chosen = {self._index_of(name) for name in self.infos or ()}
+        for index, (pattern, _) in enumerate(self.patterns):
+            if index not in chosen:
+                found.append(f"groups: '{pattern}' holds for no parameter: patterns after it match all that it matches")
+        decayed = getattr(self.optimizer, "weight_decay", 0) and self.decay == "weights"
+        if decayed and all(self._leaves_undecayed(name, self._overrides_of(name)[1]) for name in names):
+            found.append(f"groups: weight_decay acts on none of the parameters that train: decay='weights' leaves {NO_WEIGHTS}")
+        if self.layer_decay not in (None, 1.0) and not any(map(self._layers_above, names)):
+            found.append("layerwise_decay: it changes no rate: all parameters that train are those of the last layer")
+        return found
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -119,7 +146,7 @@ class Groups(PlainSettings):
 
     def optimizer_of(self, name: str) -> RatedOptimizer | None:
         """Return what updates a parameter; None for one that is frozen."""
-        index = self._last_match(name)
+        index = self._index_of(name)
         return self._group_optimizers[-1 if index is None else index]
 
     def hyperparameters(self) -> dict[str, float | None]:
@@ -247,8 +274,15 @@ class Groups(PlainSettings):
 
     def _overrides_of(self, name: str) -> tuple[str, Overrides]:
         """The last pattern that matches a name, and what differs there; an empty pattern and nothing where none does."""
-        index = self._last_match(name)
+        index = self._index_of(name)
         return NO_GROUP if index is None else self.patterns[index]
+
+    def _index_of(self, name: str) -> int | None:
+        """The place of the last pattern that matches a parameter by one of its names."""
+        return max((index for each in self._names_of(name) if (index := self._last_match(each)) is not None), default=None)
+
+    def _names_of(self, name: str) -> tuple[str, ...]:
+        return (name, *self.aliases.get(name, ()))
 
     def _members(self, names: tuple[str, ...]) -> list[_Member]:
         chosen: dict[str, _Member] = {}
@@ -282,7 +316,7 @@ class Groups(PlainSettings):
     def _layers_above(self, name: str) -> int:
         """How many layers lie between a parameter's and the last."""
         if self.layers is not None:
-            places = [index for index, pattern in enumerate(self.layers) if matching(pattern, (name,))]
+            places = [index for index, pattern in enumerate(self.layers) if matching(pattern, self._names_of(name))]
             return len(self.layers) - 1 - places[-1] if places else 0
         if self.infos is None:
             raise ConfigurationError(
@@ -298,8 +332,9 @@ def groups(optimizer: Optimizer, patterns: Mapping[str, Overrides] | None = None
 
     Args:
         optimizer: a plain optimizer, whose settings hold where no pattern matches.
-        patterns: name of an initializer or shell-style pattern -> ``"frozen"``, the settings that differ (``weight_decay=0.0``,
-            ``lr``, ``betas``, ...; ``lr_scale`` multiplies the shared rate), or another plain optimizer. The last match holds.
+        patterns: name of an initializer, as the file or a module calls it, or shell-style pattern -> ``"frozen"``, the settings
+            that differ (``weight_decay=0.0``, ``lr``, ``betas``, ...; ``lr_scale`` multiplies the shared rate), or another plain
+            optimizer. The last match holds.
         decay: ``all``, or ``weights``: no weight decay on biases and the parameters of normalization layers, where a pattern
             does not set it. What a parameter is for, the graph tells.
 
@@ -329,11 +364,27 @@ def without_freezing(optimizer: Any, names: Collection[str], left: Collection[st
         patterns = tuple(
             (pattern, overrides)
             for pattern, overrides in optimizer.patterns
-            if overrides != FROZEN or matching(pattern, tuple(left)) or not matching(pattern, tuple(names))
+            if overrides != FROZEN
+            or select_named(pattern, left, optimizer.aliases)
+            or not select_named(pattern, names, optimizer.aliases)
         )
         return replace(optimizer, patterns=patterns)
     inside = getattr(optimizer, "optimizer", None)
     return optimizer if inside is None else replace(optimizer, optimizer=without_freezing(inside, names, left))
+
+
+def with_aliases(optimizer: Any, aliases: Aliases) -> Any:
+    """Return an optimizer of which patterns of groups, anywhere inside, also match what else parameters are called.
+
+    Args:
+        optimizer: which may have groups.
+        aliases: initializer name -> its other names.
+    """
+    if isinstance(optimizer, Groups):
+        return replace(optimizer, aliases=aliases)
+    if not aliases or not any(isinstance(layer, Groups) for layer in layers_of(optimizer)):
+        return optimizer
+    return replace(optimizer, optimizer=with_aliases(optimizer.optimizer, aliases))
 
 
 def layerwise_decay(optimizer: Optimizer, factor: float, layers: Sequence[str] | None = None) -> Groups:

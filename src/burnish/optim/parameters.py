@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.settings import matches_pattern, nearest
+
+Masked = Literal["no", "fixed", "changing"]
 
 
 class ParameterKind(StrEnum):
@@ -35,6 +37,8 @@ class ParameterInfo:
         depth: how many layers with weights lie on the longest way from the model's inputs to the operator that reads it, that
             one included: 1 for the first layer; a bias or scale has the depth of the layer before it.
         input_axes: for a weight, the axes that an output sums over; empty where there are none.
+        masked: whether a mask makes zeros of a part of it. What a ``fixed`` one masks is zero itself; of another, the gradient
+            alone tells.
     """
 
     name: str
@@ -43,11 +47,14 @@ class ParameterInfo:
     kind: ParameterKind = ParameterKind.WEIGHT
     depth: int = 0
     input_axes: tuple[int, ...] = ()
+    masked: Masked = "no"
 
 
 Infos = Mapping[str, ParameterInfo]
 """Initializer name -> what is known of it, for every parameter that has a gradient."""
 
+NO_WEIGHTS = "biases, normalization and other numbers for each channel as they are, and there are no others"
+"""Why an option that is for weights changes nothing."""
 WILDCARDS = frozenset("*?[")
 """What makes a pattern match more than the name that it is."""
 T = TypeVar("T")
@@ -59,6 +66,15 @@ class NeedsInfos(Protocol):
 
     def bind(self, infos: Infos) -> object:
         """Return the same with the parameters known; raise ConfigurationError where its patterns do not fit them."""
+        ...
+
+
+@runtime_checkable
+class MayDoNothing(Protocol):
+    """An optimizer, or a gradient transform, with options that may be for none of the parameters that train."""
+
+    def without_effect(self, names: Collection[str]) -> list[str]:
+        """Return which options change nothing, and why, as sentences; it is bound, and these parameters train."""
         ...
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Optimizer, Scheduled, Tensors
-from burnish.optim.parameters import Infos, bind, frozen_parameters
+from burnish.optim.parameters import Infos, MayDoNothing, bind, frozen_parameters
 from burnish.settings import PlainSettings
 
 Self = TypeVar("Self", bound="Wrapper")
@@ -66,6 +66,12 @@ def layers_of(optimizer: object) -> Iterator[object]:
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "optimizer", None)
+
+
+def options_without_effect(optimizer: object, names: Collection[str]) -> list[str]:
+    """Return which options of a bound optimizer change nothing of the parameters that it updates, as sentences."""
+    parts = [part for layer in layers_of(optimizer) for part in (layer, *getattr(layer, "transforms", ()))]
+    return [sentence for part in parts if isinstance(part, MayDoNothing) for sentence in part.without_effect(names)]
 
 
 def check_once(optimizer: Wrapper, *kinds: type) -> None:

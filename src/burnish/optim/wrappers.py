@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from burnish.graph.layer_names import Aliases
 from burnish.optim.accumulate import accumulate
 from burnish.optim.average import ema, swa
 from burnish.optim.base import Optimizer
@@ -35,10 +36,12 @@ def _groups(
     decay: str,
     layer_decay: float | None,
     layers: Sequence[str] | None = None,
+    aliases: Aliases | None = None,
 ) -> Optimizer:
     inside: Any = get(optimizer)
     overrides = tuple((pattern, _overrides_of(value, inside)) for pattern, value in patterns)
-    return Groups(inside, overrides, decay, layer_decay, None if layers is None else tuple(layers))
+    listed = None if layers is None else tuple(layers)
+    return Groups(inside, overrides, decay, layer_decay, listed, aliases={} if aliases is None else aliases)
 
 
 def _overrides_of(value: Any, optimizer: Optimizer) -> Overrides:

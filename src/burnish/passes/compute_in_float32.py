@@ -15,9 +15,6 @@ from burnish.passes.wider_values import widen_initializers, widen_node, widen_va
 
 SINGLE = ir.DataType.FLOAT
 
-INTERNAL_PRECISION = ("precision", "softmax_precision", "stash_type")
-"""Attributes that hold the element type an operator computes in."""
-
 
 def has_sixteen_bit_values(model: ir.Model) -> bool:
     """Whether a model holds any value of float16 or bfloat16."""
@@ -128,10 +125,6 @@ def _copies_bits(node: ir.Node) -> bool:
 
 def _widen(node: ir.Node) -> None:
     widen_node(node, SIXTEEN_BIT, SINGLE)
-    for name in INTERNAL_PRECISION:
-        attribute = node.attributes.get(name)
-        if attribute is not None and attribute.type == ir.AttributeType.INT and attribute.as_int() in SIXTEEN_BIT:
-            node.attributes[name] = ir.AttrInt64(name, int(SINGLE))
     source, result = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
     if _is_cast(node) and source is not None and result is not None and source.dtype == result.dtype == SINGLE:
         # The name stays for who asks for the value by it; what reads the value reads past it.

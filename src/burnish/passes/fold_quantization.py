@@ -53,7 +53,7 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
     marked = [(node, mark) for node in graph if (mark := QuantizationMark.of(node)) and node.op_type == "QuantizeLinear"]
     if not marked:
         return model
-    if any(mark.bits == 4 for _, mark in marked) and not raise_opset(model, OPSET_OF_INT4):
+    if any(mark.bits == 4 for _, mark in marked) and not raise_opset(model.graph, OPSET_OF_INT4):
         raise CheckpointError(
             f"The export has weights of 4 bits, which need opset {OPSET_OF_INT4}, and an operator of the model has "
             "another meaning there: export the model with a newer opset before it is quantized, or quantize to 'int8'"

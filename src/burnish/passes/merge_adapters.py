@@ -71,7 +71,7 @@ def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
     Raises:
         ModelError: its node is not there as ``burnish.surgery.lora`` put it.
     """
-    outputs = (output for node in model.graph for output in node.outputs)
+    outputs = (output for node in model.graph.all_nodes() for output in node.outputs)
     product = next((output for output in outputs if output.name == adapter.product), None)
     node = None if product is None else product.producer()
     operand = None if node is None or node.op_type != adapter.operator else node.inputs[weight_operand(adapter)]
@@ -88,7 +88,7 @@ class _Merging:
     def __init__(self, model: ir.Model, adapters: Sequence[Adapter]):
         self._graph, self._opset = model.graph, model.opset_imports[""]
         self._names = Names.of(model.graph)
-        self._values = {value.name: value for node in model.graph for value in node.outputs}
+        self._values = {value.name: value for node in model.graph.all_nodes() for value in node.outputs}
         self._nodes: dict[str, set[ir.Node]] = {}
         for adapter in adapters:
             self._nodes.setdefault(adapter.layer, set()).add(self._node(adapter))
@@ -111,7 +111,9 @@ class _Merging:
 
     def place(self, adapters: Adapters) -> None:
         """Remove the nodes of adapters and what was stored for them alone, and put merged weights where weights were."""
-        remove_unread(self._graph, *self._replaced)
+        for node in self._replaced:
+            if node is not None and isinstance(node.graph, ir.Graph):
+                remove_unread(node.graph, node)
         for name in adapters.parameters:
             if name in self._graph.initializers:
                 remove_unread_value(self._graph, self._graph.initializers[name])
@@ -172,7 +174,8 @@ class _Merging:
                 continue
             array = constant_result(bias, self._opset)
             if array is None:  # it hangs on an input
-                builder = Builder(self._graph, before=base)
+                assert isinstance(base.graph, ir.Graph)
+                builder = Builder(base.graph, before=base)
                 base.replace_input_with(place, (builder.tensor(bias) * builder.constant(scale)).value)
                 continue
             scaled = (array.astype(np.float64) * scale.astype(np.float64)).astype(array.dtype)

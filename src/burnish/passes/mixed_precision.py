@@ -42,9 +42,10 @@ OPSET_OF_BFLOAT16 = 22
 def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> ir.Model:
     """Let a graph compute in sixteen bits where that loses little, in place; its inputs and outputs keep their dtypes.
 
-    Only float32 is narrowed: what a model computes in another dtype stays. No value is cast twice to the same dtype. What is
-    computed from weights and constants alone stays float32 and is cast where an activation meets it, as are the weights:
-    the gradient of that cast is float32. A constant that the narrow dtype cannot hold keeps its operator in float32.
+    Only float32 is narrowed: what a model computes in another dtype stays. No value is cast twice to the same dtype in one
+    graph. What is computed from weights and constants alone stays float32 and is cast where an activation meets it, as are the
+    weights: the gradient of that cast is float32. A constant that the narrow dtype cannot hold keeps its operator in float32.
+    Branches and loop bodies compute as the graph around them does; what they read and give is float32.
 
     Args:
         model: not yet bound to a mode. For bfloat16 its opset is raised to 22 where every node keeps its meaning there; else
@@ -62,11 +63,9 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
     """
     excluded = _kept_nodes(model.graph, {*weights, *model.graph.initializers.values()}, keep)
     if dtype == ir.DataType.BFLOAT16:
-        raise_opset(model, OPSET_OF_BFLOAT16)
-    mixing = _Mixing(model.graph, dtype, weights)
-    for node in list(model.graph):
-        mixing.place(node, node in excluded)
-    mixing.restore_outputs()
+        raise_opset(model.graph, OPSET_OF_BFLOAT16)
+    mixing = _Mixing(model.graph, dtype, weights, excluded)
+    mixing.place_all()
     if not mixing.computed:
         name = dtype.name.lower()
         raise ConfigurationError(
@@ -80,19 +79,32 @@ class _Mixing:
     """The state of one walk over a graph, in its order.
 
     A value keeps its identity. One that is computed in sixteen bits changes its dtype (``narrowed``); the other version of a
-    value is a cast, made in front of the first node that reads it.
+    value is a cast, made in front of the first node that reads it. A body has a walk of its own.
+
+    Args:
+        graph: or body.
+        dtype: of sixteen bits.
+        weights: values from outside that are computed from weights and constants alone.
+        excluded: nodes that stay in float32.
     """
 
-    def __init__(self, graph: ir.Graph, dtype: ir.DataType, weights: Collection[ir.Value]):
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType, weights: Collection[ir.Value], excluded: Collection[ir.Node]):
         self.graph = graph
         self.dtype = dtype
+        self.excluded = excluded
         self.computed = 0
         self.fixed = {*weights, *graph.initializers.values()}
         self.narrowed: set[ir.Value] = set()
         self.read_narrow: set[ir.Value] = set()  # what followers read in sixteen bits
         self._versions: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
-    def place(self, node: ir.Node, is_kept: bool) -> None:
+    def place_all(self) -> None:
+        """Decide the dtype of every node; the outputs keep theirs."""
+        for node in list(self.graph):
+            self._place(node)
+        self._restore_outputs()
+
+    def _place(self, node: ir.Node) -> None:
         """Decide the dtype of a node, and let it read the versions of its operands that go with it."""
         operands = self._operands(node)
         activations = [value for value in operands.values() if value not in self.fixed]
@@ -101,7 +113,7 @@ class _Mixing:
             self.fixed.update(node.outputs)
             return
         follows = bool(activations) and all(value in self.read_narrow for value in activations)
-        in_table = is_standard and not is_kept
+        in_table = is_standard and node not in self.excluded
         is_computed = in_table and node.op_type in COMPUTED and bool(activations)
         is_following = in_table and node.op_type in FOLLOWING and follows
         if (is_computed or is_following) and self._takes(node) and all(map(self._holds, operands.values())):
@@ -109,16 +121,27 @@ class _Mixing:
             self._narrow(node, operands)
             return
         self._widen(node)
+        self._place_bodies(node)
         if in_table and node.op_type in WIDENED and follows and node.outputs[0].dtype == ir.DataType.FLOAT:
             self.read_narrow.add(node.outputs[0])
 
-    def restore_outputs(self) -> None:
+    def _place_bodies(self, node: ir.Node) -> None:
+        """Decide the dtypes inside a node. What stands outside is cast inside, so that loops sum its gradients in float32."""
+        for body in bodies(node):
+            body.opset_imports.update(self.graph.opset_imports)
+            inner = _Mixing(body, self.dtype, self.fixed, self.excluded)
+            inner.place_all()
+            self.computed += inner.computed
+
+    def _restore_outputs(self) -> None:
         """Give the graph's outputs float32 again, under their names."""
-        for index, value in enumerate(self.graph.outputs):
+        for value in dict.fromkeys(self.graph.outputs):
             if value in self.narrowed:
                 restored, name = self._version(value, ir.DataType.FLOAT, None), value.name
                 value.name, restored.name = f"{name}:{self.dtype.name.lower()}", name
-                self.graph.outputs[index] = restored
+                for index, output in enumerate(self.graph.outputs):
+                    if output is value:
+                        self.graph.outputs[index] = restored
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """Whether a node computes from weights and constants alone."""
@@ -168,7 +191,8 @@ class _Mixing:
         if key not in self._versions:
             builder, array = Builder(self.graph, before=before), constant_array(value)
             if array is None:
-                self._versions[key] = _before_cast(value, dtype) or builder.cast(builder.tensor(value), dtype).value
+                before_cast = _before_cast(value, dtype) if value in self.fixed else None
+                self._versions[key] = before_cast or builder.cast(builder.tensor(value), dtype).value
             else:
                 self._versions[key] = builder.constant(array.astype(dtype.numpy())).value
         return self._versions[key]
@@ -201,7 +225,7 @@ def _before_cast(value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
 
 
 def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[str]) -> set[ir.Node]:
-    names = {node: _names(node, weights) for node in graph}
+    names = {node: _names(node, weights) for node in graph.all_nodes()}
     excluded: set[ir.Node] = set()
     for pattern in keep:
         matched = {node for node, aliases in names.items() if any(matches_pattern(name, pattern) for name in aliases)}
@@ -210,6 +234,7 @@ def _kept_nodes(graph: ir.Graph, weights: Collection[ir.Value], keep: Sequence[s
             hint = nearest(pattern, known)
             raise ConfigurationError(f"precision: keep: '{pattern}' matches no layer of the model; did you mean {hint}?")
         excluded |= matched
+        excluded.update(inside for node in matched for body in bodies(node) for inside in body.all_nodes())
     return excluded
 
 

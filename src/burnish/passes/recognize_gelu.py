@@ -35,7 +35,7 @@ def recognize_gelu(model: ir.Model) -> ir.Model:
             match = find_match(pattern, node.outputs[0], partial(_keeps_shape, node.outputs[0]))
             if match is None:
                 continue
-            if not raise_opset(model, OPSET):
+            if not raise_opset(model.graph, OPSET):
                 return model
             builder = Builder(model.graph, before=node)
             x = builder.tensor(match["x"])

@@ -43,7 +43,7 @@ def recognize_rms_normalization(model: ir.Model) -> ir.Model:
         match = find_match(_LAYER, node.outputs[0], _is_layer)
         if match is None:
             continue
-        if not raise_opset(model, OPSET):
+        if not raise_opset(model.graph, OPSET):
             break
         builder = Builder(model.graph, before=node)
         x = builder.tensor(match["x"])

@@ -9,8 +9,11 @@ import onnx_ir as ir
 
 from burnish.graph import bodies
 
-ELEMENT_TYPES = ("to", "dtype")
-"""Attributes that hold an element type, of operators whose output has it."""
+ELEMENT_TYPES = ("to", "dtype", "precision", "softmax_precision", "stash_type")
+"""Attributes that hold an element type, of operators whose output has it, or that compute in it."""
+
+STASHING = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Operators that compute statistics in float32 where ``stash_type`` says nothing."""
 
 READ_AT_ONCE = 1024
 """Elements up to which a tensor is widened right away; a larger one, whenever it is read."""
@@ -31,6 +34,8 @@ def widen_node(node: ir.Node, narrow: Collection[ir.DataType], wide: ir.DataType
             number = attribute.as_float() if attribute.name == "value_float" else attribute.as_floats()
             node.attributes.pop(attribute.name)
             node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(number, wide.numpy())))
+    if ir.DataType.FLOAT in narrow and node.op_type in STASHING and node.domain == "":
+        node.attributes["stash_type"] = ir.AttrInt64("stash_type", int(wide))
     is_zeros = node.op_type == "ConstantOfShape" and node.domain == "" and "value" not in node.attributes
     if is_zeros and ir.DataType.FLOAT in narrow:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, wide.numpy())))

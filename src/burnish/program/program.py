@@ -6,28 +6,25 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from burnish import optim
-from burnish.analysis.memory_plan import PlannedPeak, planned_peak
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.lowering import TARGETS, Target, target_from_dict
-from burnish.optim import Optimizer
-from burnish.optim.held_rows import hold_rows
-from burnish.passes import precision
-from burnish.program.carry_over import CarriedState, carry_over
-from burnish.program.initialization import initial_state
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
-from burnish.program.updates_in_place import outputs_in_place
 from burnish.program.weights import Weights
 from burnish.provided import provided
 from burnish.settings import is_whole
+
+if TYPE_CHECKING:
+    from burnish.analysis.memory_plan import PlannedPeak
+    from burnish.optim import Optimizer
+    from burnish.program.carry_over import CarriedState
 
 __all__ = ["GRAPH_NAMES", "Program"]
 
@@ -151,7 +148,7 @@ class Program:
         count.
 
         Args:
-            batch: what the first dimension of the inputs stands for where it is symbolic.
+            batch: what the dimension of the samples stands for where it is symbolic.
             graph: ``step``, or another of the graphs.
             extents: what other symbolic dimensions stand for, by name; 1 where one is not given.
 
@@ -161,6 +158,9 @@ class Program:
         Raises:
             ConfigurationError: no such graph, or a batch that is no whole number of at least one.
         """
+        from burnish.analysis.memory_plan import planned_peak
+        from burnish.program.updates_in_place import outputs_in_place
+
         if graph not in self.graphs:
             raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, self.graphs))}")
         if not is_whole(batch) or batch < 1:
@@ -195,6 +195,8 @@ class Program:
         Raises:
             ConfigurationError: as ``initial_state``.
         """
+        from burnish.program.initialization import initial_state
+
         held_rows = self.options.get("hold_rows", {})
         return initial_state(self.graphs, self.signature, self.weights, held_rows, seed, reinitialize)
 
@@ -236,10 +238,15 @@ class Program:
     @property
     def optimizer(self) -> Optimizer | None:
         """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        from burnish import optim
+
         return self.completed(optim.get(self.options["optimizer"])) if "optimizer" in self.options else None
 
     def completed(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer as mixed precision and the rows that are held wrap it."""
+        from burnish.optim.held_rows import hold_rows
+        from burnish.passes import precision
+
         mixed = precision.get(self.options.get("precision", precision.FULL))
         return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))
 
@@ -253,6 +260,8 @@ class Program:
             state: arrays by state name, as ``Session.state`` returns them; left as it is.
             seed: of the random key, where the state has none.
         """
+        from burnish.program.carry_over import carry_over
+
         return carry_over(self.init, self.signature, self.options, self.initial_state(seed), state)
 
     @garbage_kept()

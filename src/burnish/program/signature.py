@@ -74,6 +74,10 @@ class Entry:
         two_values: for a label that is a sign, the minimum and the maximum alone are valid, and nothing between them.
         by_rows: for an output that is the next value of a state entry: it differs from the present one in a few rows of axis 0,
             and is a ScatterND of these rows, which may be written over the present ones in their place.
+        fixed_by: for an input of data, axes that the model leaves open, with what fixes their extent: a layer and its parameter.
+        sample_axis: of data, labels and outputs of the model, the axis along which the samples of a batch stand; None: there are
+            no samples in it, and it is the same for all. Data sets have their samples along axis 0 (``burnish.program.layout``).
+            Of no meaning for other roles.
     """
 
     name: str
@@ -87,6 +91,8 @@ class Entry:
     ignored: int | None = None
     two_values: bool = False
     by_rows: bool = False
+    fixed_by: tuple[tuple[int, str], ...] = ()
+    sample_axis: int | None = 0
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -230,6 +236,8 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
         "shape": None if entry.shape is None else list(entry.shape),
         **{name: value for name, value in optional.items() if value is not None},
         **{name: True for name in FLAGS if getattr(entry, name)},
+        **({"fixed_by": [list(pair) for pair in entry.fixed_by]} if entry.fixed_by else {}),
+        **({} if entry.sample_axis == 0 else {"sample_axis": entry.sample_axis}),
     }
 
 
@@ -249,6 +257,12 @@ def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
         _checked(name, read.get(name, False), lambda flag: isinstance(flag, bool))
     for name in ("minimum", "maximum", "ignored"):
         _checked(name, read.get(name), _is_index, optional=True)
+    read["fixed_by"] = tuple(
+        (_checked("fixed_by", axis, _is_index), _checked("fixed_by", reason, _is_text))
+        for axis, reason in read.get("fixed_by", ())
+    )
+    rank = 2**63 if shape is None else max(1, len(shape))
+    _checked("sample_axis", read.get("sample_axis"), lambda axis: _is_index(axis) and 0 <= axis < rank, optional=True)
     return Entry(**read)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 
 from burnish.errors import BurnishError, ConfigurationError
-from burnish.optim.average import AVERAGE
-from burnish.optim.slots import parameter_of, slot_of
 from burnish.program.signature import Entry, Signature
 
 Arrays = dict[str, np.ndarray]
@@ -209,6 +207,9 @@ def averages(signature: Signature, parameters: str) -> dict[str, str]:
     Raises:
         ConfigurationError: ``parameters`` is another word than ``average``, or no optimizer of the program keeps one.
     """
+    from burnish.optim.average import AVERAGE
+    from burnish.optim.slots import parameter_of, slot_of
+
     if parameters != "average":
         raise ConfigurationError(f"parameters must be None, for those of the state, or 'average', not {parameters!r}")
     kept = (entry.name for entry in signature.state if slot_of(entry.name) == AVERAGE)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from burnish.importer import FileTensor
 from burnish.program.state import BLOCK, Kind, LazyArrays, write_blocks
 
 ROUNDED = "rounded_weights"
@@ -43,6 +42,8 @@ class Weights(LazyArrays):
         return self._dtypes[name].numpy(), tuple(tensor.shape.numpy())
 
     def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        from burnish.importer.file_tensors import FileTensor
+
         tensor = self._tensors[name]
         if isinstance(tensor, FileTensor):
             write_blocks(target, tensor.parts(BLOCK), is_zero)
@@ -51,6 +52,8 @@ class Weights(LazyArrays):
 
     def take(self, name: str) -> np.ndarray:
         """Return an array that no one else has, and let the memory of its tensor go, where it can be read again."""
+        from burnish.importer.file_tensors import FileTensor
+
         tensor = self._tensors[name]
         if not isinstance(tensor, FileTensor):
             return np.array(tensor.numpy(), dtype=self._dtypes[name].numpy())
@@ -68,6 +71,8 @@ class Weights(LazyArrays):
 
     def release(self) -> None:
         """Let the memory of arrays go that can be read again."""
+        from burnish.importer.file_tensors import FileTensor
+
         for tensor in self._tensors.values():
             if isinstance(tensor, FileTensor):
                 tensor.release()

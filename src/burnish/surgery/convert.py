@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread_value, replace_node, static_dimension
+from burnish.graph.names import separate_names
 from burnish.graph.uses import is_used
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
@@ -55,7 +56,7 @@ def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
     """
     target, groups = _parsed(to)
     model = load(source)
-    nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
+    nodes = [node for node in model.graph.all_nodes() if node.op_type == "BatchNormalization" and node.domain == ""]
     if not nodes:
         raise ConfigurationError(
             "convert: the model has no batch normalization layer to replace. Exporters fold them into the convolutions: export "
@@ -66,6 +67,7 @@ def convert(source: Source, to: str, layers: Patterns = "*") -> ir.Model:
         _check(node, target, groups)
     for node in chosen:
         _convert(model.graph, node, target, groups)
+    separate_names(model.graph)
     return model
 
 
@@ -120,7 +122,9 @@ def _nearest_divisors(channels: int, groups: int) -> str:
 
 
 def _convert(graph: ir.Graph, node: ir.Node, target: str, groups: int) -> None:
-    builder = Builder(graph, before=node)
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.opset_imports.update(graph.opset_imports)  # of a branch or a loop body
+    builder = Builder(node.graph, before=node)
     x, scale, bias = (builder.tensor(value) for value in node.inputs[:3] if value is not None)
     statistics = [value for value in node.inputs[3:5] if value is not None]
     epsilon = float(attribute_value(node, "epsilon", 1e-5))

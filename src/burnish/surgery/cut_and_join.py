@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
+from burnish.graph import describe_node
+from burnish.graph.versions import keeps_meaning, oldest_opset
 from burnish.importer import Source, load
+from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.passes import remove_unused
 from burnish.settings import suggestion
 
@@ -72,10 +75,11 @@ def append(source: Source, tail: Source, connect: Mapping[str, str] | None = Non
     for name, output in pairs.items():
         _check_fit(inputs[name], outputs[output])
     _settle_opsets(first, second)
-    taken = {value.name for value in _values(first.graph)} | {node.name for node in first.graph}
+    held = [[value for graph in model.graphs() for value in _values(graph)] for model in (first, second)]
+    taken = {value.name for value in held[0]} | {node.name for node in first.graph}
     prefix = second.graph.name if second.graph.name and second.graph.name not in taken else "tail"
     connected = [inputs[name] for name in pairs]
-    for item in (*_values(second.graph), *second.graph):
+    for item in (*held[1], *second.graph):
         if item.name in taken and item not in connected:
             item.name = f"{prefix}.{item.name}"
     for name, output in pairs.items():
@@ -169,10 +173,36 @@ def _check_fit(wanted: ir.Value, given: ir.Value) -> None:
 
 
 def _settle_opsets(first: ir.Model, second: ir.Model) -> None:
-    """Let the joined model import what either does."""
-    for domain, version in second.graph.opset_imports.items():
-        own = first.graph.opset_imports.setdefault(domain, version)
+    """Let both models import the same: of the standard, the newest opset in which every node of both means what it means now.
+
+    Raises:
+        ConfigurationError: there is none, or versions of another domain differ.
+    """
+    own, other = first.opset_imports[""], second.opset_imports[""]
+    if own != other:
+        candidates = range(max(own, other), OLDEST_CANONICAL - 1, -1)
+        blockers = {opset: _changed(first, opset) or _changed(second, opset) for opset in candidates}
+        opset = next((opset for opset, node in blockers.items() if node is None), None)
+        if opset is None:
+            node = next(node for node in blockers.values() if node is not None)
+            raise ConfigurationError(
+                f"append: the first model is of opset {own} and the second of {other}, and {describe_node(node)} means something "
+                "else in the other one's: export both for the same"
+            )
+        for graph in (*first.graphs(), *second.graphs()):
+            graph.opset_imports[""] = opset
+    for domain, version in second.opset_imports.items():
+        own = first.opset_imports.setdefault(domain, version)
         if own != version:
             raise ConfigurationError(
-                f"append: the first model is of opset {own} and the second of {version}: export both for the same"
+                f"append: the first model is of version {own} of '{domain}' and the second of {version}: export both for the same"
             )
+
+
+def _changed(model: ir.Model, opset: int) -> ir.Node | None:
+    """The first node that is not valid in another opset, or means something else there."""
+    declared = model.opset_imports[""]
+    nodes = (node for node in model.graph.all_nodes() if node.domain == "")
+    if opset >= declared:
+        return next((node for node in nodes if not keeps_meaning(node, declared, opset)), None)
+    return next((node for node in nodes if oldest_opset(node, declared, opset) > opset), None)

@@ -15,7 +15,7 @@ from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, Moments, measure_values
-from burnish.surgery.selection import Patterns, listed_layers, select_layers
+from burnish.surgery.selection import Patterns, listed_layers, select_layers, warn_of_bodies
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 """Layers that have their channels on axis 1 of the output."""
@@ -104,7 +104,8 @@ def unfold(source: Source, *_: object, **__: object) -> NoReturn:
 
 
 def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
-    layers = [node for node in graph if node.op_type in OPERATORS and node.domain == ""]
+    every = [node for node in graph.all_nodes() if node.op_type in OPERATORS and node.domain == ""]
+    layers = [node for node in every if node.graph is graph]
     asked_for = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
     operators = [item for item in asked_for if item in OPERATORS]
     patterns: list[str] = [item for item in asked_for if item not in OPERATORS]
@@ -116,6 +117,8 @@ def _places(graph: ir.Graph, after: Patterns) -> list[ir.Node]:
             f"Choose among {', '.join(map(repr, OPERATORS))}, or names and patterns of such layers"
         )
     places = [node for node in layers if node in named or node in by_operator]
+    inside = [node for node in every if node.graph is not graph and node.op_type in operators and not _is_normalized(node)]
+    warn_of_bodies("insert", inside, "name the layers to put it after (after=[...]) where that is meant")
     open_places = [node for node in places if not _is_normalized(node) or layer_name(node) in patterns]
     if not open_places:
         raise ConfigurationError(

@@ -11,13 +11,13 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, UnprunedLayersWarning
-from burnish.graph import Builder, Names, add_initializer, attribute_value, bodies, constant_array, describe_node
+from burnish.graph import FLOATING, Builder, Names, add_initializer, attribute_value, constant_array, describe_node
 from burnish.graph.initializers import set_initializer
 from burnish.graph.pruning_mark import PruningMark, masked_weights
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.importer import Source, load
 from burnish.settings import is_number, is_whole
-from burnish.surgery.selection import Patterns, listed_layers, select_layers
+from burnish.surgery.selection import Patterns, listed_layers, nodes_around, select_layers
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ALL = "*"
@@ -66,7 +66,7 @@ def prune(
     model = load(source)
     if (masked := next(masked_weights(model.graph), None)) is not None:
         raise ConfigurationError(f"prune: {describe_node(masked[0])} masks weights already: give the model before it was pruned")
-    found = {node: weight for node in model.graph if (weight := _weight_of(node)) is not None}
+    found = {node: weight for node in model.graph.all_nodes() if (weight := _weight_of(node)) is not None}
     if not found:
         raise ConfigurationError("prune: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is an initializer")
     chosen = select_layers(list(found), layers, "layers", "Conv, Gemm or MatMul")
@@ -84,9 +84,9 @@ def prune(
         masks = _largest(arrays, part)
     else:
         masks = [mask for array in arrays for mask in _largest([array], part)]
-    names = Names.of(model.graph)
+    names, around = Names.of(model.graph), nodes_around(model.graph)
     for weight, array, mask in zip(weights, arrays, masks, strict=True):
-        _apply(model.graph, names, weight, array, mask, mark)
+        _apply(model.graph, names, around, weight, array, mask, mark)
     return model
 
 
@@ -125,7 +125,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
         if not is_part:
             return None
         value = producer.inputs[0]
-    if value is None or not value.is_initializer() or value.dtype != ir.DataType.FLOAT or constant_array(value) is None:
+    if value is None or not value.is_initializer() or value.dtype not in FLOATING or constant_array(value) is None:
         return None
     return value if len(_array(value).shape) >= 2 else None
 
@@ -176,14 +176,20 @@ def _groups_kept(weight: ir.Value, node: ir.Node, kept: int, group: int) -> np.n
     return np.moveaxis(mask.reshape(last.shape), -1, axis)
 
 
-def _apply(graph: ir.Graph, names: Names, weight: ir.Value, array: np.ndarray, mask: np.ndarray, mark: PruningMark) -> None:
+def _apply(
+    graph: ir.Graph,
+    names: Names,
+    around: Mapping[ir.Node, ir.Node],
+    weight: ir.Value,
+    array: np.ndarray,
+    mask: np.ndarray,
+    mark: PruningMark,
+) -> None:
     """Put a mask between a weight and all that reads it."""
     readers = tuple(weight.uses())
     set_initializer(weight, array * mask)
-    nodes = {reader for reader, _ in readers}
-    first = next(
-        node for node in graph if node in nodes or any(inner in nodes for body in bodies(node) for inner in body.all_nodes())
-    )
+    nodes = {around[reader] for reader, _ in readers}
+    first = next(node for node in graph if node in nodes)
     builder = Builder(graph, before=first)
     held = add_initializer(graph, names.take(f"{weight.name}_mask"), mask.astype(array.dtype))
     product = builder.tensor(weight) * builder.tensor(held)

@@ -16,6 +16,7 @@ from burnish.norms.policies import RunningVariance, layer_name
 from burnish.ops.normalization.statistics import channel_affine
 from burnish.passes import compute_in_float32
 from burnish.surgery.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
+from burnish.surgery.selection import warn_of_bodies
 
 PREFIX = "stat/"
 
@@ -69,6 +70,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
     data_names = {entry.name for entry in program.signature["predict"].inputs if not entry.is_state}
     measurement = Measurement(model)
     targets = _measure_layers(model.graph, measurement, updated)
+    warn_of_bodies("recalibrate", _in_bodies(model.graph, updated), "their statistics are those that training left", stacklevel=3)
     if not targets:
         raise ConfigurationError(
             "recalibrate: the program has no running statistics that training updates: its model has no batch normalization, or "
@@ -132,6 +134,12 @@ def _measure_layers(graph: ir.Graph, measurement: Measurement, updated: set[str]
         targets |= {name: _Target(key, layer, name == variance) for name in (mean, variance) if name in updated}
         replace_node(node, _normalized(node, builder, x, statistics))
     return targets
+
+
+def _in_bodies(graph: ir.Graph, updated: set[str]) -> list[ir.Node]:
+    """The layers in branches whose statistics training updates."""
+    inside = (node for body in graph.subgraphs() for node in body if node.op_type == "BatchNormalization" and node.domain == "")
+    return [node for node in inside if any(_state_name(value) in updated for value in node.inputs[3:5])]
 
 
 def _state_name(value: ir.Value | None) -> str | None:

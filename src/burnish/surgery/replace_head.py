@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs, output_axis
 from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
+from burnish.importer.classical.zip_maps import number_zip_maps
 from burnish.random import check_seed
 from burnish.settings import is_whole, suggestion
 
@@ -82,7 +84,7 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
     if not is_whole(classes) or classes < 1:
         raise ConfigurationError(f"replace_head: classes={classes!r}: give a whole number of 1 or more")
     check_seed(seed)
-    model = load(source)
+    model = with_a_score_for_each_class(load(source), output)
     head = find_head(model, output)
     old, weight = head.classes, initial_array(head.weight)
     inputs = math.prod(weight.shape) // old
@@ -93,7 +95,165 @@ def replace_head(source: Source, classes: int, output: str | None = None, seed: 
         own = [classes if extent == old else extent for extent in initial_array(head.bias).shape]
         set_initializer(head.bias, generator.uniform(-limit, limit, own))
     _settle_shapes(model, head, old, classes)
+    number_zip_maps(model, head.output, classes)
     return model
+
+
+def with_a_score_for_each_class(model: ir.Model, output: str | None = None) -> ir.Model:
+    """Return a canonical model of two classes, told by one score, as one with a score for each; any other as it is.
+
+    Classical toolkits write so: ``Sigmoid(Concat(-z, z))``, ``Concat(1 - p, p)`` of ``p = Sigmoid(z)``, and ``Concat(1 - z, z)``.
+    The first two become ``Softmax`` of the scores ``(0, z)``, which is the same function, and the last the scores ``(1 - z, z)``.
+
+    Args:
+        model: the model; not changed.
+        output: the one with the classes; None is each.
+    """
+
+    def pairs(of: ir.Model) -> list[_Pair]:
+        values = [value for value in of.graph.outputs if output in (None, value.name) and value.dtype in FLOATING]
+        return [pair for value in values if (pair := _pair_before(value)) is not None]
+
+    if not pairs(model):
+        return model
+    model = model.clone()
+    for pair in pairs(model):
+        _spell_out(model.graph, pair)
+    RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _spell_out(graph: ir.Graph, pair: _Pair) -> None:
+    """Let the layer give a score for each of the two classes, in place."""
+    weight, scores = pair.layer.inputs[1], pair.score
+    assert weight is not None
+    for tensor, axis, one in ((weight, output_axis(pair.layer), 0.0), (pair.bias, -1, 1.0)):
+        if tensor is not None:
+            own = initial_array(tensor)
+            own = own.reshape(1) if own.ndim == 0 else own
+            other = np.zeros_like(own) if pair.is_logistic else (one - own).astype(own.dtype)
+            set_initializer(tensor, np.concatenate([other, own] if pair.second_is_score else [own, other], axis=axis))
+    if pair.bias is None and not pair.is_logistic:
+        raise ConfigurationError(f"replace_head: {describe_node(pair.layer)} has no bias, which the second class of it needs")
+    for node in (pair.layer, *pair.between):
+        for value in node.outputs:
+            value.shape = None
+        infer_outputs(node, dict(graph.opset_imports))
+    for reader in [reader for reader, _ in scores.uses() if reader.op_type == "Reshape"]:
+        if (index := _index_of(reader)) is not None:
+            builder = Builder(graph, before=reader)
+            _put(graph, index, builder.op("ArgMax", builder.tensor(scores), axis=1, keepdims=0).value)
+    last = pair.activation or pair.joined
+    result = scores
+    if pair.is_logistic:
+        builder = Builder(graph, before=last)
+        result = builder.op("Softmax", builder.tensor(scores), axis=1).value
+    _put(graph, last.outputs[0], result)
+
+
+def _put(graph: ir.Graph, earlier: ir.Value, value: ir.Value) -> None:
+    """Let a value take the place of another, as an output of the model too."""
+    is_output = earlier.is_graph_output()
+    if is_output and value.is_graph_output():
+        builder = Builder(graph)
+        value = builder.op("Identity", builder.tensor(value)).value
+    earlier.replace_all_uses_with(value, replace_graph_outputs=True)
+    if is_output:
+        value.name, earlier.name = earlier.name, f"{earlier.name}:before"
+        value.shape, value.type = earlier.shape, earlier.type
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two classes that are told by one score.
+
+    Attributes:
+        layer, bias: the linear layer, and what is added to its result.
+        score: what is joined with its complement, before a sigmoid.
+        between: the nodes from the layer to the score.
+        joined: the node that joins them.
+        activation: the sigmoid after that, where there is one.
+        is_logistic: whether the classes are probabilities.
+        second_is_score: whether the score is that of the second class.
+    """
+
+    layer: ir.Node
+    bias: ir.Value | None
+    score: ir.Value
+    between: tuple[ir.Node, ...]
+    joined: ir.Node
+    activation: ir.Node | None
+    is_logistic: bool
+    second_is_score: bool
+
+
+def _pair_before(value: ir.Value) -> _Pair | None:
+    """The two classes that an output gives, where one score tells them."""
+    activation: ir.Node | None = None
+    node = value.producer()
+    while node is not None and node.domain == "" and node.op_type in ("Identity", "Sigmoid"):
+        if node.op_type == "Sigmoid" and activation is not None:
+            return None
+        activation = node if node.op_type == "Sigmoid" else activation
+        read = node.inputs[0]
+        node = None if read is None else read.producer()
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or attribute_value(node, "axis", None) not in (1, -1):
+        return None
+    for one, other, second in ((node.inputs[0], node.inputs[1], True), (node.inputs[1], node.inputs[0], False)):
+        if one is None or other is None:
+            continue
+        kind = _complement(one, other)
+        score: ir.Value | None = other
+        is_logistic = kind == "negated" and activation is not None
+        if kind == "rest" and activation is None:
+            sigmoid = other.producer()
+            is_logistic = sigmoid is not None and sigmoid.op_type == "Sigmoid"
+            score = sigmoid.inputs[0] if is_logistic and sigmoid is not None else other
+        elif not is_logistic:
+            continue
+        found = None if score is None else _layer_of(score)
+        if found is not None and score is not None:
+            layer, bias, between = found
+            return _Pair(layer, bias, score, between, node, activation, is_logistic, second)
+    return None
+
+
+def _complement(one: ir.Value, other: ir.Value) -> str | None:
+    """What one value is to another: ``negated``, the ``rest`` to 1, or neither."""
+    node = one.producer()
+    if node is None:
+        return None
+    if node.op_type == "Neg" and node.inputs[0] is other:
+        return "negated"
+    constants = [None if value is None else constant_array(value) for value in node.inputs]
+    if node.op_type == "Sub" and node.inputs[1] is other and _is_number(constants[0], 1.0):
+        return "rest"
+    if node.op_type == "Mul" and other in node.inputs and any(_is_number(array, -1.0) for array in constants):
+        return "negated"
+    return None
+
+
+def _is_number(array: np.ndarray | None, number: float) -> bool:
+    return array is not None and array.size == 1 and float(array.reshape(-1)[0]) == number
+
+
+def _layer_of(score: ir.Value) -> tuple[ir.Node, ir.Value | None, tuple[ir.Node, ...]] | None:
+    """The linear layer with weights of its own that gives one score, what is added, and the nodes after the layer."""
+    node, bias = score.producer(), None
+    between: tuple[ir.Node, ...] = ()
+    if node is not None and node.op_type == "Add" and (pair := _added(node)) is not None:
+        bias, between, node = pair[1], (node,), pair[0].producer()
+    head = None if node is None else _head(node, bias, "")
+    if head is None or head.node.op_type == "Conv" or head.classes != 1 or head.weight is not head.node.inputs[1]:
+        return None
+    return head.node, head.bias, between
+
+
+def _index_of(reshape: ir.Node) -> ir.Value | None:
+    """The number of the class, 0 or 1, that is read off a score: whether it is above 0."""
+    above = next((reader for reader, _ in reshape.outputs[0].uses() if reader.op_type == "Greater"), None)
+    cast = None if above is None else next((reader for reader, _ in above.outputs[0].uses() if reader.op_type == "Cast"), None)
+    return None if cast is None else cast.outputs[0]
 
 
 def find_head(model: ir.Model, output: str | None = None) -> Head:
@@ -151,7 +311,8 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
     """The head that a node is, with what is added to its result; None where it is no linear layer with weights of its own."""
     if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
         return None
-    weight = node.inputs[1]
+    turn = _turn_of(node)
+    weight = node.inputs[1] if turn is None else turn.inputs[0]
     if weight is None or not weight.is_initializer() or weight.const_value is None:
         return None
     shape = initial_array(weight).shape
@@ -161,7 +322,7 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
             return None
     elif len(shape) != 2:
         return None
-    axis = output_axis(node)
+    axis = output_axis(node) if turn is None else 1 - output_axis(node)
     bias = own if own is not None else added
     for value in (weight, bias):
         if value is None:
@@ -181,10 +342,21 @@ def _head(node: ir.Node, added: ir.Value | None, output: str) -> Head | None:
     return Head(node, weight, axis, bias, output)
 
 
+def _turn_of(node: ir.Node) -> ir.Node | None:
+    """The Transpose of a weight for a product alone, as an exporter writes it that does not transpose ahead of time."""
+    turn = None if node.op_type == "Conv" or node.inputs[1] is None else node.inputs[1].producer()
+    if turn is None or turn.domain != "" or turn.op_type != "Transpose" or len(turn.outputs[0].uses()) != 1:
+        return None
+    return turn if attribute_value(turn, "perm", None) in (None, [1, 0], (1, 0)) else None
+
+
 def _settle_shapes(model: ir.Model, head: Head, old: int, classes: int) -> None:
     """Let shapes behind the head say the new number of classes, in constants that reshape too."""
     graph = model.graph
     before = {value: value.shape for value in graph.outputs}
+    if (turn := _turn_of(head.node)) is not None:
+        turn.outputs[0].shape = None
+        infer_outputs(turn, dict(graph.opset_imports))
     order = list(graph)
     behind = {head.node}
     for node in order[order.index(head.node) :]:
@@ -228,7 +400,7 @@ def _number_classes(node: ir.Node, old: int, classes: int) -> None:
     """
     table = node.inputs[0] if node.op_type == "Gather" and node.domain == "" else None
     labels = None if table is None else constant_array(table)
-    if labels is None or labels.shape != (old,) or node.graph is None:
+    if labels is None or labels.size != old or labels.shape[-1:] != (old,) or node.graph is None:
         return
     if labels.dtype.kind not in "iu":
         raise ConfigurationError(
@@ -236,5 +408,5 @@ def _number_classes(node: ir.Node, old: int, classes: int) -> None:
             "at the head (burnish.surgery.truncate)"
         )
     assert isinstance(node.graph, ir.Graph)
-    numbers = Builder(node.graph, before=node).constant(np.arange(classes, dtype=labels.dtype))
-    node.replace_input_with(0, numbers.value)
+    numbers = np.arange(classes, dtype=labels.dtype).reshape(*labels.shape[:-1], classes)
+    node.replace_input_with(0, Builder(node.graph, before=node).constant(numbers).value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, LayersInBodiesWarning
+from burnish.graph import bodies
 from burnish.norms.policies import layer_name, matches_layer
 
 Patterns = str | Sequence[str]
@@ -38,6 +40,31 @@ def listed_layers(nodes: Sequence[ir.Node]) -> str:
     """The names of layers as a phrase."""
     shown = ", ".join(f"'{layer_name(node)}'" for node in nodes[:SHOWN]) or "none"
     return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+
+
+def warn_of_bodies(what: str, left: Sequence[ir.Node], why: str, stacklevel: int = 4) -> None:
+    """Warn of layers in branches or loop bodies that stay as they are, where there are some.
+
+    Args:
+        what: does not reach them: "quantize".
+        left: these layers.
+        why: why they are left out and what to do, as a clause.
+        stacklevel: as ``warnings.warn`` takes it.
+    """
+    if left:
+        several = "layers in branches or loop bodies stay" if len(left) > 1 else "layer in a branch or loop body stays"
+        message = f"{what}: {len(left)} {several} as the model has them: {listed_layers(left)}; {why}"
+        warnings.warn(LayersInBodiesWarning(message), stacklevel=stacklevel)
+
+
+def nodes_around(graph: ir.Graph) -> dict[ir.Node, ir.Node]:
+    """Return, for each node of a graph and of the bodies in it, the node of the graph itself that it is or that holds it."""
+    around: dict[ir.Node, ir.Node] = {}
+    for node in graph:
+        around[node] = node
+        for body in bodies(node):
+            around.update(dict.fromkeys(body.all_nodes(), node))
+    return around
 
 
 def _patterns(patterns: Patterns, option: str) -> list[str]:

@@ -25,7 +25,7 @@ from burnish.graph.initializers import set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, check_data, measure_values
-from burnish.surgery.selection import Patterns, select_layers
+from burnish.surgery.selection import Patterns, listed_layers, select_layers, warn_of_bodies
 
 
 def weight_normalize(
@@ -61,7 +61,7 @@ def weight_normalize(
         ModelError: the source is not a valid ONNX model.
     """
     model = load(source)
-    weighted = [layer for node in model.graph if (layer := _layer(node)) is not None]
+    weighted = [layer for node in model.graph.all_nodes() if (layer := _layer(node)) is not None]
     if not weighted:
         raise ConfigurationError(
             "weight_normalize: the model has no Conv, Gemm or MatMul whose weight is a floating-point initializer; give a model "
@@ -72,6 +72,7 @@ def weight_normalize(
     batches = None
     if data is not None:
         batches = list(check_data(data))
+        chosen = _outside_bodies(model.graph, chosen)
         _check_unshared(chosen)
     lengths: dict[ir.Value, ir.Value] = {}
     names = Names.of(model.graph)
@@ -103,6 +104,19 @@ def _layer(node: ir.Node) -> _Layer | None:
         return None
     transposed = "transB" in node.attributes and node.attributes["transB"].as_int() != 0
     return _Layer(node, weight, 0 if node.op_type == "Conv" or transposed else 1)
+
+
+def _outside_bodies(graph: ir.Graph, layers: list[_Layer]) -> list[_Layer]:
+    """The layers of the graph itself, whose outputs are measured; warns of those in bodies."""
+    outside, inside = ([layer for layer in layers if (layer.node.graph is graph) is here] for here in (True, False))
+    nodes = [layer.node for layer in inside]
+    why = "what they give is not measured: without data they are normalized too"
+    if not outside:
+        raise ConfigurationError(
+            f"weight_normalize: all layers stand in branches or loop bodies ({listed_layers(nodes)}), and {why}: leave data out"
+        )
+    warn_of_bodies("weight_normalize", nodes, why)
+    return outside
 
 
 def _check_unshared(layers: list[_Layer]) -> None:

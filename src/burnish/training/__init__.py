@@ -3,14 +3,19 @@
 What a step computes is the program's; how a graph is run is the engine's; where batches come from is ``burnish.data``'s.
 """
 
-from burnish.training.answers import Answer, read_answer
-from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from burnish.training.interruption import TrainingInterrupted
-from burnish.training.profiling import Profile, profile
-from burnish.training.result import TrainingResult
-from burnish.training.session import Session
-from burnish.training.trained_model import TrainedModel, open_model
-from burnish.training.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from burnish.exports import exports
+
+if TYPE_CHECKING:
+    from burnish.training.answers import Answer, read_answer
+    from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+    from burnish.training.interruption import TrainingInterrupted
+    from burnish.training.profiling import Profile, profile
+    from burnish.training.result import TrainingResult
+    from burnish.training.session import Session
+    from burnish.training.trained_model import TrainedModel, open_model
+    from burnish.training.trainer import Trainer
 
 __all__ = [
     "Answer",
@@ -27,3 +32,17 @@ __all__ = [
     "read_checkpoint",
     "write_checkpoint",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "answers": "Answer read_answer",
+        "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
+        "interruption": "TrainingInterrupted",
+        "profiling": "Profile profile",
+        "result": "TrainingResult",
+        "session": "Session",
+        "trained_model": "TrainedModel open_model",
+        "trainer": "Trainer",
+    },
+)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import onnx_ir as ir
 
 from burnish import losses
 from burnish.compiler.predictions import Prediction, find_predictions
@@ -166,10 +165,10 @@ def _of_activation(prediction: Prediction, name: str, kind: Kind, otherwise: str
 
 def _width(model: TrainedModel, name: str) -> int | None:
     """How many numbers the model gives for each sample, where that is one row and known."""
-    value: ir.Value = next(value for value in model.predict_graph.graph.outputs if value.name == name)
-    if value.shape is None or len(value.shape) < 2 or any(extent != 1 for extent in value.shape[2:]):
-        return 1 if value.shape is not None and len(value.shape) == 1 else None
-    extent = value.shape[1]
+    shape = model.shape_of(name)
+    if shape is None or len(shape) < 2 or any(extent != 1 for extent in shape[2:]):
+        return 1 if shape is not None and len(shape) == 1 else None
+    extent = shape[1]
     return extent if isinstance(extent, int) else None
 
 
@@ -179,7 +178,7 @@ def table(answer: Answer, numbers: np.ndarray, classes: Sequence[str] | None, to
     Args:
         answer: how the numbers were read.
         numbers: as ``answer.numbers`` returns them.
-        classes: the names of the classes; numbers where there are none, or another number of them.
+        classes: the names of the classes; a class without a name is called by its number.
         top: how many classes are shown, the most probable first.
 
     Raises:
@@ -199,13 +198,22 @@ def table(answer: Answer, numbers: np.ndarray, classes: Sequence[str] | None, to
         raise ConfigurationError(
             f"top: the model has {width} classes, and {top} of them are to be shown: ask for {width} or fewer"
         )
-    names = list(classes) if classes is not None and len(classes) == width else [str(index) for index in range(width)]
+    names = class_names(classes, width)
     columns = [name + (f"_{rank}" if rank > 1 else "") for rank in range(1, top + 1) for name in ("class", number)]
     rows: list[list[Any]] = []
     for values in numbers:
         order = np.argsort(-values, kind="stable")[:top]
         rows.append([part for index in order for part in (names[int(index)], float(values[index]))])
     return columns, rows
+
+
+def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
+    """Return what so many classes are called: the first by their names, as far as there are some, and the others by number.
+
+    A model may have more outputs than the data that it was trained on have classes.
+    """
+    named = [] if classes is None or len(classes) > count else list(classes)
+    return [*named, *map(str, range(len(named), count))]
 
 
 def pixel_table(
@@ -216,14 +224,14 @@ def pixel_table(
     Args:
         answer: how the output is read.
         array: of it, ``[samples, classes, height, width]``, or one score of yes or no.
-        classes: their names; numbers where there are none, or another number of them.
+        classes: their names; a class without a name is called by its number.
     """
     if array.shape[CLASS_AXIS] == 1:
         said = (array[:, 0] > answer.least_yes).astype(np.int64)
         count, names = 2, ["no", "yes"]
     else:
         said, count = array.argmax(axis=CLASS_AXIS), array.shape[CLASS_AXIS]
-        names = list(classes) if classes is not None and len(classes) == count else [str(index) for index in range(count)]
+        names = class_names(classes, count)
     rows: list[tuple[int, list[Any]]] = []
     for place, mask in enumerate(said):
         shares = np.bincount(mask.reshape(-1), minlength=count) / mask.size

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
-from burnish.program.carry_over import CarriedState, carry_over
 from burnish.program.state import check_state, chosen, kind_of, state_differences
 from burnish.training.adapter_base import AdapterBase, OnBase
+
+if TYPE_CHECKING:
+    from burnish.program.carry_over import CarriedState
 
 FORMAT = "burnish checkpoint"
 FORMAT_VERSION = 3
@@ -324,6 +326,8 @@ def carried_from(path: str | Path, checkpoint: Checkpoint, program: Program, pre
     Raises:
         CheckpointError: it has no parameter that the program has.
     """
+    from burnish.program.carry_over import carry_over
+
     state = checkpoint.state
     if checkpoint.base is not None:  # the weights beside its adapters are those that are there
         state = {**chosen(present, AdapterBase(program).names), **state}

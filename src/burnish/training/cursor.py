@@ -12,7 +12,7 @@ import numpy as np
 
 from burnish.metrics import higher_is_better
 from burnish.settings import is_whole
-from burnish.training.totals import Means
+from burnish.training.totals import Means, Sums
 
 Batch = Mapping[str, np.ndarray]
 
@@ -28,7 +28,7 @@ class Position:
         stepping, waited: seconds of these that steps took, with the waiting for their batches; and that waiting alone.
         rate: learning rate of the last step; None before the first, and where there is none.
         unheeded: how many steps the figures of the last epoch are still to be given to, so that an update reads them.
-        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began.
+        since_row, since_epoch: averages since the last row of ``metrics.csv``, and since the epoch began; of sums, the sum.
         best: as ``TrainingResult.best``.
         best_loss: the loss of that epoch; None where there is none, or it is not known.
         metrics: as ``TrainingResult.metrics``, after the last whole epoch.
@@ -73,13 +73,13 @@ class Position:
             raise TypeError(f"{wrong[0]} is {getattr(read, wrong[0])!r}")
         return read
 
-    def add_step(self, metrics: Mapping[str, float], samples: int) -> None:
-        """Count a step that is done: its loss and metrics, and the samples of its batch."""
+    def add_step(self, metrics: Mapping[str, float], samples: int, sums: Sums) -> None:
+        """Count a step that is done: its loss and metrics, of which ``sums`` add up, and the samples of its batch."""
         self.batch += 1
         self.step += 1
         self.samples += samples
-        self.since_row.add(metrics, samples)
-        self.since_epoch.add(metrics, samples)
+        self.since_row.add(metrics, samples, sums)
+        self.since_epoch.add(metrics, samples, sums)
 
     @property
     def waiting(self) -> float:
@@ -95,14 +95,12 @@ class Position:
     def take_best(self, watched: str) -> bool:
         """Record the last epoch as the best where its ``watched``, the loss or a metric, is better; return whether it is.
 
-        A metric that grows tells nothing while it is 0, as the precision of a detector that finds nothing yet. Of such epochs the
-        one with the least loss is the best.
+        Of epochs with the same figure the one with the least loss is the best: a few samples to evaluate on give the same
+        accuracy again and again, and a detector that finds nothing yet a precision of 0.
         """
         value, loss = self.metrics[watched], self.metrics.get("loss")
-        if self.best is not None and not is_better(watched, value, self.best["value"]):
-            tells_nothing = value == self.best["value"] == 0 and higher_is_better(watched)
-            if not tells_nothing or loss is None or self.best_loss is None or not loss < self.best_loss:
-                return False
+        if self.best is not None and not is_better(watched, value, self.best["value"], loss, self.best_loss):
+            return False
         self.best, self.best_loss = {"epoch": self.epoch, "metric": watched, "value": value}, loss
         return True
 
@@ -145,8 +143,18 @@ def _is_best(best: object) -> bool:
     )
 
 
-def is_better(metric: str, value: float, than: float) -> bool:
-    """Whether a figure is better than another. A metric says which is better, the smaller loss is; NaN is worse than all."""
+def is_better(metric: str, value: float, than: float, loss: float | None = None, than_loss: float | None = None) -> bool:
+    """Whether an epoch is better than another.
+
+    Args:
+        metric: the figure that decides. It says whether more is better; of the loss, less is. NaN is worse than all.
+        value, than: the figures.
+        loss, than_loss: the losses, which decide where the figures are the same; None where one is not known.
+    """
+    if value == than or (math.isnan(value) and math.isnan(than)):
+        if loss is None or than_loss is None:
+            return False
+        return loss < than_loss or (math.isnan(than_loss) and not math.isnan(loss))
     if math.isnan(value) or math.isnan(than):
         return not math.isnan(value)
     return value > than if higher_is_better(metric) else value < than

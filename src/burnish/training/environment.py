@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 PACKAGES = ("burnish", "onnxruntime", "onnx", "numpy", "torch")
 
@@ -21,6 +23,15 @@ def environment() -> dict[str, str]:
     described["system"] = f"{platform.system()} {platform.machine()}"
     described["processors"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return described
+
+
+def session_line(described: Mapping[str, Any]) -> str:
+    """Return what a run computes on, in words; ``described`` is what ``Session.describe`` returns."""
+    kernels = f"kernels for {described['level']}"
+    if described["kernels"] is None:
+        kernels = f"no kernels, as {described['kernels_reason']}"
+    threads = "1 thread" if described["threads"] == 1 else f"{described['threads']} threads"
+    return f"{described['engine']}: {kernels}; {threads}; {described['precision']}"
 
 
 def resident_bytes() -> int | None:

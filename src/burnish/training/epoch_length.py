@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from burnish.errors import ConfigurationError
 from burnish.optim.accumulate import steps_to_an_update
-from burnish.program import Program
+from burnish.program import Entry, Program
+from burnish.program.layout import sample_extent
 from burnish.training.inputs import broken_rule
 
 
@@ -46,12 +47,17 @@ def fixed_batch(program: Program) -> int | None:
     """The number of samples that the model takes at once; None where any will do."""
     if program.options.get("batch"):
         return None
-    return fixed_extent(entry.extents[0] for entry in program.signature.samples if entry.extents)
+    return fixed_samples(program.signature.samples)
 
 
-def fixed_extent(firsts: Iterable[object]) -> int | None:
-    """The number that the first extents of all inputs are; None where they differ, or are open."""
-    different = set(firsts)
+def fixed_samples(entries: Iterable[Entry]) -> int | None:
+    """The number of samples that inputs hold at once; None where any will do."""
+    return fixed_extent(sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None)
+
+
+def fixed_extent(samples: Iterable[object]) -> int | None:
+    """The number that the extents of the samples of all inputs are; None where they differ, or are open."""
+    different = set(samples)
     extent = different.pop() if len(different) == 1 else None
     return extent if isinstance(extent, int) else None
 

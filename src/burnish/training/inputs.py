@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError, InputError
 from burnish.norms import ExtentRule
 from burnish.program import Program
+from burnish.program.layout import sample_extent
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.program.state import check_state
 from burnish.settings import suggestion
@@ -35,7 +36,7 @@ def check_batch(
         signature: of the graph that will run.
         batch: arrays by input name.
         ignored: names that may be in the batch and are not used.
-        part: whether it is a worker's part of a batch, which may be empty along its first axis, or too small for statistics.
+        part: whether it is a worker's part of a batch, which may be without samples, or have too few for statistics.
 
     Raises:
         InputError: a missing or unexpected input, a wrong dtype, rank or extent, an empty batch, inputs that disagree about
@@ -135,7 +136,8 @@ class HyperparameterCheck:
 
 def broken_rule(signature: GraphSignature, samples: int) -> ExtentRule | None:
     """Return the rule that a batch of this many samples breaks, or None for one that the graph takes."""
-    batch = {entry.extents[0] for entry in signature.inputs_of(Role.DATA, Role.LABEL) if entry.extents}
+    entries = signature.inputs_of(Role.DATA, Role.LABEL)
+    batch = {sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None}
     return next((rule for rule in signature.extents if rule.dimension in batch and not rule.allows(samples)), None)
 
 
@@ -264,11 +266,11 @@ def _check_shape(entry: Entry, array: np.ndarray, extents: dict[str, tuple[int, 
         if isinstance(expected, int) and extent != expected:
             raise InputError(
                 f"The input '{entry.name}' has extent {extent} along axis {axis}, and the program takes {expected}: "
-                f"{_expected(entry, array)}{_how_to_open(entry, axis)}"
+                f"{_expected(entry, array)}{_what_fixes(entry, axis)}{_how_to_open(entry, axis)}"
             )
-        if not isinstance(expected, int) and extent == 0 and not (part and axis == 0):
+        if not isinstance(expected, int) and extent == 0 and not (part and axis == entry.sample_axis):
             remedy = "leave empty batches out"
-            if axis and isinstance(expected, str):
+            if axis != entry.sample_axis and isinstance(expected, str):
                 remedy += f". Where this is a cache that is always empty, compile without it: bind={{'{expected}': 0}}"
             raise InputError(f"The input '{entry.name}' is empty along axis {axis} (got [{_extents(array.shape)}]): {remedy}")
         if isinstance(expected, str):
@@ -295,6 +297,12 @@ def _other_labels(entry: Entry, array: np.ndarray) -> str:
     if entry.numpy_dtype.name in FLOATS and array.dtype.kind in "iu" and array.ndim == len(extents) - 1:
         return ": where these are class indices, choose a loss over classes, such as 'cross_entropy', or give them one-hot"
     return ""
+
+
+def _what_fixes(entry: Entry, axis: int) -> str:
+    """Return which layer leaves this extent alone; nothing where the model itself declares it."""
+    reasons = [reason for fixed, reason in entry.fixed_by if fixed == axis]
+    return f". {reasons[0]}" if reasons else ""
 
 
 def _how_to_open(entry: Entry, axis: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.distributed.runners.parts import PartRunner
+from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines.row_writes import RowChanges, RowWriter, written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import file_path
@@ -36,8 +36,8 @@ _OURS = re.compile(r"(\.?base-[0-9a-f]{8}\.safetensors(\.[0-9a-f]{8}\.partial)?|
 
 def writer_of(runner: object) -> RowWriter | None:
     """Return what says which rows a runner writes; None where nothing does, or where they are not all that changes in a table."""
-    while isinstance(runner, PartRunner):  # every worker writes the rows of all
-        runner = runner.runner
+    while isinstance(runner, SpreadRunner):
+        runner = runner.writer
     return runner if isinstance(runner, RowWriter) else None
 
 

@@ -1,9 +1,11 @@
-"""What only the numbers tell: an output that holds probabilities already, data on another scale, rows from the end of a table."""
+"""What only the numbers tell: an output of probabilities, data on another scale, rows from a table's end, copied labels."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +17,7 @@ from burnish.engines.base import Arrays
 from burnish.errors import EngineError, ObjectiveWarning
 from burnish.graph import attribute_value, describe_node
 from burnish.program import Program, Role
+from burnish.training.file_comparison import warn_of_departure
 
 MOMENTUM = 0.9
 """Of a BatchNormalization that says nothing."""
@@ -22,16 +25,28 @@ OTHER_SCALE = 100.0
 """Times the variance: ten times the deviation. Pixels of 0 to 255 have 3,000 times that of standardized ones."""
 
 
-def checked_step(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> Arrays:
+def checked_step(
+    program: Program,
+    runner: ProgramRunner,
+    inputs: Mapping[str, np.ndarray],
+    file: Path | None = None,
+    threads: int | None = None,
+) -> Arrays:
     """Run the first step of a session; warn of what its numbers tell is perhaps not what was meant.
 
     Args:
         program: what is trained.
         runner: the program on an engine.
         inputs: a checked batch, and the hyperparameters.
+        file: which the program was compiled of, to be compared with what it predicts; None where it is not.
+        threads: for the file.
     """
+    if file is not None and all(array.size for array in inputs.values()):
+        with suppress(EngineError):  # the step fails alike, and its error names the node of the step
+            warn_of_departure(file, program, runner.predict, inputs, threads)
     warn_of_probabilities(program, runner, inputs)
     warn_of_negative_rows(program, inputs)
+    warn_of_copied_labels(program, inputs)
     layers = list(_first_normalizations(program))
     before = [runner.state_entry(variance) for _, variance, _ in layers]
     outputs = runner.step(inputs)
@@ -49,6 +64,18 @@ def checked_step(program: Program, runner: ProgramRunner, inputs: Mapping[str, n
             )
             break
     return outputs
+
+
+def check_inputs(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
+    """Warn of what the first batch of a program with cached features tells, whose steps do not see the inputs of the model.
+
+    Args:
+        program: what is trained.
+        runner: the program on an engine.
+        inputs: of the model, checked.
+    """
+    warn_of_probabilities(program, runner, inputs, stacklevel=6)
+    warn_of_negative_rows(program, inputs, "predict", stacklevel=6)
 
 
 def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, float]]:
@@ -86,14 +113,16 @@ def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: fl
     return times if times > 8 * np.finfo(running.dtype).eps / (1 - momentum) else None
 
 
-def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray]) -> None:
+def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray], graph: str = "step", stacklevel: int = 5) -> None:
     """Warn of numbers below 0 for rows of a table: the standard counts them from its end, and people mean no row by them.
 
     Args:
         program: what is trained.
         inputs: a checked batch.
+        graph: that takes it.
+        stacklevel: as ``warnings.warn`` takes it.
     """
-    for entry in program.signature["step"].inputs_of(Role.DATA):
+    for entry in program.signature[graph].inputs_of(Role.DATA):
         array = inputs.get(entry.name)
         if entry.minimum is None or entry.maximum is None or array is None or not array.size or array.min() >= 0:
             continue
@@ -104,19 +133,52 @@ def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray]) ->
                 f"table, here row {entry.maximum + 1 + smallest}: where {smallest} stands for no token, give the number that the "
                 "model was made to read there, such as that of its padding token"
             ),
-            stacklevel=5,
+            stacklevel=stacklevel,
         )
 
 
-def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
+def warn_of_copied_labels(program: Program, inputs: Mapping[str, np.ndarray]) -> None:
+    """Warn of labels that are the numbers of an input, each in its place: a model learns to copy them, and no next token.
+
+    Args:
+        program: what is trained.
+        inputs: a checked batch.
+    """
+    signature = program.signature["step"]
+    for label in signature.inputs_of(Role.LABEL):
+        labels = inputs.get(label.name)
+        if labels is None or label.dtype.is_floating_point() or labels.ndim < 2:
+            continue
+        counts = np.ones(labels.shape, bool) if label.ignored is None else labels != label.ignored
+        if np.unique(labels[counts]).size < 2:
+            continue
+        for entry in signature.inputs_of(Role.DATA):
+            array = inputs.get(entry.name)
+            if array is None or array.dtype.kind not in "iu" or array.shape != labels.shape:
+                continue
+            if (array[counts] == labels[counts]).all():
+                ignored = "" if label.ignored is None else f" and {label.ignored} for the last, which has none"
+                warnings.warn(
+                    ObjectiveWarning(
+                        f"'{label.name}' holds what the input '{entry.name}' holds, each number in the same place, so that the "
+                        "model learns to copy: of a model of language that tells the next token, give each place the token after "
+                        f"it (labels[:, :-1] = {entry.name}[:, 1:]){ignored}"
+                    ),
+                    stacklevel=5,
+                )
+
+
+def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray], stacklevel: int = 5) -> None:
     """Warn where a loss that applies a softmax reads an output that holds probabilities on these inputs.
 
-    Nothing runs where the model's graph tells what the output is, as nearly all do.
+    Nothing runs where the model's graph tells what the output is, as nearly all do, and of a batch of cached features, which
+    the model does not take: ``check_inputs`` sees what they are computed from.
 
     Args:
         program: what is trained.
         runner: the program on an engine.
         inputs: a checked batch; labels are left out here.
+        stacklevel: as ``warnings.warn`` takes it.
     """
     doubtful = {
         prediction["reads"]: prediction["class_axis"]
@@ -125,10 +187,12 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
     }
     signature = program.signature["predict"]
     outputs = {entry.name for entry in signature.outputs}
-    if not outputs.intersection(doubtful) or any(array.size == 0 for array in inputs.values()):
+    data = [entry.name for entry in signature.inputs_of(Role.DATA)]
+    is_whole = all(name in inputs and inputs[name].size for name in data)
+    if not is_whole or not outputs.intersection(doubtful):
         return
     try:
-        predicted = runner.predict({entry.name: inputs[entry.name] for entry in signature.inputs if entry.name in inputs})
+        predicted = runner.predict({name: inputs[name] for name in data})
     except EngineError:
         return  # the step fails alike, and its error names the node of the step
     for name, class_axis in doubtful.items():
@@ -139,5 +203,5 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
                     f"the loss {loss} applies an activation itself, and the output '{name}' that it reads lies in [0, 1] and "
                     f"sums to 1 along axis {class_axis}: {REMEDY.format('...')}"
                 ),
-                stacklevel=5,
+                stacklevel=stacklevel,
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TextIO, runtime_checkable
 
 from burnish.errors import ConfigurationError, escaped
 from burnish.settings import call_hint
@@ -128,7 +129,10 @@ class Lines:
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
-        print(escaped(text), flush=True)
+        try:
+            print(escaped(text), flush=True)
+        except BrokenPipeError:  # as after | head: nobody reads any more, and the run goes on
+            drop_output(sys.stdout)
 
 
 class Bar:
@@ -201,7 +205,14 @@ class _Speed:
 
 def automatic() -> Progress:
     """Return a bar where standard output is a terminal, lines elsewhere."""
-    return Bar() if sys.stdout.isatty() else Lines()
+    return Bar() if sys.stdout is not None and sys.stdout.isatty() else Lines()
+
+
+def drop_output(stream: TextIO) -> None:
+    """Let what is written to standard output, or to the stream of errors, go nowhere from here on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def epoch_line(reached: Reached, evaluation: Mapping[str, float]) -> str:

@@ -24,6 +24,7 @@ class Rates:
 
     Attributes:
         start: the rate that ``schedule`` changes; None where the program takes none.
+        groups: the rates of parameter groups that have their own, by input, which it changes too.
         schedule: (step from 0, steps of the run) -> factor.
         computed: the outputs in which the program tells the rates that it computes.
         monitored: the inputs of a program whose rate falls on a plateau.
@@ -33,6 +34,7 @@ class Rates:
     """
 
     start: float | None
+    groups: Mapping[str, float]
     schedule: factors.Factor
     computed: tuple[str, ...]
     monitored: tuple[str, ...]
@@ -61,8 +63,11 @@ class Rates:
         inputs = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         computed = tuple(entry.name for entry in signature.outputs_of(Role.RATE))
         factor = factors.get(schedule)
+        groups = {
+            name: entry.default for name, entry in inputs.items() if name.startswith(f"{RATE}:") and entry.default is not None
+        }
         if RATE not in inputs:
-            change = f"lr={lr}" if lr is not None else None if factor is factors.constant else "schedule"
+            change = f"lr={lr}" if lr is not None else None if factor is factors.constant or groups else "schedule"
             if change and computed:
                 raise ConfigurationError(
                     f"{change}: this program computes its learning rate from the step, by the schedule that it was compiled "
@@ -82,6 +87,7 @@ class Rates:
         start = lr if lr is not None or RATE not in inputs else inputs[RATE].default
         return cls(
             start,
+            groups,
             factor,
             computed,
             monitored,
@@ -105,7 +111,11 @@ class Rates:
         rate = self.at(step, steps)
         figure = latest.get(self.figure, math.nan)
         fits = abs(figure) <= float(np.finfo(np.float32).max)
-        return ({} if rate is None else {RATE: rate}) | (dict.fromkeys(self.monitored, figure) if fits else {})
+        rates = {} if rate is None else {RATE: rate}
+        if self.schedule is not factors.constant:
+            factor = factors.factor_at(self.schedule, step, steps)
+            rates |= {name: start * factor for name, start in self.groups.items()}
+        return rates | (dict.fromkeys(self.monitored, figure) if fits else {})
 
     def used(self, hyperparameters: Mapping[str, float], results: Mapping[str, float]) -> float | None:
         """Return the rate of a step, from its hyperparameters and its results; the first of several."""

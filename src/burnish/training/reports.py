@@ -10,6 +10,7 @@ from typing import Any
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import replacing
 from burnish.graph import garbage_kept
+from burnish.installing import install_command
 
 Row = dict[str, int | float | None]
 
@@ -115,7 +116,7 @@ def draw_curves(rows: Sequence[Row], path: Path, names: Sequence[str]) -> str | 
         from matplotlib.figure import Figure
     except ImportError:
         return (
-            f"'{path.name}' was not drawn, as matplotlib is not installed (pip install 'burnish[demo]'); "
+            f"'{path.name}' was not drawn, as matplotlib is not installed ({install_command('matplotlib')}); "
             "metrics.csv holds the same figures"
         )
     width, height = 5.0 * len(names), 3.6

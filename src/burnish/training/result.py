@@ -15,7 +15,7 @@ class TrainingResult:
 
     Attributes:
         metrics: loss and metrics after the last epoch: on the evaluation data where there are any, else the averages over
-            the training batches of that epoch.
+            the training batches of that epoch; of a loss with ``reduction="sum"``, the sum over them.
         history: the rows of ``metrics.csv``; of several workers, the first alone has them.
         best: ``epoch`` (from 1), ``metric``, ``value`` of the best epoch, whose state ``checkpoints/best.safetensors`` holds.
         steps: steps since the run first started.

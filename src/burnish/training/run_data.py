@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from burnish.data import DataDescription, Dataset, DataSource, DataSpec, Loader, Text, TextDataset, as_dataset
+from burnish.data import ArrayDataset, DataDescription, Dataset, DataSource, DataSpec, Loader, Text, TextDataset, as_dataset
 from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import Batches, BatchLoader, is_batches
 from burnish.data.image.augmentation import ImageAugmentation, read_augmentation
@@ -20,14 +21,17 @@ from burnish.data.image.mixing import mixing
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import ConfigurationError, InputError
-from burnish.program import Program
+from burnish.errors import ConfigurationError, InputError, ObjectiveWarning
+from burnish.program import Program, Role
 from burnish.training.epoch_length import accumulation_notes, fixed_batch, samples_left_out
-from burnish.training.features import FeatureDataset, Features
+from burnish.training.feature_dataset import FeatureDataset
+from burnish.training.features import Features
 from burnish.training.inputs import check_batch
 from burnish.training.text_length import within_the_model
 
 MOST_PROCESSES = 4
+RARE = 1e-3
+"""Below this a chance is none."""
 FEW_IMAGES = 1000
 """Up to so many, one process has decoded them before others have begun."""
 COMPUTED_ONCE = (
@@ -93,7 +97,7 @@ class RunData:
         if program.features is None:
             try:
                 some = np.arange(fixed_batch(program) or 1) % max(1, len(eval_set))
-                check_batch(program.signature["evaluate"], eval_set.batch(some), part=True)
+                check_batch(program.signature["evaluate"], spec.to_model(eval_set.batch(some)), part=True)
             except InputError as error:
                 raise InputError(f"eval_data: {error}") from error
         sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
@@ -178,6 +182,7 @@ class RunData:
             rank=group.rank,
             workers=group.world_size,
             processes=processes,
+            spec=DataSpec.of_steps(program),
         )
 
     def evaluation_loader(self, program: Program, batch_size: int) -> Loader | None:
@@ -187,7 +192,8 @@ class RunData:
             return BatchLoader(self.evaluation, self.spec)
         if self.evaluation is None:
             return None
-        return Loader(self.evaluation, batch_size, shuffle=False, drop_last=self._not_evaluated(program, batch_size) > 0)
+        drop_last = self._not_evaluated(program, batch_size) > 0
+        return Loader(self.evaluation, batch_size, shuffle=False, drop_last=drop_last, spec=DataSpec.of_steps(program))
 
     def _not_evaluated(self, program: Program, batch_size: int) -> int:
         """How many of the samples to evaluate on make no batch that the model takes."""
@@ -229,6 +235,35 @@ class RunData:
         if rest := self._not_evaluated(program, batch_size):
             notes.append(f"Evaluation leaves out the last {rest} samples: the program takes no batch of {rest}")
         return notes + accumulation_notes(program, epochs * len(loader))
+
+    def warn_of_few_classes(self, program: Program) -> None:
+        """Warn where the data have fewer classes than the model has outputs for: it learns that nothing is of the others.
+
+        Of labels that are numbers the largest tells, where so many samples would hardly miss the classes above it by chance.
+        """
+        labels = program.signature["step"].inputs_of(Role.LABEL)
+        if len(labels) != 1 or len(labels[0].extents) != 1 or labels[0].maximum is None or labels[0].dtype.is_floating_point():
+            return
+        label, outputs, names = labels[0], int(labels[0].maximum) + 1, self.described.classes
+        if names is not None:
+            classes, said = len(names), "classes"
+        elif isinstance(self.train, ArrayDataset) and label.name in self.train.arrays:
+            counted = self.train.arrays[label.name]
+            counted = counted if label.ignored is None else counted[counted != label.ignored]
+            classes = int(counted.max()) + 1 if counted.size else outputs
+            if (classes / outputs) ** counted.size > RARE:
+                return
+            said = f"classes (no label is above {classes - 1})"
+        else:
+            return
+        if classes < outputs:
+            warnings.warn(
+                ObjectiveWarning(
+                    f"the model has outputs for {outputs:,} classes, and the data have {classes:,} {said}: it learns that "
+                    "nothing is of the others. burnish finetune (burnish.finetune) gives it a head for the classes in the data"
+                ),
+                stacklevel=3,
+            )
 
     def new_remarks(self) -> list[str]:
         """Return what became known of the data as they were read, and was not known at the last call."""

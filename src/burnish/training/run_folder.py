@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -13,9 +14,11 @@ from burnish.training.callbacks.dispatch import Callbacks
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.cursor import Position
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
+from burnish.training.run_lock import RunLock
 from burnish.training.session import Session
 from burnish.training.totals import Means
 
+CURVES = "curves.png"
 DRAW_EVERY_SECONDS = 60.0
 NO_CALLBACKS = Callbacks(())
 NOTED_LATER = frozenset({"pixels"})
@@ -42,11 +45,27 @@ class RunFolder:
         self._table: MetricsTable | None = None
         self._drawn = time.monotonic()
         self._callbacks = callbacks
+        self._lock: RunLock | None = None
 
     @property
     def rows(self) -> list[Row]:
         """The rows of ``metrics.csv``."""
         return [] if self._table is None else self._table.rows
+
+    def take(self) -> None:
+        """Keep other processes from running in the folder, until ``leave`` or the end of this one.
+
+        Raises:
+            ConfigurationError: another process runs in it.
+        """
+        if self._lock is None:
+            self._lock = RunLock(self.path)
+
+    def leave(self) -> None:
+        """Let other processes run in the folder again."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def check_unused(self) -> None:
         """Check that there is no run in the folder.
@@ -113,8 +132,10 @@ class RunFolder:
         self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only, evaluation_only)
         if last_step is None:
             self.checkpoints.clear()
+            with contextlib.suppress(OSError):  # no picture may stop a run
+                (self.path / CURVES).unlink(missing_ok=True)
 
-    def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
+    def add_row(self, position: Position, averages: Mapping[str, float], evaluation: Mapping[str, float]) -> None:
         """Append a row to the table: the averages since the last one, which begin again, and the figures of an evaluation."""
         assert self._table is not None
         self._table.append(
@@ -124,7 +145,7 @@ class RunFolder:
                 "samples": position.samples,
                 "seconds": round(position.seconds, 3),
                 "lr": position.rate,
-                **position.since_row.values(),
+                **averages,
                 **{EVALUATION_PREFIX + name: value for name, value in evaluation.items()},
             }
         )
@@ -152,7 +173,7 @@ class RunFolder:
             return None
         self._drawn = time.monotonic()
         try:
-            reason = draw_curves(self.rows, self.path / "curves.png", self._names)
+            reason = draw_curves(self.rows, self.path / CURVES, self._names)
         except CheckpointError as error:
             # A picture that cannot be written must not hide why a run stopped, nor stop one.
             reason = str(error)
@@ -172,7 +193,7 @@ class FollowedFolder(RunFolder):
     ) -> None:
         pass
 
-    def add_row(self, position: Position, evaluation: Mapping[str, float]) -> None:
+    def add_row(self, position: Position, averages: Mapping[str, float], evaluation: Mapping[str, float]) -> None:
         position.since_row = Means()
 
     def save(self, session: Session, position: Position, is_best: bool = False) -> None:

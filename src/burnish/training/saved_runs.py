@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,13 @@ from burnish.training.reports import EVALUATION_PREFIX, STAGES, TABLE, read_rows
 
 AVERAGE = "average"
 RECORD = "run.json"
+RESULTS = "results"
+"""In the record: paths, from the folder on, of what the command let the run write there."""
+WITHOUT_RECORD = ("tuned.onnx", "takeover.json", "tokenizer.json")
+WITH_RECORD = (*WITHOUT_RECORD, "run.toml", "report.html", "profile.csv", "profile.trace.json", "events")
+"""What a run may write into its folder beside the program, checkpoints and figures, which a new run replaces."""
+LOGGED = ("events.out.tfevents.", "adapter_config.json", "adapter_model.safetensors")
+"""How names of files in folders of TensorBoard and PEFT begin."""
 
 
 def is_run(path: Path) -> bool:
@@ -113,6 +122,26 @@ def _ending(run: Path) -> dict[str, Any]:
     """What a run came to; empty where its folder does not say."""
     ending = read_record(run).get("result")
     return ending if isinstance(ending, dict) else {}
+
+
+def remove_results(run: Path, also: Sequence[str] = ()) -> None:
+    """Remove from a folder what the run in it has written beside checkpoints and figures, and ``also``; nothing else."""
+    record = read_record(run)
+    listed = record.get(RESULTS, [])
+    named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    inside = [name for name in named if ".." not in Path(name).parts and not Path(name).is_absolute()]
+    for path in (run / name for name in dict.fromkeys([*(WITH_RECORD if record else WITHOUT_RECORD), *inside, *also])):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            weights = re.compile(re.escape(path.name) + r"-[0-9a-f]{16}\.data")
+            beside = [child for child in path.parent.iterdir() if weights.fullmatch(child.name)] if path.parent.is_dir() else []
+        else:
+            beside = [child for child in path.iterdir() if child.name.startswith(LOGGED)]
+        for child in beside:
+            child.unlink(missing_ok=True)
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # something else is in it
+                path.rmdir()
 
 
 def read_record(run: Path) -> dict[str, Any]:

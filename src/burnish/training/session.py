@@ -10,22 +10,16 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burnish import engines
-from burnish.compiler.executable import lower
-from burnish.distributed import DataParallel
 from burnish.distributed.runners.distributed_state import SpreadRunner
-from burnish.distributed.runners.local_steps import LocalSteps
-from burnish.distributed.runners.spread_tables import SpreadTablesRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import NOTHING, HandedOver
+from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.row_writes import RowWriter
-from burnish.errors import CarryOverWarning, ConfigurationError, EngineError
-from burnish.formats.adapter_files import check_form, save_with_adapters
-from burnish.formats.export import export_inference
+from burnish.errors import CarryOverWarning, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
@@ -44,15 +38,17 @@ from burnish.training.checkpoint import (
 from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
-from burnish.training.objective import checked_step
 from burnish.training.tables import SessionTables
-from burnish.training.totals import figures, figures_of_batch, only_totals, totals_over
+from burnish.training.taking_part import TakesPart
 from burnish.training.turns import one_at_a_time
+
+if TYPE_CHECKING:
+    from burnish.distributed import DataParallel
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
 
 
-class Session:
+class Session(TakesPart):
     """A program opened on an engine, holding the state there: runs steps, evaluates, predicts, saves and restores.
 
     A session takes one call at a time: threads that share one wait for each other, call by call. Sessions of their own run at
@@ -96,9 +92,14 @@ class Session:
             raise ConfigurationError(
                 f"A session opens a program, not a {type(program).__name__}: give what burnish.compile or Program.load returns"
             )
-        DataParallel.check(parallel)
+        if parallel is not None:
+            from burnish.distributed import DataParallel
+
+            DataParallel.check(parallel)
         self._lock = threading.RLock()
         self.program = program
+        self._file: Path | None = None
+        self._departures = () if state is not None else tuple(program.options.get("departures", ()))
         self.engine = engines.get(engine)
         self._tables: SessionTables | None = None
         if tables is not None:
@@ -118,11 +119,13 @@ class Session:
         self._step_batch = BatchCheck(step, part=parallel is not None)
         self._step_hyperparameters = HyperparameterCheck(step)
         self._reported = tuple(entry.name for entry in step.outputs_of(*STEP_REPORT, Role.RATE))
-        self.features = Features(program, self.engine, device, threads)
+        self.features = Features(program, self.engine, device, threads, self._look_at_inputs, parallel is not None)
         self._evaluated_batch = BatchCheck(program.signature["evaluate"])
         self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
         if parallel is None:
+            from burnish.compiler.executable import lower
+
             self._runner = self.engine.open(lower(program, self.engine.target), state, device=device, threads=threads)
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
@@ -135,6 +138,40 @@ class Session:
         self._has_part = False
         self.metadata: dict[str, str] = {}
         self._objective_is_checked = False
+        self._device, self._threads = device, threads
+
+    def __repr__(self) -> str:
+        found = self.describe()
+        kernels = "none" if found["kernels"] is None else found["level"]
+        return f"Session({found['engine']}, kernels={kernels}, threads={found['threads']}, step={self.step_count})"
+
+    def compare_with(self, file: Path) -> None:
+        """Let the first step compare what the program predicts with what the file computes that it was compiled of, on its batch.
+
+        A difference is a warning (``ObjectiveWarning``). Workers that evaluate together do not compare.
+        """
+        self._file = file
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the session runs on, JSON-compatible.
+
+        Returns:
+            - ``engine``: its name.
+            - ``kernels``: the path of the library of burnish's own kernels, or None.
+            - ``kernels_reason``: why there are none, or None.
+            - ``level``: the instructions of the processor that the kernels use, such as ``avx512``; without kernels, those that
+              it has.
+            - ``threads``: threads used inside one operator.
+            - ``precision``: of the program, such as ``float32``.
+            - ``route``: how a step runs on the engine, in words; None if the engine does not say, or the session is closed.
+        """
+        found = described(self.engine, self._device, self._threads)
+        return {
+            "engine": self.engine.name,
+            **{key: found[key] for key in ("kernels", "kernels_reason", "level", "threads")},
+            "precision": self.program.options.get("precision", "float32"),
+            "route": getattr(self._runner, "route", None),
+        }
 
     @one_at_a_time
     def step(self, batch: Mapping[str, Any], **hyperparameters: float) -> dict[str, float]:
@@ -167,9 +204,22 @@ class Session:
         if self._objective_is_checked or self.evaluates_together:  # a worker without samples would predict nothing
             outputs = runner.step(inputs)
         else:
+            from burnish.training.objective import checked_step
+
             self._objective_is_checked = True
-            outputs = checked_step(self.program, runner, inputs)
+            file, self._file = self._file, None
+            outputs = checked_step(self.program, runner, inputs, file, self._threads)
         return {name: outputs[name].item() for name in self._reported}
+
+    @one_at_a_time
+    def _look_at_inputs(self, batch: Mapping[str, Any]) -> None:
+        """Check what only the numbers tell, before features are computed of a batch: steps see nothing of its inputs."""
+        signature = self.program.signature["predict"]
+        names = {entry.name for entry in signature.inputs_of(Role.DATA)}
+        if self._runner is not None and not self.evaluates_together and names <= batch.keys():
+            from burnish.training.objective import check_inputs
+
+            check_inputs(self.program, self._runner, self._predicted_batch({name: batch[name] for name in names}))
 
     def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
         """Return the loss and the metrics of one batch, in inference mode; the state stays.
@@ -182,6 +232,8 @@ class Session:
             InputError: the batch does not fit the program.
             ConfigurationError: the optimizer keeps no average.
         """
+        from burnish.training.totals import figures_of_batch
+
         outputs = self._evaluated(batch, parameters)
         return figures_of_batch(outputs)
 
@@ -197,6 +249,8 @@ class Session:
             place of its own. Counts are int64 arrays, sums float64, which add up as they are.
             ``combine_totals`` makes figures of them.
         """
+        from burnish.training.totals import only_totals
+
         return only_totals(self._evaluated(batch, parameters))
 
     def combine_totals(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -205,6 +259,8 @@ class Session:
         Raises:
             InputError: nothing counts towards one of them.
         """
+        from burnish.training.totals import figures
+
         return figures(totals, self.program.options.get("loss_terms", {}))
 
     def evaluate_data(
@@ -225,6 +281,8 @@ class Session:
         Raises:
             InputError: a batch does not fit, there are none, or nothing in them counts.
         """
+        from burnish.training.totals import totals_over
+
         return self.combine_totals(totals_over(batches, lambda batch: self.evaluate_totals(batch, parameters), progress))
 
     @one_at_a_time
@@ -233,6 +291,8 @@ class Session:
 
         ``parameters="average"`` predicts with the average that the optimizer keeps.
         """
+        if self._departures:
+            self._tell_departures("predict")
         return dict(self._require_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
 
     @property
@@ -357,7 +417,12 @@ class Session:
             CheckpointError: the file cannot be written.
             ConfigurationError: the optimizer keeps no average; or ``adapters`` is none of these, or the program has none.
         """
+        from burnish.formats.adapter_files import check_form, save_with_adapters
+        from burnish.formats.export import export_inference
+
         check_form(adapters, self.program.metadata)
+        if self._departures:
+            self._tell_departures("the exported model")
         with self._state_on_request(*self._instead(parameters)) as state:
             model = export_inference(self.program, state, fold_norm, self.metadata, merge=adapters == "merged")
             return save_with_adapters(model, path, adapters)
@@ -378,51 +443,9 @@ class Session:
             self._tables.close()
 
     @one_at_a_time
-    def take_part(self) -> None:
-        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``.
-
-        With ``DataParallel(shard_tables=...)`` also take part in one ``evaluate`` or ``predict`` of others.
-        """
-        if isinstance(self._runner, SpreadRunner):
-            self._runner.take_part()
-
-    @one_at_a_time
-    def synchronize(self) -> None:
-        """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
-
-        Where all workers have the same weights after each step, there is nothing to do.
-        """
-        if isinstance(self._runner, LocalSteps):
-            self._runner.synchronize()
-
-    @one_at_a_time
     def check_journal(self) -> None:
         """Raise ConfigurationError where ``save_checkpoint`` does not take ``journal``."""
         self._row_writer()
-
-    @property
-    def evaluates_together(self) -> bool:
-        """Whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
-        return isinstance(self._runner, SpreadTablesRunner)
-
-    def asking(self) -> AbstractContextManager[None]:
-        """While this lasts, this worker may ask the others for the state, which ``take_part`` meanwhile."""
-        return self._runner.asking() if isinstance(self._runner, SpreadTablesRunner) else nullcontext()
-
-    def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> bool:
-        """Take over, where workers hold tables in parts, the state that the first of them loaded; return whether they do.
-
-        Args:
-            given: returns on all workers what the first one gives, by the name of a state entry.
-        """
-        if isinstance(self._runner, SpreadTablesRunner):
-            self._runner.take_over(given)
-        return self.evaluates_together
-
-    @property
-    def meets(self) -> bool:
-        """Whether workers exchange something in the next step; they do not where they step alone and the round goes on."""
-        return self._runner.ends_round if isinstance(self._runner, LocalSteps) else True
 
     def __enter__(self) -> Session:
         return self
@@ -457,6 +480,7 @@ class Session:
     def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
         """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
         runner = self._require_runner(settled=False)
+        self._departures = ()
         self._journal = None
         self._base.forget()
         if self._tables is None:
@@ -483,7 +507,7 @@ class Session:
         with self.asking():
             if runner is None and not self._has_part:
                 read = self._closed_state.__getitem__
-            elif isinstance(runner, SpreadTablesRunner) and runner.gives_entries:
+            elif isinstance(runner, SpreadRunner) and runner.gives_entries:
                 read = runner.state_entry
             elif runner is None or (isinstance(runner, SpreadRunner) and runner.is_spread):
                 read = self.state().__getitem__
@@ -493,7 +517,16 @@ class Session:
 
     @one_at_a_time
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
+        if self._departures:
+            self._tell_departures("evaluate")
         return dict(self._require_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
+
+    def _tell_departures(self, call: str) -> None:
+        """Warn, once, where inference in the initial state does not compute what the file does."""
+        reasons, self._departures = self._departures, ()
+        if self.step_count == 0:
+            said = f"{call} does not compute what the file of this model computes: {'; '.join(reasons)}"
+            warnings.warn(ObjectiveWarning(said), stacklevel=4)
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
         """Return what a graph reads in place of the parameters, as a further argument of a runner's method; empty by default."""

@@ -40,8 +40,9 @@ def within_the_model(
     if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
         return dataset, None
     names = [entry.name for entry in program.signature.samples]
+    spec = DataSpec.by(program)
     with Session(program) as session:
-        taken = _longest(lambda batch: session.predict({name: batch[name] for name in names}), dataset)
+        taken = _longest(lambda batch: session.predict(spec.to_model({name: batch[name] for name in names})), dataset)
     return _cut_off(dataset, taken, asked, reopened)
 
 

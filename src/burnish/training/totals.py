@@ -13,6 +13,9 @@ from burnish import metrics
 from burnish.errors import BurnishError, InputError
 from burnish.metrics import COUNT, SUM, total_of
 from burnish.metrics.base import ROWS
+from burnish.program import Program
+
+LOSS = "loss"
 
 
 def only_totals(outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -101,8 +104,8 @@ def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -
     """Return the loss and the metrics of added totals.
 
     Args:
-        totals: by name of the output of ``evaluate``. What has a sum and a count is their quotient; what has other totals is the
-            metric of that name.
+        totals: by name of the output of ``evaluate``. What has a sum and a count is their quotient; a loss that has a sum alone
+            is that sum; what has other totals is the metric of that name.
         loss_terms: coefficients of the figures that the loss is the sum of, where it has several.
 
     Raises:
@@ -114,11 +117,49 @@ def figures(totals: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -
         if named is not None:
             parts.setdefault(named[0], {})[named[1]] = array
     # Counts and sums were added up apart: the loss and its terms come first, as the graphs report them.
-    ordered = sorted(parts, key=lambda name: name.partition(":")[0] != "loss")
+    ordered = sorted(parts, key=lambda name: not _is_of_loss(name))
     results = {name: _figure(name, parts[name]) for name in ordered}
-    if not loss_terms:
-        return results
-    return {"loss": math.fsum(coefficient * results[name] for name, coefficient in loss_terms.items()), **results}
+    return {LOSS: _weighted(results, loss_terms), **results} if loss_terms else results
+
+
+def _weighted(figures: Mapping[str, float], loss_terms: Mapping[str, float]) -> float:
+    return math.fsum(coefficient * figures[name] for name, coefficient in loss_terms.items())
+
+
+def _is_of_loss(figure: str) -> bool:
+    return figure.partition(":")[0] == LOSS
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which figures of the steps of a program are sums over samples (``reduction="sum"``) and add up over batches.
+
+    Attributes:
+        names: of these figures.
+        loss_terms: coefficients of the figures that the loss is the sum of, where some of these add up and others do not.
+    """
+
+    names: frozenset[str] = frozenset()
+    loss_terms: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program) -> Sums:
+        parts: dict[str, set[str]] = {}
+        for entry in program.signature["evaluate"].outputs:
+            if (named := total_of(entry.name)) is not None:
+                parts.setdefault(named[0], set()).add(named[1])
+        names = {name for name, kinds in parts.items() if _is_of_loss(name) and kinds == {SUM}}
+        terms: Mapping[str, float] = program.options.get("loss_terms", {})
+        if not names or not terms:
+            return cls(frozenset(names))
+        return cls(frozenset({*names, LOSS})) if names >= terms.keys() else cls(frozenset(names), terms)
+
+    def averages(self, means: Means) -> dict[str, float]:
+        """Return the figures over all batches that were added."""
+        values = means.values()
+        if self.loss_terms and self.loss_terms.keys() <= values.keys():
+            values[LOSS] = _weighted(values, self.loss_terms)
+        return values
 
 
 def figures_of_batch(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -137,6 +178,8 @@ def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:
         nothing, value = parts[COUNT] == 0, math.nan
         if not nothing:
             value = float(parts[SUM]) / float(parts[COUNT])
+    elif parts.keys() == {SUM} and _is_of_loss(name):
+        nothing, value = False, float(parts[SUM])
     else:
         try:
             value = metrics.get(name).combine(parts)
@@ -156,14 +199,18 @@ def _figure(name: str, parts: Mapping[str, np.ndarray]) -> float:
 
 @dataclass
 class Means:
-    """Averages of loss and metrics. Each batch weighs as much as its samples; NaN is left out."""
+    """Averages of loss and metrics. Each batch weighs as much as its samples; NaN is left out. Sums over samples are added."""
 
     samples: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
-    def add(self, batch: Mapping[str, float], samples: int) -> None:
+    def add(self, batch: Mapping[str, float], samples: int, sums: Sums | None = None) -> None:
         for name, value in batch.items():
             counts = not math.isnan(value)
+            if sums is not None and name in sums.names:
+                self.samples[name] = max(self.samples.get(name, 0), int(counts))
+                self.sums[name] = self.sums.get(name, 0.0) + (value if counts else 0.0)
+                continue
             self.samples[name] = self.samples.get(name, 0) + (samples if counts else 0)
             self.sums[name] = self.sums.get(name, 0.0) + (value * samples if counts else 0.0)
 

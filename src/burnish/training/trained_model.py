@@ -19,7 +19,9 @@ from burnish.formats.metadata import TRAINING, read_objective
 from burnish.importer import read_proto
 from burnish.program import Entry, GraphSignature, Program, Role
 from burnish.program.inference import Inference
+from burnish.program.layout import moved_axes, sample_extent, samples_first, to_data_set
 from burnish.program.state import averages
+from burnish.sample_axes import AskedAxes
 from burnish.training.checkpoint_folder import BEST
 from burnish.training.inputs import BatchCheck
 from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside
@@ -57,11 +59,12 @@ class TrainedModel:
         self.predict_graph = predict_graph
         self._signature, self._samples = signature, samples
         self._predict, self._evaluate_totals = predict, evaluate_totals
+        self._moved = moved_axes(signature["predict"].outputs)
 
     @property
     def to_predict(self) -> DataSpec:
         """The inputs that a data set has to fill to predict: no labels."""
-        return DataSpec(self._signature["predict"].inputs_of(Role.DATA), None, described=self.described, predicts=True)
+        return DataSpec.of(self._signature["predict"].inputs_of(Role.DATA), described=self.described, predicts=True)
 
     @property
     def to_evaluate(self) -> DataSpec:
@@ -71,29 +74,33 @@ class TrainedModel:
             ConfigurationError: the model does not say which loss it was trained on, and none was given.
         """
         self._evaluation()
-        signature = self._signature["evaluate"]
-        labels = signature.inputs_of(Role.LABEL)
-        return DataSpec(self._samples, labels[0] if labels else None, labels[1:], self.described)
+        return DataSpec.of(self._samples, self._signature["evaluate"].inputs_of(Role.LABEL), self.described)
 
     def predict(self, data: Dataset, batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Return the model's outputs over all samples of a data set, in their order, by name.
+        """Return the model's outputs over all samples of a data set, in their order, by name, with the samples along axis 0.
 
         Raises:
             InputError: the data do not fit the model; or an output that has no entry for each sample.
             EngineError: the engine cannot run it.
         """
         parts: dict[str, list[np.ndarray]] = {}
-        fixed = self.fixed_batch("predict")
+        fixed, spec = self.fixed_batch("predict"), self.to_predict
         for batch, samples in _batches(data, fixed or batch_size):
             missing = 0 if fixed is None else fixed - samples
             # A model of a fixed batch reads the last sample again, and what it says of it again is left out.
-            filled = {name: np.concatenate([array, *[array[-1:]] * missing]) for name, array in batch.items()}
-            for name, whole in self._predict(filled if missing else batch).items():
+            shared = spec.shared(batch) if missing else ()
+            filled = {
+                name: array if name in shared or not missing else np.concatenate([array, *[array[-1:]] * missing])
+                for name, array in batch.items()
+            }
+            predicted = self._predict(spec.to_model(filled))
+            for name, whole in to_data_set(predicted, self._moved).items():
                 array = whole[:samples] if whole.ndim and len(whole) == samples + missing else whole
                 if array.ndim == 0 or len(array) != samples:
+                    which = f"axis {self._moved[name]}" if name in self._moved else "its first axis"
                     raise InputError(
-                        f"the output '{name}' has shape {list(array.shape)} for a batch of {samples} samples: its first "
-                        "axis is not that of the samples, and no prediction can be told from another"
+                        f"the output '{name}' has shape {list(predicted[name].shape)} for a batch of {samples} samples: {which} "
+                        "is not that of the samples, and no prediction can be told from another"
                     )
                 parts.setdefault(name, []).append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
@@ -106,7 +113,6 @@ class TrainedModel:
             InputError: the data do not fit the model, or nothing in them counts.
             EngineError: the engine cannot run it.
         """
-        evaluate = self._evaluation()
         fixed = self.fixed_batch("evaluate")
         if fixed is not None and len(data) % fixed:
             raise InputError(
@@ -115,21 +121,32 @@ class TrainedModel:
             )
         totals = Totals()
         for batch, _ in _batches(data, fixed or batch_size):
-            totals.add(evaluate(batch))
+            totals.add(self.totals(batch))
         return figures(totals.added(), self.options.get("loss_terms", {}))
 
     def totals(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return the totals of a batch that loss and metrics are functions of, by the names that the graph gives them.
 
+        Args:
+            batch: of a data set, samples first.
+
         Raises:
             ConfigurationError: no loss is known.
         """
-        return self._evaluation()(batch)
+        evaluate, spec = self._evaluation(), self.to_evaluate
+        return evaluate(spec.to_model(batch))
+
+    def shape_of(self, output: str) -> tuple[int | str | None, ...] | None:
+        """Return the extents of what ``predict`` gives of an output, the samples first; None where its rank is not known."""
+        entry = next(entry for entry in self._signature["predict"].outputs if entry.name == output)
+        return samples_first(entry).shape
 
     def fixed_batch(self, graph: str) -> int | None:
         """Return the number of samples that ``predict`` or ``evaluate`` takes at once; None where any will do."""
-        entries = self._signature[graph].inputs_of(Role.DATA)
-        extents = {entry.extents[0] for entry in entries if entry.extents and isinstance(entry.extents[0], int)}
+        entries = [
+            entry for entry in self._signature[graph].inputs_of(Role.DATA) if entry.extents and entry.sample_axis is not None
+        ]
+        extents = {extent for entry in entries if isinstance(extent := sample_extent(entry), int)}
         return int(min(extents)) if len(extents) == 1 else None
 
     def _evaluation(self) -> Callable[[Batch], dict[str, np.ndarray]]:
@@ -149,6 +166,7 @@ def open_model(
     loss: losses.LossLike | None = None,
     metrics: Sequence[str | metrics.Metric] | None = None,
     outputs: str | Sequence[str] | None = None,
+    sample_axis: AskedAxes = None,
     engine: str | Engine = "auto",
     to_evaluate: bool = True,
 ) -> TrainedModel:
@@ -162,6 +180,7 @@ def open_model(
         average: whether to read the average that the optimizer keeps, in place of the parameters; None: as the run exported.
         loss, metrics, outputs: for an ONNX file, as ``burnish.compile`` takes them; None: what a file that burnish exported says
             of them. A program has its own.
+        sample_axis: of an ONNX file, as ``burnish.compile`` takes it. A program has its own.
         engine: as ``Session`` takes it.
         to_evaluate: False only predicts: no graph with the loss is made of an ONNX file.
 
@@ -171,7 +190,7 @@ def open_model(
         DataError: the model's metadata describe its data, and cannot be read.
     """
     path = Path(source)
-    objective = {"loss": loss, "metrics": metrics, "outputs": outputs}
+    objective = {"loss": loss, "metrics": metrics, "outputs": outputs, "sample_axis": sample_axis}
     if path.is_dir() or path.suffix == ".safetensors" or program is not None:
         _refuse(objective, f"'{path}' is of a program, compiled with its own")
         if (path / MANIFEST).is_file():
@@ -247,10 +266,12 @@ def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_eval
     runner = engines.get(engine)
     metadata = {entry.key: entry.value for entry in read_proto(path)[0].metadata_props}
     recorded = {} if asked["loss"] is not None else read_objective(metadata)
-    settings: dict[str, Any] = {name: recorded.get(name) if value is None else value for name, value in asked.items()}
+    axes = asked["sample_axis"]
+    objective = {name: value for name, value in asked.items() if name != "sample_axis"}
+    settings: dict[str, Any] = {name: recorded.get(name) if value is None else value for name, value in objective.items()}
     if isinstance(settings["outputs"], list) and len(settings["outputs"]) <= 1:
         settings["outputs"] = next(iter(settings["outputs"]), None)
-    inference = compile_inference(path, **settings) if to_evaluate else compile_inference(path)
+    inference = compile_inference(path, **(settings if to_evaluate else {}), sample_axis=axes)
     predict = runner.load(inference.predict)
     checked = BatchCheck(inference.signature["predict"])
     options = inference.options

@@ -35,6 +35,7 @@ from burnish.training.result import TrainingResult
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
+from burnish.training.totals import Sums
 from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, watched_figure
 from burnish.version import __version__
 
@@ -64,15 +65,16 @@ class Trainer:
         journal: let checkpoints hold, of embedding tables that are updated by rows, the rows that changed since the one before,
             as ``Session.save_checkpoint`` does. A run may change it when it resumes.
         best_metric: the metric (or ``loss``) that decides which epoch is the best; by default the first metric, or the loss. Of
-            epochs in which such a metric is 0 the one with the least loss is.
+            epochs with the same figure the one with the least loss is.
         parameters: what is evaluated after each epoch: the parameters, or the ``average`` of them that the optimizer keeps.
         resume: go on with the run in ``run_directory``.
         overwrite: start anew in a ``run_directory`` that holds a run.
         engine, device, threads: as in ``Session``.
         state: where to start, as ``Session`` takes it.
         lr: learning rate, in place of the program's.
-        schedule: how it changes: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor. Neither
-            this nor ``lr`` for a program that was compiled with a schedule of ``burnish.optim.schedules``.
+        schedule: how it changes: ``constant``, ``cosine``, or a function (step from 0, steps of the run) -> factor. The rates
+            of parameter groups that have their own change with it. Neither this nor ``lr`` for a
+            program that was compiled with a schedule of ``burnish.optim.schedules``.
         monitor: the figure that a ``plateau`` schedule in the program is given after each epoch: the loss (None) or a metric, on
             the evaluation data, or on the training data where there are none.
         augment: random changes in training: to images, as a text (``crop,flip,rand_augment:2:9,mixup:0.2``) or an
@@ -91,7 +93,8 @@ class Trainer:
         callbacks: what is told of steps, epochs and checkpoints, and may stop the run (``burnish.training.callbacks``).
 
     Raises:
-        ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already.
+        ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already
+            or that a run in another process is writing to.
         DataError: data that cannot be read, or that do not fit the program.
         CheckpointError: nothing to resume, or a run that was started with other options.
         EngineError: the engine is not there.
@@ -144,7 +147,10 @@ class Trainer:
         self.eval_loader, self._notes = data.evaluation_loader(program, batch_size), data.notes(program, self.loader, epochs)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
         self._watched, self._parameters = watched_figure(program, best_metric, data), evaluated_parameters(program, parameters)
+        self._sums = Sums.of(program)
         self._clock, self._rates = StepClock(), Rates.of(program, lr, schedule, monitor, self._names)
+        if self._group.rank == 0:
+            data.warn_of_few_classes(program)
         course = {"seed": seed, "batch_size": batch_size, **data.course()}
         self._callbacks = Callbacks(callbacks, self._group.rank == 0)
         self._progress = progress_of(progress, self._group.rank == 0)
@@ -156,6 +162,7 @@ class Trainer:
             self.session = Session(program, engine, state, seed, device, threads, parallel, tables)
             self._begin(data, resume)
         except BaseException as error:
+            self.run_folder.leave()
             self._group.fail(error)
             raise
 
@@ -164,6 +171,7 @@ class Trainer:
         return kind(self.run_directory, course, keep, journal, self._callbacks)
 
     def _check_folder(self, may_hold_run: bool) -> None:
+        workers.on_first(self._group, self.run_folder.take, "the folder of the run")
         if not may_hold_run:
             workers.on_first(self._group, self.run_folder.check_unused, "the folder of the run")
 
@@ -174,6 +182,7 @@ class Trainer:
         self.session.metadata = data.described.metadata()
         if resume:
             self._resume()
+        self._first_step = self._position.step
         self._rates.check_end(self.session.step_count, self.steps - self._position.step)
         diagnostics = [entry.name for entry in self.program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
         last_step = self._position.step if resume else None
@@ -258,6 +267,7 @@ class Trainer:
             )
         error: BaseException | None = None
         stopped: str | None = None
+        workers.on_first(self._group, self.run_folder.take, "the folder of the run")
         try:
             for note in (
                 () if self.finished else self._data.fill(self.session.features, self.loader.batch_size, self.run_directory)
@@ -287,8 +297,9 @@ class Trainer:
             finally:
                 self._progress.close()
                 self.loader.close()
+                self.run_folder.leave()
         position = self._position
-        metrics = position.metrics or position.since_epoch.values()
+        metrics = position.metrics or self._sums.averages(position.since_epoch)
         return TrainingResult(
             metrics,
             self.run_folder.rows,
@@ -315,13 +326,13 @@ class Trainer:
             if position.unheeded and not results.get("skipped"):
                 position.unheeded -= 1
             samples = self.loader.samples_in(position.batch)
-            position.add_step(metrics, samples)
+            position.add_step(metrics, samples, self._sums)
             now = time.monotonic()
             position.seconds += now - begin
             begin = now
             self._progress.step(self._reached())
             if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
-                self.run_folder.add_row(position, {})
+                self.run_folder.add_row(position, self._sums.averages(position.since_row), {})
             if self._callbacks.tell_steps:
                 self._tell_step(batch, samples, metrics)
             is_due = self.checkpoint_every and position.step % self.checkpoint_every == 0
@@ -343,16 +354,16 @@ class Trainer:
                 looked_up=self._stop_if_asked if self._group.world_size == 1 else self._group.check,
             )
             self._callbacks.call("on_evaluate", self, evaluation)
-        position.metrics = evaluation or position.since_epoch.values()
+        training = self._sums.averages(position.since_epoch)
+        position.metrics = evaluation or training
         if self._steps_alone and not evaluation:
             # Each worker has figures of its own parts, and all are to decide alike.
-            position.metrics = workers.on_first(self._group, position.since_epoch.values, "the figures of the epoch")
+            position.metrics = workers.on_first(self._group, lambda: training, "the figures of the epoch")
         position.seconds += time.monotonic() - begin
         self._progress.epoch(self._reached(), evaluation)
         for remark in self._data.new_remarks():
             self._progress.note(remark)
-        self.run_folder.add_row(position, evaluation)
-        training = position.since_epoch.values()
+        self.run_folder.add_row(position, self._sums.averages(position.since_row), evaluation)
         position.end_epoch()
         position.unheeded = self._rates.every
         is_best = position.take_best(self._watched)
@@ -374,7 +385,7 @@ class Trainer:
 
     def _reached(self) -> Reached:
         position = self._position
-        means = position.since_epoch.values()
+        means = self._sums.averages(position.since_epoch)
         return Reached(position.epoch + 1, self.epochs, position.step, self.steps, position.samples, means)
 
     def _agree(self, course: Mapping[str, object], evaluation: Any) -> None:
@@ -432,21 +443,51 @@ class Trainer:
         """Save the state; return the error with the place of the checkpoint and, for a loss that is not finite, with advice."""
         position = self._position
         text = f"{str(error).rstrip('.')}. Training stopped in epoch {position.epoch + 1}, batch {position.batch + 1}"
+        is_saved = False
         try:
             self.run_folder.save(self.session, self._position)
             text += f"; the state before it is saved in '{self.latest}'"
+            is_saved = True
         except (CallbackError, CheckpointError, WorkerError):
             text += f"; '{self.latest}' holds the last state that was whole" if self.latest.exists() else ""
         if isinstance(error, NonFiniteLossError):
-            rate = self._rates.at(position.step, self.steps)
-            if rate is not None:
-                text += f". Try a learning rate below {rate:.3g}, such as {rate / 10:.3g}, from the start"
-                text += " or from there (resume)" if self.latest.exists() else ""
-            elif position.rate is not None:
-                text += (
-                    f". The step before had a learning rate of {position.rate:.3g}: compile with a schedule that stays below it"
-                )
+            text += self._advice(is_saved)
         return WorkerError(text, error.comes_again) if isinstance(error, WorkerError) else type(error)(text)
+
+    def _advice(self, is_saved: bool) -> str:
+        """Return what to do about a loss that is not finite: it is that of the state before the step, whatever its rate.
+
+        Args:
+            is_saved: whether the latest checkpoint is of that state, from which no rate leads on.
+        """
+        position = self._position
+        if position.step == self._first_step:
+            began = "The run begins with it" if not position.step else "The state that the run went on from gives it"
+            remedy = (
+                "look at the scale of the inputs and of what they are compared with, at the weights, and at the precision"
+                if not position.step
+                else "begin again with a lower rate than it was trained with"
+            )
+            return f". {began}, before a step is taken, so that no learning rate changes it: {remedy}"
+        rate = self._rates.at(position.step, self.steps)
+        if rate is not None:
+            advice = f". Try a learning rate below {rate:.3g}, such as {rate / 10:.3g}, from the start"
+        elif position.rate is not None:
+            advice = f". The step before had a learning rate of {position.rate:.3g}: compile with a schedule that stays below it"
+        else:
+            return ""
+        best = position.best
+        if not is_saved and self.latest.exists():
+            return advice + " or from there (resume)" * (rate is not None)
+        if best is not None and math.isfinite(best["value"]) and self._keeps_best():
+            advice += f"; or start a new run in the state after epoch {best['epoch']} (start_from, --start-from '{self.best}')"
+        return advice
+
+    def _keeps_best(self) -> bool:
+        try:
+            return self.best.exists()
+        except OSError:
+            return False
 
     def _wish(self) -> int:
         """What this worker wants, for the vote."""

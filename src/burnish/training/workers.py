@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -215,7 +215,7 @@ def evaluate(
     if group.world_size == 1:
         return session.evaluate_data(loader.epoch(0), lambda _: looked_up(), parameters)
     batches = []
-    for batch in every(loader, group.rank, group.world_size):
+    for batch in loader.every(group.rank, group.world_size):
         batches.append(session.evaluate_totals(batch, parameters))
         looked_up()
     if session.evaluates_together and len(loader) % group.world_size and group.rank >= len(loader) % group.world_size:
@@ -227,13 +227,6 @@ def evaluate(
     if not totals.counts and not totals.sums:
         raise InputError("There is no batch to evaluate: the data set is empty")
     return session.combine_totals(totals.added())
-
-
-def every(loader: Loader, first: int, step: int) -> Iterable[dict[str, np.ndarray]]:
-    """Yield every ``step``-th batch of a loader, from number ``first`` on, without reading the others."""
-    order = loader.order(0)
-    for number in range(first, len(loader), step):
-        yield loader.dataset.batch(order[number * loader.batch_size : (number + 1) * loader.batch_size])
 
 
 def _packed(batches: list[dict[str, np.ndarray]]) -> bytes:

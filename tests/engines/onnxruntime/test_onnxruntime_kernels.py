@@ -231,7 +231,7 @@ def test_no_pytorch_is_loaded():
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("BURNISH_CACHE", str(tmp_path))
-    monkeypatch.setattr(building, "find_installed", lambda *_: None)
+    monkeypatch.setattr(building, "find_installed", lambda *_, **__: None)
     monkeypatch.setattr(building, "find_compiler", lambda: None)
     with pytest.raises(EngineError, match=r"could not be built \(there is no C\+\+ compiler.*kernels=False goes without"):
         OnnxRuntimeEngine(kernels=True)
@@ -246,19 +246,17 @@ def test_kernels_that_are_built_are_the_default():
     built = OnnxRuntimeEngine(kernels=True)
     engine = OnnxRuntimeEngine()
     assert engine.kernels == built.kernels
-    assert engine.description == "onnxruntime, with kernels of burnish's own"
     assert engine.target.kernels == {operator.name for operator in kernels.OPERATORS}
     for options in ({"kernels": False}, {"optimization": "none"}, {"providers": ["AzureExecutionProvider"]}):
         without = OnnxRuntimeEngine(**options)
         assert without.kernels is None
-        assert without.description == "onnxruntime"
         assert not without.target.kernels
     assert OnnxRuntimeEngine(optimization="none", kernels=True).kernels == built.kernels
 
 
 def test_what_is_not_built_is_not_built_unasked(monkeypatch, tmp_path):
     monkeypatch.setenv("BURNISH_CACHE", str(tmp_path))
-    monkeypatch.setattr(building, "find_installed", lambda *_: None)
+    monkeypatch.setattr(building, "find_installed", lambda *_, **__: None)
     assert OnnxRuntimeEngine().kernels is None
     assert not list(tmp_path.rglob("*.so"))
 

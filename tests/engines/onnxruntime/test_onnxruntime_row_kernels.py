@@ -48,10 +48,16 @@ g ({dtype}["N", 3, {COLUMNS}] x0) => ({dtype}["N", 3, {COLUMNS}] y) {{ x = Add(x
     return model
 
 
+def compiled(layer: str, dtype: str = "float", **options):
+    model = model_of(layer, dtype)
+    trainable = [value.name for value in model.graph.initializer]  # the shift too, which stands before all layers
+    return burnish.compile(model, loss="mse", optimizer="sgd", trainable=trainable, **options)
+
+
 @cache
 def gradients(layer: str):
     """The graph of the gradients, and what each of its nodes of burnish's own is called."""
-    program = burnish.compile(model_of(layer), loss="mse", optimizer="sgd")
+    program = compiled(layer)
     graph = lower(program, engine().target).graph("grad")
     copy = graph.clone()
     kernels.call_kernels(copy)
@@ -77,7 +83,7 @@ def test_gradients_beside_float64(layer, mean, deviation):
     assert called["FusedStandardize"] == called["FusedStandardizeGrad"] == 1
     feeds = feeds_of(program, mean, deviation, 37)
     actual = run(graph, feeds)
-    wide = burnish.compile(model_of(layer, "double"), loss="mse", optimizer="sgd", target="reference").grad
+    wide = compiled(layer, "double", target="reference").grad
     feeds = {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in feeds.items()}
     exact = burnish.engines.get("reference").load(wide)({value.name: feeds[value.name] for value in wide.graph.inputs})
     names = [name for name in exact if name == "loss" or name.startswith("grad:")]

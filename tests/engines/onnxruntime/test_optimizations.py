@@ -102,7 +102,10 @@ def batch_of(samples: int = 5, seed: int = 0) -> dict[str, np.ndarray]:
 
 def session_of(model: onnx.ModelProto, level: str = "all", **options: Any) -> burnish.Session:
     return burnish.Session(
-        burnish.compile(model, optimizer="adam"), OnnxRuntimeEngine(level, kernels=False), threads=1, **options
+        burnish.compile(model, optimizer="adam", trainable=["scale", "weight"]),
+        OnnxRuntimeEngine(level, kernels=False),
+        threads=1,
+        **options,
     )
 
 
@@ -363,7 +366,7 @@ def test_what_else_is_transposed_wrong_is_right(nodes, arrays, shape, level):
 
 @pytest.mark.usefixtures("unaware")
 def test_workers_that_step_alone_come_to_one_graph():
-    program = burnish.compile(classifier())
+    program = burnish.compile(classifier(), trainable=["scale", "weight"])
     parts = [[4, 0], [3, 2], [2, 2]]  # in the first round the second worker has nothing to fail on
 
     def work(communicator: Any) -> Any:

@@ -38,7 +38,7 @@ def orders(model: ir.Model) -> list[list[int]]:
     fuse_batched_products(model.graph)
     model.opset_imports.setdefault("burnish", 1)
     fused = [node for node in model.graph if node.op_type == "FusedBatchedProduct"]
-    return [list(node.attributes["order"].as_ints()) for node in fused]
+    return [list(node.attributes["perm"].as_ints()) for node in fused]
 
 
 @needs_kernel

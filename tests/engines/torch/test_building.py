@@ -20,8 +20,8 @@ from burnish.engines.torch.native import building, kernels
 PROJECT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are built ahead on Linux alone")
-ONE = 'extern "C" int one() { return 1; }\n'
-TWO = '#include "shared.h"\nextern "C" int two() { return 1 + SHARED; }\n'
+ONE = 'extern "C" [[gnu::visibility("default")]] int one() { return 1; }\n'
+TWO = '#include "shared.h"\nextern "C" [[gnu::visibility("default")]] int two() { return 1 + SHARED; }\n'
 
 
 @pytest.fixture
@@ -85,11 +85,16 @@ def test_processes_that_build_at_once_find_the_same_library(folder):
 
 
 def test_another_compiler_builds_another_library(folder, monkeypatch):
-    here = shared_building._version.__wrapped__(sys.executable)
-    monkeypatch.setattr(
-        shared_building.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "another version", "")
-    )
-    assert shared_building._version.__wrapped__(sys.executable) != here
+    first, second = folder / "c++", folder / "g++"
+    first.write_text("a compiler")
+    second.write_text("another compiler")
+    names = set()
+    for compiler in (first, second, first):
+        monkeypatch.setattr(shared_building, "find_compiler", lambda compiler=compiler: str(compiler))
+        names.add(shared_building._find(folder / "one.cpp")[0].name)
+    assert len(names) == 2
+    first.write_text("an update of the compiler")
+    assert shared_building._find(folder / "one.cpp")[0].name not in names
 
 
 def test_without_a_compiler_the_error_says_what_to_install(folder, monkeypatch):
@@ -208,11 +213,18 @@ assert torch.full((1 << 22,), 5.).data_ptr() == address
     assert building.find_installed(allocator) is None
 
 
-def test_a_source_that_is_named_from_another_folder_has_the_headers_of_its_engine(monkeypatch):
+@pytest.mark.parametrize("engine", ["TORCH", "ONNXRUNTIME"])
+def test_a_library_has_one_name_whatever_path_leads_to_its_source(engine, tmp_path, monkeypatch):
+    """The installation names sources from the project's folder, a session from the installed package."""
+    link = tmp_path / "link"
+    link.symlink_to(compiling.KERNELS.parent)
     monkeypatch.chdir(compiling.KERNELS.parent)
-    for engine in (compiling.TORCH, compiling.ONNXRUNTIME):
-        source = next(engine.rglob("*.cpp")).relative_to(compiling.KERNELS.parent)
-        assert engine / "native" in compiling.header_folders(source)
+    level = compiling.LEVELS[0]
+    for source in compiling.find_sources(getattr(compiling, engine)):
+        relative = source.relative_to(compiling.KERNELS.parent)
+        names = {compiling.library_name(path, level) for path in (source, relative, link / relative)}
+        assert len(names) == 1, relative
+        assert getattr(compiling, engine) / "native" in compiling.header_folders(relative)
 
 
 def test_headers_are_looked_for_in_the_environment(tmp_path, monkeypatch):
@@ -233,11 +245,12 @@ def test_a_second_installation_from_a_checkout_builds_what_the_first_has_not(tmp
     pytest.importorskip("setuptools", minversion="77")
     kernel = kernels.sources()["linear"]
     headers = [header for folder in compiling.header_folders(kernel) for header in folder.glob("*.h")]
-    for file in (PROJECT / "setup.py", compiling.KERNELS / "compiling.py", kernel, *headers):
+    described = (PROJECT / name for name in ("setup.py", "README.md", "src/burnish/version.py"))
+    for file in (*described, compiling.KERNELS / "compiling.py", kernel, *headers):
         copy = tmp_path / file.relative_to(PROJECT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
-    project = '[project]\nname = "one"\nversion = "0"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+    project = '[project]\nname = "one"\ndynamic = ["version", "readme"]\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
     (tmp_path / "pyproject.toml").write_text(project)
     built = tmp_path / compiling.KERNELS.relative_to(PROJECT) / "built"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -16,7 +14,9 @@ from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
+from burnish.engines.torch.runtime import autograd_node  # noqa: F401  # declares its kernel; wrapped modules import it
 from burnish.engines.torch.translate.rules import translated_operators
+from burnish.errors import KernelWarning
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from oracles.kernel_graphs import kernel_graphs
@@ -263,19 +263,25 @@ def forget_kernels():
     kernels._builds.clear()
 
 
+def told_of_kernels(recwarn):
+    return [str(warning.message) for warning in recwarn if warning.category is KernelWarning]
+
+
 @pytest.mark.slow
-def test_without_kernels_the_engine_goes_on(monkeypatch, caplog):
+def test_without_kernels_the_engine_goes_on(monkeypatch, recwarn):
     monkeypatch.setattr(kernels, "_build", lambda name: (_ for _ in ()).throw(RuntimeError("no compiler here")))
     monkeypatch.delenv("BURNISH_KERNELS", raising=False)
     forget_kernels()
     try:
-        with caplog.at_level(logging.WARNING, logger="burnish"):
-            program = burnish.compile(residual_network())
-            session = burnish.Session(program, "torch", threads=1)
-            batch = {"x": np.ones((4, 1, 8, 8), np.float32), "labels": np.arange(4)}
-            loss = session.step(batch)["loss"]
+        program = burnish.compile(residual_network())
+        session = burnish.Session(program, "torch", threads=1)
+        batch = {"x": np.ones((4, 1, 8, 8), np.float32), "labels": np.arange(4)}
+        loss = session.step(batch)["loss"]
         assert loss == pytest.approx(burnish.Session(program, threads=1).step(batch)["loss"], rel=1e-5)
-        assert "fused kernels could not be built (no compiler here); PyTorch's own operators run in their place" in caplog.text
+        (told,) = told_of_kernels(recwarn)
+        assert "cannot be used: no compiler here. PyTorch's own operators run instead" in told
+        assert session.describe()["kernels"] is None
+        assert session.describe()["kernels_reason"] == "no compiler here"
     finally:
         forget_kernels()
 
@@ -295,7 +301,7 @@ def test_kernels_that_no_graph_calls_are_not_built(monkeypatch):
     try:
         assert kernels.expected()
         for built in kernels._requested(*kernels.EARLY):
-            built.exception(timeout=60)
+            built.exception(timeout=600)
         assert sorted(asked) == sorted(kernels.EARLY)
         assert not kernels.available("depthwise")
         assert sorted(asked) == sorted([*kernels.EARLY, "depthwise"])
@@ -331,7 +337,7 @@ def test_a_graph_waits_for_the_kernels_that_it_calls():
 
 
 @needs_kernels
-def test_a_kernel_that_fails_leaves_graphs_that_call_it_to_pytorch(monkeypatch, caplog):
+def test_a_kernel_that_fails_leaves_graphs_that_call_it_to_pytorch(monkeypatch, recwarn):
     build = kernels._build
 
     def failing(name):
@@ -344,11 +350,11 @@ def test_a_kernel_that_fails_leaves_graphs_that_call_it_to_pytorch(monkeypatch, 
     try:
         program = burnish.compile(residual_network())
         batch = {"x": np.random.default_rng(0).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}
-        with caplog.at_level(logging.WARNING, logger="burnish"):
-            one, other = (burnish.Session(program, engine, threads=1) for engine in ("torch", "onnxruntime"))
-            for _ in range(2):
-                assert one.step(batch)["loss"] == pytest.approx(other.step(batch)["loss"], rel=1e-5)
+        one, other = (burnish.Session(program, engine, threads=1) for engine in ("torch", "onnxruntime"))
+        for _ in range(2):
+            assert one.step(batch)["loss"] == pytest.approx(other.step(batch)["loss"], rel=1e-5)
         assert not one._runner._updates
-        assert caplog.text.count("refused here") == 1
+        (told,) = told_of_kernels(recwarn)
+        assert "refused here" in told
     finally:
         forget_kernels()

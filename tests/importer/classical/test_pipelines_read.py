@@ -66,12 +66,13 @@ def test_an_older_opset() -> None:
     np.testing.assert_allclose(got["probabilities"], expected["probabilities"], rtol=1e-6)
 
 
-def test_arithmetic_of_other_producers_trains() -> None:
-    """Only of a converter is it known that it writes fitted steps so."""
+def test_arithmetic_of_other_producers_prepares_the_input() -> None:
+    """Only of a converter is it known that it writes fitted steps so; of others the place before all layers tells."""
     model = files.perceptron_regression()
     model.producer_name = "pytorch"
-    weights = [name for name, kind in classify_initializers(burnish.load(model)).items() if kind == "weight"]
-    assert weights == ["Mu_Mulcst", "Ad_Addcst", *LAYERS]
+    kinds = classify_initializers(burnish.load(model))
+    assert [name for name, kind in kinds.items() if kind == "weight"] == LAYERS
+    assert kinds["Mu_Mulcst"] == kinds["Ad_Addcst"] == "buffer"
 
 
 def test_the_share_of_a_softmax_is_the_softmax() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import burnish
+import burnish.torch
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import ExportedModule, export_module
 
@@ -267,3 +268,53 @@ def test_the_scale_of_attention_has_all_digits_in_float64(scale):
     model = burnish.load(Attention(), example_inputs=(q, k, v))
     found = burnish.engines.get("reference").run(model, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()})
     np.testing.assert_allclose(found["output"], Attention()(q, k, v), rtol=1e-13, atol=1e-14)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.burnish_tests.doubled(x)
+
+
+def test_a_composite_operator_that_comes_after_an_export_is_decomposed():
+    x = torch.randn(3, 2)
+    export_module(nn.ReLU(), (x,))
+    library = torch.library.Library("burnish_tests", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CompositeImplicitAutograd")
+    exported = export_module(Doubled(), (x,))
+    assert [node.op_type for node in exported.model.graph if node.op_type != "Constant"] == ["Mul"]
+
+
+class Split(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2)
+        return first.sum(0) - second.split(2)[0].square().sum(0)
+
+
+def test_parts_along_the_batch_are_differentiated_for_any_batch():
+    module = Split()
+    wrapped = burnish.torch.wrap(module, (torch.randn(8, 3),))
+    for samples in (6, 7, 8):
+        x = torch.randn(samples, 3, requires_grad=True)
+        found, wanted = wrapped(x), module(x)
+        torch.testing.assert_close(found, wanted)
+        gradients = [torch.autograd.grad(y.prod(), x)[0] for y in (found, wanted)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_an_input_that_a_translation_returns_keeps_its_name():
+    class Summed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.logsumexp(0)
+
+    exported = export_module(Summed(), (torch.tensor(2.0),))
+    assert [value.name for value in exported.model.graph.inputs] == ["x"]
+
+
+def test_running_statistics_that_are_arguments_are_named():
+    class Normalized(nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return nn.functional.batch_norm(x, mean, variance, training=True)
+
+    with pytest.raises(UnsupportedOperatorError, match="writes its running statistics to 'mean', which is no buffer"):
+        export_module(Normalized(), (torch.randn(4, 3), torch.zeros(3), torch.ones(3)))

@@ -18,6 +18,7 @@ from burnish import surgery
 from burnish.analysis.adapters import ADAPTERS, read_adapters
 from burnish.errors import ConfigurationError, ModelError
 from burnish.formats.export import export_inference
+from oracles import layers_in_bodies
 from oracles.adapted_models import LAYERS, batch, layered_model
 
 VARIANTS = {
@@ -344,3 +345,176 @@ def test_an_adapter_that_was_changed_is_not_merged():
     model.metadata_props[ADAPTERS] = model.metadata_props[ADAPTERS].replace("product:base", "another")
     with pytest.raises(ModelError, match=r"the adapter of the layer 'dense' is not as burnish.surgery.lora put it: 'another'"):
         surgery.merge_adapters(model)
+
+
+def noted(node: onnx.NodeProto, module: str) -> onnx.NodeProto:
+    """A node with the note that PyTorch's newer exporter leaves of its module."""
+    scopes = repr(["", *module.split("."), module, "node"])
+    node.metadata_props.append(onnx.StringStringEntryProto(key="pkg.torch.onnx.name_scopes", value=scopes))
+    return node
+
+
+def language_model(table: str, modules: tuple[str, str] | None = ("model.embed_tokens", "model.lm_head")) -> onnx.ModelProto:
+    """A model that looks tokens up in a table, mixes them, and scores them by the same table.
+
+    Args:
+        table: what the exporter calls the initializer.
+        modules: what it notes with the lookup and with the product; None: nothing.
+    """
+    helper, generator = onnx.helper, np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", [table, "ids"], ["embedded"], "node_embedding"),
+        helper.make_node("MatMul", ["embedded", "mix.weight"], ["mixed"], "node_mix"),
+        helper.make_node("Tanh", ["mixed"], ["active"]),
+        helper.make_node("Transpose", [table], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["active", "turned"], ["logits"], "node_linear"),
+    ]
+    if modules is not None:
+        noted(nodes[0], modules[0])
+        noted(nodes[4], modules[1])
+    arrays = {table: (11, 8), "mix.weight": (8, 8)}
+    graph = helper.make_graph(
+        nodes,
+        "tied",
+        [helper.make_tensor_value_info("ids", 7, ["N", 5])],
+        [helper.make_tensor_value_info("logits", 1, ["N", 5, 11])],
+        [onnx.numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name) for name, shape in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def adapted_operators(model, patterns) -> dict[str, str]:
+    """Layer -> operator of the adapters that patterns give."""
+    adapters = read_adapters(surgery.lora(model, patterns, rank=2).metadata_props).adapters
+    return {adapter.layer: adapter.operator for adapter in adapters}
+
+
+@pytest.mark.parametrize("table", ["model.lm_head.weight", "model.embed_tokens.weight", "tied"])
+def test_modules_that_share_a_weight_are_told_apart_by_their_nodes(table):
+    """PEFT's target_modules=["lm_head"] adapts the output layer, whatever the exporter calls the table."""
+    model = language_model(table)
+    assert adapted_operators(model, "model.lm_head") == {"model.lm_head": "MatMul"}
+    assert adapted_operators(model, "*embed_tokens*") == {"model.embed_tokens": "Gather"}
+    assert adapted_operators(model, ["model.embed_tokens.weight", "*lm_head*"]) == {
+        "model.embed_tokens": "Gather",
+        "model.lm_head": "MatMul",
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "operator"),
+    [("lm_head.weight", "MatMul"), ("embed_out.weight", "MatMul"), ("wte.weight", "Gather"), ("shared.weight", "Gather")],
+)
+def test_without_notes_the_head_is_the_product_and_the_embedding_the_lookup(table, operator):
+    layer = table.removesuffix(".weight")
+    assert adapted_operators(language_model(table, modules=None), layer) == {layer: operator}
+
+
+def test_weights_without_names_are_those_of_their_modules():
+    """A head that the exporter transposed ahead of time is called ``val_451``, or ``onnx::MatMul_768``."""
+    for name, node_name in (("val_451", None), ("onnx::MatMul_768", "/model/mix/MatMul")):
+        model = language_model("table")
+        model.graph.node[1].input[1] = name
+        model.graph.initializer[1].name = name
+        if node_name is None:
+            noted(model.graph.node[1], "model.mix")
+        else:
+            model.graph.node[1].name = node_name
+        assert adapted_operators(model, "model.mix") == {"model.mix": "MatMul"}
+        program = burnish.compile(model, trainable="model.mix.*", loss="mse")
+        assert program.options["trainable"] == [name]
+        frozen = burnish.optim.groups(burnish.optim.sgd(lr=0.1), {"model.mix.weight": "frozen"})
+        session = burnish.Session(burnish.compile(model, loss="mse", optimizer=frozen), threads=1)
+        session.step({"ids": np.arange(10).reshape(2, 5), "targets": np.zeros((2, 5, 11), np.float32)})
+        after, before = session.state(), session.program.weights
+        assert np.array_equal(after[f"param/{name}"], before[f"param/{name}"])
+        assert not np.array_equal(after["param/table"], before["param/table"])
+
+
+def built_model() -> onnx.ModelProto:
+    """Two layers as ONNX Runtime's builder of language models calls them."""
+    helper, generator = onnx.helper, np.random.default_rng(0)
+    names = ["model.layers.0.attn.o_proj", "model.layers.0.mlp.down_proj"]
+    nodes = [
+        helper.make_node("MatMul", [x, f"{name}.MatMul.weight"], [y], f"/{name.replace('.', '/').replace('/0', '.0')}/MatMul")
+        for name, x, y in zip(names, "xh", "hy", strict=True)
+    ]
+    weights = [onnx.numpy_helper.from_array(generator.normal(size=(6, 6)).astype("f"), f"{name}.MatMul.weight") for name in names]
+    graph = helper.make_graph(
+        nodes,
+        "built",
+        [helper.make_tensor_value_info("x", 1, ["n", 6])],
+        [helper.make_tensor_value_info("y", 1, ["n", 6])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layer"),
+    [
+        ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj"),
+        ("model.layers.0.mlp.down_proj.MatMul", "model.layers.0.mlp.down_proj"),
+        ("model.layers.0.self_attn.o_proj", "model.layers.0.attn.o_proj"),
+        ("*.o_proj", "model.layers.0.attn.o_proj"),
+    ],
+)
+def test_what_builders_append_to_names_hides_no_layer(pattern, layer):
+    assert list(adapted_operators(built_model(), pattern)) == [layer]
+    pruned = surgery.prune(built_model(), 0.5, layers=pattern)
+    assert [name for name in pruned.graph.initializers if name.endswith("_mask")] == [f"{layer}.MatMul.weight_mask"]
+
+
+def test_a_name_of_several_layers_is_refused_with_their_names():
+    model = built_model()
+    for node in model.graph.node:
+        noted(node, "model.block")
+    with pytest.raises(ConfigurationError, match=r"'model\.block' names 2 layers: say which, of 'model\.layers"):
+        surgery.lora(model, "model.block")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'model.layers.0.mlp.down_proj'\?"):
+        surgery.lora(model, "down_proj")
+    assert len(adapted_operators(model, "*")) == 2
+
+
+@pytest.mark.parametrize("kind", ["branches", "scanned"])
+@EACH_VARIANT
+def test_layers_in_bodies_are_adapted_and_merged(kind, variant, tmp_path):
+    settings = {key: value for key, value in VARIANTS[variant].items() if key != "feedforward"}
+    if "feedforward" in VARIANTS[variant]:
+        settings["feedforward"] = "*"
+    original, given = layers_in_bodies.model(kind), layers_in_bodies.batch(kind)
+    adapted = surgery.lora(original, **settings)
+    layers = {adapter.weight for adapter in read_adapters(adapted.metadata_props).adapters}
+    assert layers == {*layers_in_bodies.INSIDE[kind], *layers_in_bodies.OUTSIDE[kind]}
+    session = burnish.Session(burnish.compile(adapted, optimizer="adamw:lr=0.05"))
+    feeds = {name: array for name, array in given.items() if name != "labels"}
+    before = onnxruntime.InferenceSession(original.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(session.predict(feeds)["logits"], before, rtol=1e-5, atol=1e-6)
+    start = session.state()
+    losses = [session.step(given)["loss"] for _ in range(8)]
+    assert losses[-1] < losses[0]
+    state = session.state()
+    for name in (*layers_in_bodies.INSIDE[kind], *layers_in_bodies.OUTSIDE[kind]):
+        np.testing.assert_array_equal(state[f"param/{name}"], start[f"param/{name}"])
+    session.export(tmp_path / "merged.onnx")
+    merged = onnx.load(tmp_path / "merged.onnx")
+    assert not [tensor.name for tensor in merged.graph.initializer if "lora" in tensor.name or "ia3" in tensor.name]
+    after = onnxruntime.InferenceSession(tmp_path / "merged.onnx").run(None, feeds)[0]
+    np.testing.assert_allclose(after, session.predict(feeds)["logits"], rtol=1e-4, atol=1e-5)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_an_adapted_scan_computes_what_the_merged_weights_do():
+    """The loss of a step with A and B is that of the model whose weights are W + A B."""
+    given = layers_in_bodies.batch("scanned")
+    adapted = surgery.lora(layers_in_bodies.model("scanned"), "input_weight", rank=2)
+    rng = np.random.default_rng(0)
+    drawn = {part: rng.normal(size=shape).astype(np.float32) * 0.3 for part, shape in (("A", (8, 2)), ("B", (2, 8)))}
+    program = burnish.compile(adapted, optimizer="sgd")
+    named = {name: drawn["A" if "lora_A" in name else "B"] for name in program.initial_state() if "lora_" in name}
+    session = burnish.Session(program, state={**program.initial_state(), **named})
+    whole = layers_in_bodies.model("scanned")
+    weight = next(tensor for tensor in whole.graph.initializer if tensor.name == "input_weight")
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + drawn["A"] @ drawn["B"], weight.name))
+    expected = burnish.Session(burnish.compile(whole, optimizer="sgd")).step(given)["loss"]
+    assert session.step(given)["loss"] == pytest.approx(expected, rel=1e-5)

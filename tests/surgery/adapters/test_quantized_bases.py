@@ -1,4 +1,4 @@
-"""Adapters beside weights of four bits, as quantizers write them: the numbers of every engine, names, and what is merged."""
+"""Adapters beside quantized weights, as quantizers write them: the numbers of every engine, names, and what is merged."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 import burnish
 from burnish import surgery
 from burnish.analysis.adapters import read_adapters
+from burnish.errors import ConfigurationError
+from burnish.graph.integer_weights import NARROW_INTEGERS
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 INPUTS, OUTPUTS, BLOCK = 32, 6, 16
@@ -106,3 +108,84 @@ def test_a_scale_goes_into_a_bias_that_is_computed(kind, tmp_path):
     merged = onnxruntime.InferenceSession(path).run(None, {"x": x})[0]
     np.testing.assert_allclose(merged, session.predict({"x": x})["y"], rtol=1e-5, atol=1e-5)
     assert not np.allclose(merged, onnxruntime_outputs(model, {"x": x})["y"], atol=1e-2)
+
+
+def dynamically_quantized(path, per_channel: bool, convolution: bool = False):
+    """A network whose products onnxruntime's quantize_dynamic made products of integers."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    generator = np.random.default_rng(0)
+    shapes = {"first.weight": (8, 16), "second.weight": (16, 4)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "first.weight"], ["h"], "/first/MatMul"),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("MatMul", ["t", "second.weight"], ["logits"], "/second/MatMul"),
+    ]
+    extents: list = [8]
+    if convolution:
+        shapes, extents = {"filter.weight": (4, 3, 3, 3)}, [3, 6, 6]
+        nodes = [
+            helper.make_node("Conv", ["x", "filter.weight"], ["y"], "/filter/Conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("GlobalAveragePool", ["y"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["logits"]),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "plain",
+        [helper.make_tensor_value_info("x", 1, ["n", *extents])],
+        [helper.make_tensor_value_info("logits", 1, ["n", 4])],
+        [onnx.numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name) for name, shape in shapes.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path / "plain.onnx")
+    # Kernels of x86 processors without VNNI saturate where weights have all 8 bits.
+    quantize_dynamic(
+        path / "plain.onnx", path / "q.onnx", weight_type=QuantType.QInt8, per_channel=per_channel, reduce_range=True
+    )
+    x = generator.normal(size=(16, *extents)).astype(np.float32)
+    return path / "q.onnx", {"x": x, "labels": generator.integers(0, 4, 16)}
+
+
+@pytest.mark.parametrize(
+    ("per_channel", "convolution"),
+    [(False, False), (True, False), (False, True)],
+    ids=["one scale", "each column", "ConvInteger"],
+)
+def test_adapters_stand_beside_products_of_integers(per_channel, convolution, tmp_path):
+    """Files of ``quantize_dynamic``: DynamicQuantizeLinear, MatMulInteger, and a product with the scales of both factors."""
+    path, feeds = dynamically_quantized(tmp_path, per_channel, convolution)
+    before = onnxruntime.InferenceSession(path).run(None, {"x": feeds["x"]})[0]
+    model = surgery.lora(path, rank=2)
+    session = burnish.Session(burnish.compile(model, optimizer="adamw:lr=0.05"), threads=1)
+    layers = [adapter.layer for adapter in read_adapters(model.metadata_props).adapters]
+    assert layers == (["filter"] if convolution else ["first", "second"])
+    step = np.abs(before).max() / 100
+    np.testing.assert_allclose(session.predict({"x": feeds["x"]})["logits"], before, atol=step)
+    losses = [float(session.step(feeds)["loss"]) for _ in range(20)]
+    assert losses[-1] < 0.8 * losses[0]
+    weights = [value for value in model.graph.initializers.values() if value.dtype in NARROW_INTEGERS and len(value.shape)]
+    assert len([value for value in weights if len(value.shape) > 1]) == len(layers)
+    merged = session.export(tmp_path / "merged.onnx")
+    tuned = onnxruntime.InferenceSession(merged).run(None, {"x": feeds["x"]})[0]
+    np.testing.assert_allclose(tuned, session.predict({"x": feeds["x"]})["logits"], atol=step)
+    assert not np.allclose(tuned, before, atol=2 * step)
+
+
+def test_a_product_of_integers_without_an_adapter_keeps_its_integers(tmp_path):
+    path, _ = dynamically_quantized(tmp_path, per_channel=False)
+    model = surgery.lora(path, "second", rank=2)
+    kinds = [node.op_type for node in model.graph]
+    assert kinds.count("MatMulInteger") == 1
+    assert [adapter.layer for adapter in read_adapters(model.metadata_props).adapters] == ["second"]
+
+
+def test_integers_that_nothing_scales_are_refused_by_name():
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"], "product")],
+        "integers",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, ["n", 4])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.INT32, ["n", 3])],
+        [onnx.numpy_helper.from_array(np.ones((4, 3), np.int8), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    with pytest.raises(ConfigurationError, match=r"MatMulInteger 'product'.*multiplies integers.*scales"):
+        surgery.lora(model, "product")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,10 @@ import torch
 
 import burnish
 from burnish import surgery
-from burnish.errors import ConfigurationError, InputError
+from burnish.errors import ConfigurationError, InputError, LayersInBodiesWarning
 from burnish.models import residual_network
 from burnish.surgery.quantization import remaining_line
+from oracles import layers_in_bodies
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 1, 8, 8)).astype(np.float32)
@@ -366,9 +368,13 @@ def test_a_clip_below_zero_keeps_its_range(low: float, high: float, symmetric: b
         ({"activations": "int4"}, r"quantize: activations='int4' is no format: give 'uint8', 'int8' or None"),
         ({"calibration": None}, r"quantize: the ranges of activations are measured on data: give batches with calibration="),
         ({"method": "mean"}, r"quantize: method='mean': give 'minmax', 'percentile' or 'entropy'"),
-        ({"percentile": 10}, r"quantize: percentile=10: give a number above 50"),
+        ({"percentile": 99}, r"percentile=99 changes nothing with method='minmax': give method='percentile'"),
+        ({"momentum": 0.5}, r"momentum=0.5 changes nothing with scales='learned': give scales='observed'"),
+        ({"activations": None, "method": "entropy"}, r"method='entropy' is for activations, and activations=None leaves"),
+        ({"activations": None, "symmetric": True}, r"symmetric=True is for activations, and activations=None leaves"),
+        ({"method": "percentile", "percentile": 10}, r"quantize: percentile=10: give a number above 50"),
         ({"scales": "free"}, r"quantize: scales='free': give 'learned', 'observed' or 'fixed'"),
-        ({"momentum": 1.0}, r"quantize: momentum=1.0: give a number from 0 to below 1"),
+        ({"scales": "observed", "momentum": 1.0}, r"quantize: momentum=1.0: give a number from 0 to below 1"),
         ({"freeze_observers_after": 3}, r"freeze_observers_after=3: only observed ranges freeze: give it together with scales"),
         ({"freeze_observers_after": "2 epoch s"}, r"give a whole number of steps, '2 epochs', or 'settled', with the part"),
         ({"freeze_observers_after": "settled:2"}, r"freeze_observers_after='settled:2': give a whole number of steps"),
@@ -437,3 +443,108 @@ def test_weights_that_stay_in_floating_point_numbers_are_said() -> None:
     quantized = surgery.quantize(recurrent, activations=None)
     assert remaining_line(quantized) == "91% of the weights stay in floating-point numbers: 2 initializers of GRU"
     assert remaining_line(surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)) is None
+
+
+def dropping(tail: str) -> onnx.ModelProto:
+    """A convolution, ReLU and Dropout before a dense layer, in some order."""
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 2, 2, 2] x) => (float[N, 3] y)
+            <float[4, 2, 1, 1] filter, float[3, 16] weight, float ratio = {{0.5}}, bool on = {{1}}> {{
+            h = Conv (x, filter)
+            {tail}
+            y = Gemm <transB = 1> (f, weight)
+        }}""")
+    generator = np.random.default_rng(2)
+    for name, shape in (("filter", (4, 2, 1, 1)), ("weight", (3, 16))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name))
+    return proto
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "r = Relu (h) d = Dropout (r, ratio, on) f = Flatten (d)",
+        "d = Dropout (h, ratio, on) r = Relu (d) f = Flatten (r)",
+        "r = Relu (h) m = Flatten (r) d = Dropout (m) f = Identity (d)",
+        "d = Dropout (h, ratio, on) r = Relu (d) r2 = Sigmoid (d) s = Add (r, r2) f = Flatten (s)",
+    ],
+    ids=["before a Flatten", "before a ReLU", "before an Identity", "read twice"],
+)
+@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
+@pytest.mark.each_value
+def test_a_model_with_dropout_trains_for_the_integers_that_it_is_exported_with(tail: str, scales: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=(16, 2, 2, 2)).astype(np.float32)
+    batch = {"x": x, "labels": np.arange(16) % 3}
+    quantized = surgery.quantize(dropping(tail), calibration=[{"x": x}], scales=scales)
+    session = burnish.Session(burnish.compile(quantized, optimizer="sgd:lr=0.01"), engine="onnxruntime")
+    losses = [session.step(batch)["loss"] for _ in range(3)]
+    assert np.isfinite(losses).all()
+    expected = session.predict({"x": x})["y"]
+    session.export(tmp_path / "integers.onnx")
+    (found,) = onnxruntime.InferenceSession(tmp_path / "integers.onnx").run(None, {"x": x})
+    step = np.ptp(expected) / 255
+    np.testing.assert_allclose(found, expected, atol=1.01 * step + 1e-6)
+    assert "Dropout" not in {node.op_type for node in onnx.load(tmp_path / "integers.onnx").graph.node}
+
+
+def test_what_dropout_multiplies_is_not_cut_off_at_the_range_of_inference() -> None:
+    """No pair of nodes stands between a Dropout and the layer that reads what it kept."""
+    x = np.random.default_rng(3).normal(size=(16, 2, 2, 2)).astype(np.float32)
+    quantized = surgery.quantize(dropping("r = Relu (h) d = Dropout (r, ratio, on) f = Flatten (d)"), calibration=[{"x": x}])
+    layer = next(node for node in quantized.graph if node.op_type == "Gemm")
+    dropout = layer.inputs[0].producer()
+    assert dropout.op_type == "Dropout"
+    assert dropout.inputs[0].producer().op_type == "DequantizeLinear"
+
+
+@pytest.mark.parametrize("kind", ["branches", "scanned"])
+@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
+@pytest.mark.each_value
+def test_weights_of_layers_in_bodies_become_integers(kind: str, scales: Any, tmp_path: Path) -> None:
+    quantized = surgery.quantize(layers_in_bodies.model(kind), activations=None, scales=scales)
+    session = burnish.Session(burnish.compile(quantized, optimizer="adam:lr=0.01"), engine="onnxruntime")
+    batch = layers_in_bodies.batch(kind)
+    losses = [session.step(batch)["loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    session.export(tmp_path / "integers.onnx")
+    held = {
+        name for name, tensor in initializers(tmp_path / "integers.onnx").items() if tensor.data_type == onnx.TensorProto.INT8
+    }
+    weights = (*layers_in_bodies.INSIDE[kind], *layers_in_bodies.OUTSIDE[kind])
+    assert {f"{name}_quantized" for name in weights} <= held
+    assert remaining_line(quantized) is None
+    feeds = {name: array for name, array in batch.items() if name != "labels"}
+    options = onnxruntime.SessionOptions()  # what it optimizes further rounds activations
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    (y,) = onnxruntime.InferenceSession(tmp_path / "integers.onnx", options).run(None, feeds)
+    np.testing.assert_allclose(y, session.predict(feeds)["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_in_bodies_are_named_where_activations_are_quantized() -> None:
+    model, batch = layers_in_bodies.model("branches"), layers_in_bodies.batch("branches")
+    with pytest.warns(LayersInBodiesWarning, match="quantize: 2 layers in branches .*activations=None alone.*skip") as said:
+        quantized = surgery.quantize(model, calibration=[batch])
+    assert "'wide', 'narrow'" in str(said[0].message)
+    assert said[0].filename == __file__
+    burnish.Session(burnish.compile(quantized)).step(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LayersInBodiesWarning)
+        surgery.quantize(model, calibration=[batch], skip=["wide", "narrow"])
+        surgery.quantize(model, activations=None)
+
+
+@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
+@pytest.mark.each_value
+def test_the_reference_engine_trains_what_onnxruntime_trains(scales: Any) -> None:
+    model = dropping("r = Relu (h) f = Flatten (r)")
+    model.opset_import[0].version = 18  # the evaluator of the standard has DequantizeLinear from 19 on
+    x = np.random.default_rng(3).normal(size=(16, 2, 2, 2)).astype(np.float32)
+    quantized = surgery.quantize(model, calibration=[{"x": x}], scales=scales)
+    program = burnish.compile(quantized, optimizer="sgd:lr=0.01")
+    batch, found = {"x": x, "labels": np.arange(16) % 3}, {}
+    for engine in ("reference", "onnxruntime"):
+        session = burnish.Session(program, engine=engine, threads=1)
+        found[engine] = [session.step(batch)["loss"] for _ in range(3)], session.predict({"x": x})["y"]
+    assert found["reference"][0] == pytest.approx(found["onnxruntime"][0], rel=1e-3)
+    step = np.ptp(found["onnxruntime"][1]) / 255
+    np.testing.assert_allclose(found["reference"][1], found["onnxruntime"][1], atol=1.01 * step + 1e-6)

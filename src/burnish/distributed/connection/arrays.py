@@ -12,6 +12,7 @@ import numpy as np
 
 from burnish.engines.communicator import array_of
 from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.installing import install_command
 from burnish.settings import is_whole
 
 Combine = Callable[[np.ndarray], np.ndarray]
@@ -140,7 +141,7 @@ def mpi(communicator: Any = None) -> ArrayCommunicator:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise EngineError(f"MPI cannot be used here ({error}): pip install mpi4py, and an MPI such as mpich") from error
+        raise EngineError(f"MPI cannot be used here ({error}): {install_command('mpi4py')}, and an MPI such as mpich") from error
     comm = MPI.COMM_WORLD if communicator is None else communicator
 
     def all_reduce(array: np.ndarray) -> np.ndarray:

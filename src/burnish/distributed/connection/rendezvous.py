@@ -28,6 +28,7 @@ from burnish.distributed.connection.sockets import (
 from burnish.distributed.connection.store import Store
 from burnish.distributed.connection.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.installing import install_command
 
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
@@ -112,7 +113,7 @@ def secret_of_environment() -> bytes:
 
 NO_TORCH = (
     "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
-    "pip install 'burnish[torch]', or train with one worker"
+    f"{install_command('torch')}, or train with one worker"
 )
 
 

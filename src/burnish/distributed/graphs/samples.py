@@ -16,6 +16,7 @@ from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, s
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, SAMPLE_SHARE, SCATTER_ROWS, WORKER_RANK, all_gather
 from burnish.ops.semantic import semantic_operator
+from burnish.program.layout import samples_first
 from burnish.program.signature import Entry, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
@@ -25,17 +26,24 @@ GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS, SCATTER_ROWS})
 """Exchanges that a worker without samples gives zeros to, or no rows."""
 
 
-def counted_inputs(data: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the inputs whose rows are counted, of which each has samples of its own: the first with each symbol.
+def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
+    """Return the inputs that have samples, each with the axis that they stand along."""
+    entries = {entry.name: entry for entry in data if entry.sample_axis is not None and entry.extents}
+    extents = {name: samples_first(entry).extents for name, entry in entries.items()}
+    return {name: entries[name].sample_axis or 0 for name in sample_inputs(extents)}
+
+
+def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
+    """Return the inputs whose samples are counted, each of samples of its own, the first with each symbol; and their axes.
 
     None where a model has no batch of any size: its samples are as many in every step.
     """
-    extents = {entry.name: entry.extents for entry in data}
-    symbols = {name: extents[name][0] for name in sample_inputs(extents)}
+    axes, entries = sample_axes(data), {entry.name: entry for entry in data}
+    symbols = {name: entries[name].extents[axis] for name, axis in axes.items()}
     if any(isinstance(symbol, int) for symbol in symbols.values()):
-        return ()
+        return {}
     first = {symbol: name for name, symbol in reversed(symbols.items())}
-    return tuple(name for name in symbols if name in first.values())
+    return {name: axis for name, axis in axes.items() if name in first.values()}
 
 
 class Samples:
@@ -54,8 +62,9 @@ class Samples:
         self._graph = graph
         self._workers = workers
         self._inputs = {value.name: value for value in graph.inputs}
-        self._first = next(iter(sample_inputs({entry.name: entry.extents for entry in data})), None)
-        self._counted = counted_inputs(data)
+        self._axes = sample_axes(data)
+        self._first = next(iter(self._axes), None)
+        self._counted = tuple(counted_inputs(data))
         self._emitted: dict[tuple[str, str], Tensor] = {}
         self.entry: Entry | None = None
         if self._counted:
@@ -65,7 +74,7 @@ class Samples:
 
     @property
     def is_known(self) -> bool:
-        """Whether the model has an input with samples along its first axis."""
+        """Whether the model has an input with samples."""
         return self._first is not None
 
     @cached_property
@@ -79,8 +88,8 @@ class Samples:
 
     def rows(self, name: str) -> Tensor:
         """How many samples the values of this worker's graph are of, int64 [1]: its own, or those of a stand-in."""
-        value = self._builder.tensor(self._inputs[name])
-        return self._once("rows", name, lambda: self._builder.op("Shape", value, start=0, end=1, shape=[1]))
+        value, axis = self._builder.tensor(self._inputs[name]), self._axes[name]
+        return self._once("rows", name, lambda: self._builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
 
     @property
     def total(self) -> Tensor:
@@ -89,11 +98,11 @@ class Samples:
         return self.total_of(self._first)
 
     def total_of(self, name: str) -> Tensor:
-        """The same of those along the first axis of an input."""
+        """The same of those of an input."""
         return self._once("total", name, lambda: self._sum(self._counts(name)))
 
     def start_of(self, name: str) -> Tensor:
-        """How many samples of the batch stand before this worker's, int64 [1]; of those along the first axis of an input."""
+        """How many samples of the batch stand before this worker's, int64 [1]; of those of an input."""
 
         def emit() -> Tensor:
             builder = self._builder

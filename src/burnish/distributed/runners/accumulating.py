@@ -11,7 +11,7 @@ from burnish.distributed.graphs.accumulation import COUNT_ENTRY
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 
 
 class AccumulatingRunner(SpreadRunner):
@@ -67,12 +67,10 @@ class AccumulatingRunner(SpreadRunner):
 
     def _summed(self, state: Arrays) -> Arrays:
         """The sums over the workers, taken in float64."""
-        import torch
-
         parts = [np.asarray(state[name], np.float64).reshape(-1) for name in self._accumulated]
-        buffer = torch.from_numpy(np.concatenate(parts))
+        buffer = buffer_of(self._communicator, np.concatenate(parts))
         self._communicator.all_reduce(buffer).wait()
-        sums: Any = np.split(buffer.numpy(), np.cumsum([part.size for part in parts])[:-1])
+        sums: Any = np.split(array_of(buffer), np.cumsum([part.size for part in parts])[:-1])
         return {
             name: total.reshape(state[name].shape).astype(state[name].dtype)
             for name, total in zip(self._accumulated, sums, strict=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -28,6 +29,41 @@ class SpreadRunner:
     def is_spread(self) -> bool:
         """Whether other workers hold what this one does not."""
         return isinstance(self._runner, SpreadRunner) and self._runner.is_spread
+
+    @property
+    def route(self) -> str | None:
+        """How a step of this worker runs, for ``Session.describe``."""
+        return getattr(self._runner, "route", None)
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether workers exchange something in the next step, which they do not within a round that each steps alone."""
+        return True
+
+    @property
+    def evaluates_together(self) -> bool:
+        """Whether ``evaluate`` and ``predict`` are exchanges too."""
+        return False
+
+    @property
+    def gives_entries(self) -> bool:
+        """Whether an entry can be asked for without the others, while they take part (``asking``)."""
+        return False
+
+    @property
+    def writer(self) -> ProgramRunner | None:
+        """A runner that writes the same rows of tables on all workers; None where they write different ones."""
+        return None
+
+    def asking(self) -> AbstractContextManager[None]:
+        """While this lasts, the others that take part wait for what is asked of them."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """End the round; nothing where the workers have the same weights after each step."""
+
+    def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
+        """Take over the state that the first worker loaded, where it alone was given the whole."""
 
     def own_state(self) -> Arrays:
         """Return what this worker holds; asks nobody."""

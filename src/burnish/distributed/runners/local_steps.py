@@ -8,8 +8,8 @@ it and N their sum, every number x of the state that steps change, parameters, r
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
 Parameters under ``burnish.optim.diloco`` take an outer step instead, and rows that the program holds stay. Whole numbers, such as
-counters, are those of the first of the workers that have taken the most steps. Random keys differ between workers by an offset of
-the rank.
+counters, and masks are those of the first of the workers that have taken the most steps. Random keys differ between workers by an
+offset of the rank.
 
 Where a runtime's optimizations broke the graph on one worker, and it was opened again with fewer there, all workers have the next
 round's graph with as few.
@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 
 from burnish import optim
+from burnish.distributed.graphs.samples import sample_axes
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays, ReopeningRunner
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.errors import ConfigurationError
+from burnish.graph.pruning_mark import changing_masks
 from burnish.norms import Sync, get
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE
@@ -37,7 +39,6 @@ from burnish.passes.precision import FULL
 from burnish.passes.precision import get as precision_of
 from burnish.program import Program, Role
 from burnish.random.keys import mix_array
-from burnish.sample_axes import sample_inputs
 
 RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
 """Told apart from the words of seeds and streams: the fractions of the roots of 13 and 17."""
@@ -95,9 +96,10 @@ class LocalSteps(SpreadRunner):
         self._updated = set(signature.updates)
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
         self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
+        self._masks = changing_masks((program.semantic.get("predict") or program.predict).graph)
         self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
         self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
-        self._counted = sample_inputs({entry.name: entry.extents for entry in signature.inputs_of(Role.DATA)})[0]
+        self._counted = next(iter(sample_axes(signature.inputs_of(Role.DATA)).items()))
         self._reported = [(entry.name, entry.dtype.numpy()) for entry in signature.outputs if entry.updates is None]
         self._begin(state)
 
@@ -111,7 +113,8 @@ class LocalSteps(SpreadRunner):
         return self._steps + 1 == self._every
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        samples = len(inputs[self._counted])
+        name, axis = self._counted
+        samples = inputs[name].shape[axis]
         outputs = self._runner.step(inputs) if samples else self._nothing_done()
         self._samples += samples
         self._taken += bool(samples)
@@ -158,17 +161,15 @@ class LocalSteps(SpreadRunner):
 
     def _joined(self) -> Arrays:
         """The state that the workers' states come to."""
-        import torch
-
         state = self.own_state()
         changing = [name for name in state if name in self._updated]
         outer = self._outer_entries()
-        whole = [name for name in changing if state[name].dtype.kind in "iub"]
+        whole = [name for name in changing if state[name].dtype.kind in "iub" or name in self._masks]
         mean = [name for name in changing if name not in whole and name not in outer.values()]
         runner = self._runner if isinstance(self._runner, ReopeningRunner) else None
         counts = np.array([self._samples, self._taken, 0 if runner is None else runner.reopened], np.int64)
         content = np.concatenate([counts, *(state[name].reshape(-1).astype(np.int64) for name in whole)])
-        rows = self._communicator.all_gather(torch.from_numpy(content)).numpy()
+        rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, content)))
         if runner is not None:
             runner.reopen(int(rows[:, 2].max()))
         samples = rows[:, 0]
@@ -178,9 +179,9 @@ class LocalSteps(SpreadRunner):
         )
         wide: Any = np.float64 if any(state[name].dtype == np.float64 for name in mean) else np.float32
         moved = [(state[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
-        buffer = torch.from_numpy(np.concatenate(moved) if moved else np.zeros(1, wide))
+        buffer = buffer_of(self._communicator, np.concatenate(moved) if moved else np.zeros(1, wide))
         self._communicator.all_reduce(buffer).wait()
-        steps = _parted(buffer.numpy()[: sum(part.size for part in moved)], [state[name].astype(wide) for name in mean])
+        steps = _parted(array_of(buffer)[: sum(part.size for part in moved)], [state[name].astype(wide) for name in mean])
         for name, step in zip(mean, steps, strict=True):
             if name in outer:
                 assert self._outer is not None

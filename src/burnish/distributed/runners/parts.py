@@ -45,12 +45,11 @@ class PartRunner(SpreadRunner):
         self._all_have_stand_in = communicator.size == 1
 
     @property
-    def runner(self) -> ProgramRunner:
-        """The runner of this worker, which gets its part."""
-        return self._runner
+    def writer(self) -> ProgramRunner | None:
+        return self._runner  # every worker writes the rows of all
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        counts = np.array([len(inputs[name]) for name in self._counted], np.int64)
+        counts = np.array([inputs[name].shape[axis] for name, axis in self._counted.items()], np.int64)
         part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
         if counts[0]:
             self._last = part
@@ -89,14 +88,16 @@ def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> n
 
     Args:
         entry: of the batch.
-        shape: whose extents but the first are taken.
+        shape: whose extents are taken, but that of the samples.
         signature: of the graph that is run.
     """
-    rules = [rule for rule in signature.extents if rule.dimension == entry.extents[0]]
+    axis = entry.sample_axis
+    rules = [rule for rule in signature.extents if axis is not None and rule.dimension == entry.extents[axis]]
     rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
     least = entry.minimum or 0
     value = least if entry.two_values else max(0, least) if entry.maximum is None else min(max(0, least), entry.maximum)
-    return np.full((rows, *shape[1:]), value, entry.numpy_dtype)
+    whole = tuple(rows if at == axis else extent for at, extent in enumerate(shape))
+    return np.full(whole, value, entry.numpy_dtype)
 
 
 def packed(part: Mapping[str, np.ndarray]) -> bytes:

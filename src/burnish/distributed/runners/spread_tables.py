@@ -96,6 +96,10 @@ class SpreadTablesRunner(SpreadRunner):
                 return
 
     @property
+    def evaluates_together(self) -> bool:
+        return True
+
+    @property
     def gives_entries(self) -> bool:
         """Whether an entry can be asked for without the others: not where the optimizer's state is in shares beside."""
         return not (isinstance(self._runner, SpreadRunner) and self._runner.is_spread)

@@ -39,12 +39,16 @@ README = """# A training program for machines without Python
 - `burnish.h`, `burnish.c`, `burnish_ort.h`: the client; `burnish.hpp`: the same for C++; `main.c`: a program that trains with it.
 
     make ORT=/path/to/onnxruntime
-    ./train program {data} --batch 16 --steps 100 --checkpoint last.safetensors --export tuned.onnx
-
-It goes on from `last.safetensors` when it is started again. `--models models` runs the graphs of that folder. Inputs:
+{training} Inputs:
 
 {inputs}
 """
+TRAINING = """    ./train program {data} --batch 16 --steps 100 --checkpoint last.safetensors --export tuned.onnx
+
+It goes on from `last.safetensors` when it is started again. `--models models` runs the graphs of that folder."""
+OTHER_LAYOUT = """
+`train` takes samples of the first axis, and refuses this program, in which those of {moved} stand elsewhere: call `burnish_step`
+on batches in the layout of the model, from a program like `main.c`."""
 
 
 def package(program: Program, folder: Path) -> None:
@@ -64,6 +68,10 @@ def package(program: Program, folder: Path) -> None:
         raise ConfigurationError(
             f"runtime='c': the input '{texts[0]}' is text, which the C client cannot give: train it in Python"
         )
+    if not _is_utf8(str(folder)):
+        raise ConfigurationError(
+            f"runtime='c': the name of '{folder}' is no UTF-8, and ONNX Runtime writes to no other: choose another folder"
+        )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise CheckpointError(f"'{folder}' is a file, or holds files: give the path of a new folder for the package")
     partial = partial_path(folder)
@@ -81,6 +89,14 @@ def package(program: Program, folder: Path) -> None:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _write(program: Program, folder: Path) -> None:
@@ -153,4 +169,6 @@ def _readme(program: Program) -> str:
     shapes = {entry.name: ", ".join("?" if extent is None else str(extent) for extent in entry.extents) for entry in entries}
     inputs = "\n".join(f"- `{entry.name}`: {entry.numpy_dtype.name}, shape [{shapes[entry.name]}]" for entry in entries)
     graphs = ", ".join(f"`{name}.onnx`" for name in _graphs(program))
-    return README.format(graphs=graphs, operators=OPERATORS, data=data, inputs=inputs)
+    moved = " and ".join(f"`{entry.name}`" for entry in entries if entry.sample_axis != 0)
+    training = OTHER_LAYOUT.format(moved=moved) if moved else TRAINING.format(data=data)
+    return README.format(graphs=graphs, operators=OPERATORS, training=training, inputs=inputs)

@@ -19,7 +19,15 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
-from burnish.engines.onnxruntime.kernels import COUNTING, OPERATORS, call_kernels, library
+from burnish.engines.onnxruntime.kernels import (
+    COUNTING,
+    OPERATORS,
+    Library,
+    build_operators,
+    call_kernels,
+    find_library,
+    tell_of_missing,
+)
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
@@ -140,21 +148,30 @@ class OnnxRuntimeEngine(RunsModels):
         self.profile_prefix: str | None = None
         self.providers = _checked_providers(providers)
         self.custom_op_library = None if custom_op_library is None else _checked_library(custom_op_library)
-        self.kernels = self._library_of_kernels(kernels)
+        self._library = self._library_of_kernels(kernels)
+        self.kernels = self._library.path
         target = TARGET if custom_op_library is None else replace(TARGET, domains={**TARGET.domains, ANY_DOMAIN: None})
         self.target = target if self.kernels is None else target.with_kernels(OPERATORS)
 
-    @property
-    def description(self) -> str:
-        """What reports call it: its name, and whether kernels of burnish's own run on it."""
-        return self.name if self.kernels is None else f"{self.name}, with kernels of burnish's own"
+    def _library_of_kernels(self, kernels: bool | None) -> Library:
+        if kernels:
+            return build_operators()
+        if kernels is not None:
+            return Library(None, "kernels=False goes without them")
+        if self.optimization == "none":
+            return Library(None, "optimization='none' runs the nodes of a graph as they are")
+        # What another provider would compute does not go through the CPU's memory unasked.
+        others = [name for provider in self.providers if (name := _name_of(provider)) != CPU_PROVIDER]
+        return Library(None, f"they are for the CPU, and {others[0]} comes first") if others else find_library()
 
-    def _library_of_kernels(self, kernels: bool | None) -> Path | None:
-        if kernels is None:
-            # What another provider would compute does not go through the CPU's memory unasked.
-            is_alone = all(_name_of(provider) == CPU_PROVIDER for provider in self.providers)
-            return library(build=False) if is_alone and self.optimization != "none" else None
-        return library(build=True) if kernels else None
+    def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
+        """What sessions of this engine run on (``burnish.engines.base.described``)."""
+        return {
+            "kernels": None if self.kernels is None else str(self.kernels),
+            "kernels_reason": self._library.reason,
+            "kernels_remedy": self._library.remedy,
+            "level": self._library.level,
+        }
 
     def open(
         self,
@@ -181,6 +198,8 @@ class OnnxRuntimeEngine(RunsModels):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
         if threads is not None and (not is_whole(threads) or threads < 1):
             raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
+        if self._library.reason and self._library.remedy:
+            tell_of_missing(self._library.reason, self._library.remedy)
         if communicator is None:
             return OnnxRuntimeRunner(self, executable, state, threads)
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import platform
+import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
+import onnxruntime
 
-from burnish.engines.kernels.building import build_library, cores, find_built, is_switched_off
+from burnish.engines.kernels import compiling
+from burnish.engines.kernels.building import (
+    SWITCHED_OFF,
+    build_library,
+    cores,
+    find_built,
+    first_line,
+    is_switched_off,
+    level_of,
+)
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.groups import join_groups
 from burnish.engines.kernels.indexing.fusion import use_gather_kernels
@@ -29,7 +44,7 @@ from burnish.engines.kernels.recurrent.operators import (
 from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.onnxruntime.channels_last import use_channels_last
 from burnish.engines.onnxruntime.failures import has_bfloat16
-from burnish.errors import EngineError
+from burnish.errors import EngineError, KernelWarning
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
 from burnish.graph.uses import remove_unread_nodes
 from burnish.lowering import lower_semantic_operators
@@ -66,24 +81,89 @@ _WITH_OPTIONAL_OPERANDS = (
 SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 
 
-def library(build: bool) -> Path | None:
-    """Return the library of operators; None where kernels are switched off, or it is not there and not to be built.
+@dataclass(frozen=True)
+class Library:
+    """The library of operators that an engine runs, or why it runs none.
 
-    Args:
-        build: whether to build it where it is missing.
+    Attributes:
+        path: of the library; None if standard operators run instead.
+        reason: why there is none, as a clause; None if there is one.
+        remedy: how to come by one, as a sentence without its full stop; None if nobody misses it.
+    """
 
-    Raises:
-        EngineError: it is to be built, and cannot be.
+    path: Path | None
+    reason: str | None = None
+    remedy: str | None = None
+
+    @property
+    def level(self) -> str:
+        """The instructions that run: those of the library, or the best of this processor, such as ``avx512``."""
+        return compiling.cpu_level() if self.path is None else level_of(self.path, SOURCE)
+
+
+def find_library() -> Library:
+    """The library that the installation built, or an earlier run. A damaged one in the cache is built again.
+
+    Warns:
+        KernelWarning: there is one in the cache that must not be loaded, or that cannot be built again.
     """
     if is_switched_off():
-        return None
-    if not build:
-        return find_built(SOURCE)
+        return Library(None, SWITCHED_OFF)
     try:
-        return build_library(SOURCE)
+        path = find_built(SOURCE)
+        if path is not None:
+            _check_loads(path)
+            return Library(path)
     except (OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EngineError(f"kernels=True: the kernels could not be built ({reason}); kernels=False goes without them") from error
+        reason = first_line(error)
+        warnings.warn(KernelWarning(f"{reason}. Standard operators run instead, which take longer"), stacklevel=2)
+        return Library(None, reason)
+    if not sys.platform.startswith(("linux", "darwin")):
+        return Library(None, f"they do not run on {platform.system()} yet")
+    reason = f"no library for this processor ({compiling.cpu_level()}) came with the installation"
+    build = "build them once with OnnxRuntimeEngine(kernels=True) or --kernels"
+    if compiling.find_compiler() is None:
+        return Library(None, f"{reason}, and there is no C++ compiler", f"Install g++ or clang++, and {build}")
+    return Library(None, reason, build.replace("b", "B", 1))
+
+
+def build_operators() -> Library:
+    """The library; it is built if it is not there.
+
+    Raises:
+        EngineError: it cannot be built.
+    """
+    if is_switched_off():
+        return Library(None, SWITCHED_OFF)
+    try:
+        path = build_library(SOURCE)
+        _check_loads(path)
+    except (OSError, RuntimeError) as error:
+        raise EngineError(
+            f"kernels=True: the kernels could not be built ({first_line(error)}); kernels=False goes without them"
+        ) from error
+    return Library(path)
+
+
+def _check_loads(library: Path) -> None:
+    """Raise RuntimeError if ONNX Runtime cannot load a library."""
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise RuntimeError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load the kernels in '{library}' ({first_line(error)}); remove the "
+            "file, or install burnish again"
+        ) from error
+
+
+@functools.cache
+def tell_of_missing(reason: str, remedy: str) -> None:
+    """Say on stderr, once per process, that sessions run standard operators because kernels are missing."""
+    print(
+        f"burnish: kernels are missing ({reason}), so steps take up to three times as long. {remedy}. "
+        "BURNISH_KERNELS=off hides this line.",
+        file=sys.stderr,
+    )
 
 
 def call_kernels(model: ir.Model, threads: int | None = None) -> None:

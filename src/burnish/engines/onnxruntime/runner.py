@@ -83,6 +83,11 @@ class OnnxRuntimeRunner:
         """Whether a state entry has a second buffer."""
         return name in self._updates and name not in self._in_place
 
+    @property
+    def route(self) -> str:
+        """How a step runs, for ``Session.describe``."""
+        return "gradients, then updates in place" if self._in_place else "one graph, with two buffers for the state"
+
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         if self._in_place:
             return self._step_in_place(inputs)

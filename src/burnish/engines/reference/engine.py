@@ -17,7 +17,7 @@ from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
-from burnish.graph.protos import graphs_within
+from burnish.graph.protos import graphs_within, read_apart
 from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
 
@@ -135,7 +135,8 @@ def _place_of(error: BaseException) -> str | None:
         frame = traceback.tb_frame
         operator = frame.f_locals.get("node")
         if frame.f_code is ReferenceEvaluator.run.__code__ and isinstance(operator, OpRun):
-            place = describe_lookup(ir.serde.deserialize_node(operator.onnx_node))
+            with read_apart():
+                place = describe_lookup(ir.serde.deserialize_node(operator.onnx_node))
         traceback = traceback.tb_next
     return place
 

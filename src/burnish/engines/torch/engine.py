@@ -17,6 +17,7 @@ from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsM
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
+from burnish.engines.kernels.building import level_of
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
@@ -161,6 +162,19 @@ class TorchEngine(RunsModels):
             check_compiler(place, "compile='inductor'")
         return TorchRunner(self, executable, state, place, threads, communicator)
 
+    def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
+        """What sessions of this engine run on (``burnish.engines.base.described``); waits for kernels that are being built."""
+        found: dict[str, Any] = {"threads": threads or torch.get_num_threads()}
+        if self.compile != "regions":
+            return found | {"kernels_reason": f"compile='{self.compile}' goes without them"}
+        if device_of(self.device if device is None else device).type != "cpu":
+            return found | {"kernels_reason": "they are for the CPU"}
+        path, reason = kernels.found()
+        if path is None:
+            return found | {"kernels_reason": reason}
+        level = level_of(path, kernels.sources()[kernels.EARLY[0]])
+        return found | {"kernels": str(path), "kernels_reason": None, "level": level}
+
     def load(self, model: ir.Model) -> LoadedModel:
         """Translate a model, to be run any number of times.
 
@@ -241,6 +255,11 @@ class TorchRunner:
             self._memory = memory.keep_pages(self)
         with self._memory:
             self._state = self._tensors_of(state)
+
+    @property
+    def route(self) -> str:
+        """How a step runs, for ``Session.describe``."""
+        return f"{self._engine.compile}, recorded as a CUDA graph" if self._recorder is not None else self._engine.compile
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._executable.signature["step"]
@@ -416,6 +435,8 @@ class TorchRunner:
         for name, dtype, is_state, is_image in self._inputs[graph]:
             if is_state:
                 tensors.append(state[instead.get(name, name) if instead else name])
+            elif name not in inputs:
+                raise EngineError(f"The graph '{graph}' reads '{name}', which the batch does not have: give it")
             else:
                 tensor = _placed(inputs[name], dtype, device)
                 tensors.append(self._laid_out(tensor) if is_image else tensor)

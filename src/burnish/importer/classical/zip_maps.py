@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from burnish.graph import Names
 from burnish.importer.classical.attributes import CLASSICAL_DOMAIN
@@ -42,6 +43,18 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     changed.graph.value_info.extend(infos)
     onnx.helper.set_model_props(changed, {**_metadata(changed), ZIP_MAPS: json.dumps(maps, ensure_ascii=False)})
     return changed
+
+
+def number_zip_maps(model: ir.Model, output: str, classes: int) -> None:
+    """Let the dictionaries that an output is exported as have so many classes, called by their numbers, in place.
+
+    Text, which said what the earlier ones were called, becomes the text of the numbers.
+    """
+    maps = json.loads(model.metadata_props.get(ZIP_MAPS, "{}"))
+    for name, labels in maps.get(output, {}).items():
+        if isinstance(labels, list) and len(labels) != classes:
+            maps[output][name] = [str(number) if name == "classlabels_strings" else number for number in range(classes)]
+            model.metadata_props[ZIP_MAPS] = json.dumps(maps)
 
 
 def restore_zip_maps(proto: onnx.ModelProto) -> None:

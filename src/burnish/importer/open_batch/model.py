@@ -9,13 +9,14 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorError
 from burnish.graph import Names, attribute_value, describe_node, remove_node
 from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.sample_axis_mark import has_sample_axis_mark, mark_sample_axis, marked_sample_axis
 from burnish.graph.uses import captured_by
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.names import name_everything
 from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registers the rules
 from burnish.importer.open_batch.call import RULES, Call, Result, Rule
 from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample_shape
+from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, sample_shape
 from burnish.importer.shapes import infer_shapes
 
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
@@ -31,18 +32,20 @@ def open_batch(model: ir.Model) -> None:
     """Let a model that was made for one sample take any number of them, in place.
 
     Each input holds samples along its first axis of extent 1, which is named ``batch``, and along its second where a recurrent
-    layer begins with it; one without such an axis is the same for all. Every node that samples reach is put in such a form that
-    each sample's results are what they were; one whose rule does not know how is refused. Batch normalization alone takes its
-    statistics, in training, over all samples.
+    layer begins with it; one without such an axis is the same for all. In a model of one vector, which
+    has no such axis, vectors get one in front, and numbers are the same for all. Every node that samples reach is put in such a
+    form that each sample's results are what they were; one whose rule does not know how is refused. Batch normalization alone
+    takes its statistics, in training, over all samples.
 
-    An output has its samples where they came to stand; one that had dropped the axis has them along its first. What no sample
-    reaches stays.
+    An output has its samples where they came to stand; one that had dropped the axis has them along its first, and so has every
+    output of a model of one vector. What no sample reaches stays. Inputs are marked with the axis of their samples, or as
+    ones without; what is marked before goes first.
 
     Args:
         model: a canonical model.
 
     Raises:
-        ConfigurationError: no input has an axis of extent 1, or the batch is open already.
+        ConfigurationError: no input has an axis of extent 1, and not all are vectors; or the batch is open already.
         UnsupportedOperatorError: a node cannot take several samples; the message says why, and what to do.
     """
     graph = model.graph
@@ -66,6 +69,9 @@ def open_batch(model: ir.Model) -> None:
         expected[value] = _opened_shape(operand, symbol)
     for value in (*(value for value, _ in inputs), *outputs):
         value.shape = expected[value]
+    held = dict(inputs)
+    for value in graph.inputs:
+        mark_sample_axis(value, held[value].axis if value in held else None)
     name_everything(model)
     infer_shapes(model)
     settle_loop_shapes(model)
@@ -73,10 +79,15 @@ def open_batch(model: ir.Model) -> None:
         _check(value, shape)
 
 
-def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
-    """The inputs that hold samples, and along which axis."""
+def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, Batch]]:
+    """The inputs that hold samples, and where."""
     shapes = {value: sample_shape(value) for value in graph.inputs}
-    held = [(value, _sample_axis(value, shape)) for value, shape in shapes.items() if shape is not None and 1 in shape]
+    apart = {value for value in shapes if has_sample_axis_mark(value) and marked_sample_axis(value) is None}
+    held = [
+        (value, Batch(_sample_axis(value, shape), is_extra=False))
+        for value, shape in shapes.items()
+        if shape is not None and value not in apart and (1 in shape or has_sample_axis_mark(value))
+    ]
     described = ", ".join(f"'{value.name}' {_written(value)}" for value in graph.inputs) or "none"
     first = next((shape for shape in shapes.values() if shape), None)
     if first is not None and isinstance(first[0], str) and 1 not in first:
@@ -84,16 +95,29 @@ def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, int]]:
             f"batch='open': the batch of this model is open already: its inputs are {described}. Leave batch out: the model "
             "takes batches of any size as it is"
         )
+    if first and all(shape is not None and len(shape) <= 1 for shape in shapes.values()) and 1 not in first:
+        held = [(value, FIRST) for value, shape in shapes.items() if shape and value not in apart]
     if not held:
         raise ConfigurationError(
             "batch='open': no input of the model has an axis of extent 1, in which the samples of a batch could stand: its "
-            f"inputs are {described}. Leave batch out, or export the model at batch 1"
+            f"inputs are {described}. Leave batch out, or export the model at batch 1, or of one vector"
         )
     return held
 
 
 def _sample_axis(value: ir.Value, shape: Sequence[int | str | None]) -> int:
-    """The first axis of extent 1; of what a recurrent layer begins with the second, as the first is of steps or directions."""
+    """The first axis of extent 1; of what a recurrent layer begins with the second, as the first is of steps or directions.
+
+    What is marked goes before.
+    """
+    marked = marked_sample_axis(value) if has_sample_axis_mark(value) else None
+    if marked is not None:
+        if shape[marked] != 1:
+            raise ConfigurationError(
+                f"batch='open': the input '{value.name}' {_written(value)} holds its samples along axis {marked} (sample_axis), "
+                f"and only an axis of extent 1 is opened: {'leave batch out' if 1 not in shape else 'name another axis'}"
+            )
+        return marked
     pending = [value]
     while pending:
         for node, index in pending.pop().uses():
@@ -169,7 +193,9 @@ def _open_outputs(graph: ir.Graph, opening: Opening) -> dict[ir.Value, Operand]:
         if operand.sample_shape is None and node is not None:
             raise _unsupported(node, Refused(f"has the result '{output.name}', whose rank is not known"))
         batch = operand.batch
-        if batch.is_extra:
+        if opening.in_front:
+            batch = FIRST
+        elif batch.is_extra:
             batch = Batch(0, is_extra=not operand.shape or operand.shape[0] != 1)
         value = opening.placed(operand, batch)
         if value.is_graph_input() or (value is not operand.value and value in opening.named):

@@ -28,10 +28,13 @@ class Opening:
 
     Args:
         graph: whose nodes are gone through.
-        inputs: those that hold samples, with the axis of each.
+        inputs: those that hold samples, with their place in each.
+
+    Attributes:
+        in_front: whether samples have an axis in front of all that a sample has.
     """
 
-    def __init__(self, graph: ir.Graph, inputs: Sequence[tuple[ir.Value, int]]):
+    def __init__(self, graph: ir.Graph, inputs: Sequence[tuple[ir.Value, Batch]]):
         self.graph = graph
         self.results: dict[ir.Value, Operand] = {}
         self.before: ir.Node | None = None
@@ -39,8 +42,9 @@ class Opening:
         self._count: ir.Value | None = None
         self._placed: dict[tuple[ir.Value, Batch, int], ir.Value] = {}
         self.named: set[ir.Value] = set()
-        for value, axis in inputs:
-            self.results[value] = Operand(value, sample_shape(value), Batch(axis, is_extra=False))
+        self.in_front = self._first[1].is_extra
+        for value, batch in inputs:
+            self.results[value] = Operand(value, sample_shape(value), batch)
 
     def operand(self, value: ir.Value) -> Operand:
         """What stands for a value of the model."""
@@ -89,8 +93,8 @@ class Opening:
     def count(self) -> ir.Value:
         """The number of samples, as a vector of one."""
         if self._count is None:
-            value, axis = self._first
-            node = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
+            value, batch = self._first
+            node = ir.node("Shape", [value], {"start": batch.axis, "end": batch.axis + 1})
             first = next(iter(self.graph), None)
             assert first is not None
             self.graph.insert_before(first, node)

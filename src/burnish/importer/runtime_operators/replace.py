@@ -7,11 +7,14 @@ import onnx_ir as ir
 from burnish.errors import BurnishError, ModelError
 from burnish.graph import Builder, Tensor, bodies, constant_array, describe_node, infer_outputs, replace_node
 from burnish.graph.edits import copy_of
+from burnish.importer.operands import DEPARTURES
 from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import Results, find_rewrite
 from burnish.ops import Operation
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+UNROUNDED = {"DynamicQuantizeLSTM": "inference does not round what it reads and what it remembers, as the file does in each step"}
+"""Operators that compute with fewer digits than what stands for them, and where."""
 _SMALL = 64
 """Elements of a constant up to which a trial has it: axes and lengths, not weights."""
 
@@ -107,6 +110,9 @@ def replace_runtime_operators(model: ir.Model) -> bool:
             results = _rewritten(node, graph) if find_rewrite(node) is not None else None
             if results is not None:
                 replaced.add(node.domain)
+                if node.op_type in UNROUNDED:
+                    told = f"{describe_node(node)} is read as a layer of floating-point numbers: {UNROUNDED[node.op_type]}"
+                    model.graph.meta[DEPARTURES] = (*model.graph.meta.get(DEPARTURES, ()), told)
                 main = _main_node(node, results)
                 replace_node(node, results)
                 if main is not None:

@@ -91,7 +91,12 @@ def unsupported(op: Operation, kind: Recurrence) -> str | None:
                 f"has the activation '{activation}' where only {names} has a gradient here: "
                 "write the layer out as a sequence of products, or choose that activation"
             )
-    if _hidden_size(op) is None:
+    hidden, columns = _hidden_size(op), op.required(2).dimension(2)
+    if hidden is not None and columns is not None and hidden != columns:
+        return (
+            f"has hidden_size={hidden}, and its recurrent weight '{op.required(2).name}' is for {columns}: export the model again"
+        )
+    if hidden is None:
         return f"has no hidden_size and its recurrent weight '{op.required(2).name}' no known shape: export it with the attribute"
     return None
 
@@ -174,6 +179,8 @@ def _directions(op: Operation, kind: Recurrence) -> list[Direction]:
 
     def read(index: int | None) -> Tensor | None:
         tensor = None if index is None else op.optional(index)
+        if tensor is not None and tensor.shape is None and index in (0, *kind.states):
+            tensor.value.shape = ir.Shape([None, None, None])  # ONNX Runtime wants the rank of what a Scan carries
         if tensor is not None and tensor.dtype in SIXTEEN_BIT:
             tensor = builder.cast(tensor, ir.DataType.FLOAT)
         return tensor

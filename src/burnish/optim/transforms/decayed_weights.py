@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors, check_not_negative
-from burnish.optim.parameters import Infos, check_matches, decays, matching
+from burnish.optim.parameters import NO_WEIGHTS, Infos, check_matches, decays, matching
 from burnish.optim.transforms.base import StatelessTransform
 
 
@@ -40,6 +40,11 @@ class AddDecayedWeights(StatelessTransform):
         for pattern in () if isinstance(self.on, str) else self.on:
             check_matches(self.name, pattern, infos)
         return replace(self, infos=infos)
+
+    def without_effect(self, names: Collection[str]) -> list[str]:
+        if not self.weight_decay or self._chosen(tuple(names)):
+            return []
+        return [f"{self.name}: weight_decay acts on none of the parameters that train: on='weights' leaves {NO_WEIGHTS}"]
 
     def transform(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,13 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, attribute_value, describe_node, output_axis, static_shape
 from burnish.graph.evaluation import constant_result
 from burnish.graph.integer_weights import NARROW_INTEGERS
+from burnish.graph.layer_names import PASSING, further_names, is_called_after_another, layer_name, plain_name
 from burnish.graph.uses import only_user
-from burnish.importer.export_notes import module_of
+from burnish.optim.parameters import WILDCARDS
 from burnish.settings import matches_pattern, suggestion
+from burnish.surgery.adapters.integer_products import PRODUCTS
 
 OPERATORS = ("MatMul", "Gemm", "Conv", "Gather")
-PASSING = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators that may stand between a weight and the node that reads it."""
 SHOWN = 8
 
 
@@ -28,7 +29,7 @@ class Layer:
 
     Attributes:
         node: ``MatMul``, ``Gemm``, ``Conv`` or ``Gather``.
-        name: of the module that the weight belongs to, as far as names tell.
+        name: of the module that the layer is, as far as names and the notes of exporters tell.
         weight: what the node reads: [inputs, outputs], for a Gemm with transB [outputs, inputs], for Conv
             [outputs, inputs / groups, *kernel], for Gather [rows, outputs].
         source: the initializer that it is, or that holds the integers that it is dequantized from.
@@ -44,8 +45,8 @@ class Layer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a pattern may call it: the layer, its node, its weight."""
-        return (self.name, f"{self.name}.weight", self.node.name or "", self.source.name or "")
+        """What a pattern may call it: the layer, its node, its weight; with and without what builders of models append."""
+        return (self.name, f"{self.name}.weight", *further_names(self.node, self.source, self.name))
 
     @property
     def groups(self) -> int:
@@ -91,16 +92,21 @@ class Layer:
 
 
 def find_layers(graph: ir.Graph) -> tuple[list[Layer], dict[ir.Node, str]]:
-    """Return the layers of the main graph of a canonical model, and for the other nodes of these operators why they are none."""
+    """Return the layers of a canonical model, in bodies too, and for the other nodes of these operators why they are none."""
     layers: list[Layer] = []
     refused: dict[ir.Node, str] = {}
-    for node in graph:
+    for node in graph.all_nodes():
         if node.domain == "" and node.op_type in OPERATORS:
             layer = _layer(node)
             if isinstance(layer, Layer):
                 layers.append(layer)
             else:
                 refused[node] = layer
+        elif node.domain == "" and node.op_type in PRODUCTS:
+            refused[node] = (
+                "it multiplies integers, and what follows does not multiply by the scales of an activation and a weight, as it "
+                "does after onnxruntime.quantization.quantize_dynamic"
+            )
     return _named_apart(layers), refused
 
 
@@ -114,10 +120,21 @@ def select(graph: ir.Graph, patterns: str | Sequence[str], option: str) -> list[
     if not checked or not all(isinstance(pattern, str) for pattern in checked):
         raise ConfigurationError(f"{option} must be a name or pattern of layers, or a list of them, not {patterns!r}")
     layers, refused = find_layers(graph)
-    for pattern in checked:
-        if not any(_matches(layer.names, pattern) for layer in layers):
-            raise ConfigurationError(f"{option}: {_no_match(graph, pattern, layers, refused)}")
-    return [layer for layer in layers if any(_matches(layer.names, pattern) for pattern in checked)]
+    chosen = {layer for pattern in checked for layer in _named(graph, pattern, layers, refused, option)}
+    return [layer for layer in layers if layer in chosen]
+
+
+def _named(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: dict[ir.Node, str], option: str) -> list[Layer]:
+    """The layers that a pattern matches; a name means the layer that is called so before those that are also called so."""
+    own = [layer for layer in layers if pattern in (layer.name, f"{layer.name}.weight")]
+    matched = own or [layer for layer in layers if _matches(layer.names, pattern)]
+    if not matched:
+        raise ConfigurationError(f"{option}: {_no_match(graph, pattern, layers, refused)}")
+    names = list(dict.fromkeys(layer.name for layer in matched))
+    if len(names) > 1 and WILDCARDS.isdisjoint(pattern) and pattern not in graph.initializers:
+        listed = ", ".join(f"'{name}'" for name in names[:SHOWN])
+        raise ConfigurationError(f"{option}: '{pattern}' names {len(names)} layers: say which, of {listed}; or list them all")
+    return matched
 
 
 def added_bias(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
@@ -153,7 +170,7 @@ def _layer(node: ir.Node) -> Layer | str:
         return f"'{source.name}' has no axis of a kernel"
     if node.op_type in ("MatMul", "Gemm") and len(shape) != 2:
         return f"'{source.name}' has {len(shape)} axes, and not those of inputs and outputs"
-    found = Layer(node, _name(node, source), weight, source, shape[0], shape[1])
+    found = Layer(node, layer_name(node, source), weight, source, shape[0], shape[1])
     if node.op_type == "Conv":
         return replace(found, inputs=shape[1] * found.groups, outputs=shape[0])
     return replace(found, inputs=shape[1], outputs=shape[0]) if found.output_axis == 0 else found
@@ -189,36 +206,32 @@ def _source(weight: ir.Value) -> ir.Value | str:
     return f"its weight '{weight.name}' is computed by {describe_node(producer)} from {names}, and is no initializer of its own"
 
 
-def _name(node: ir.Node, source: ir.Value) -> str:
-    """What a layer is called: the module of its weight, or of its node where PyTorch's exporter says so, else node or weight."""
-    name = source.name or ""
-    path = (node.name or "").strip("/").split("/")
-    if "." in name and "::" not in name:
-        return name.rsplit(".", 1)[0]
-    if (node.name or "").startswith("/") and len(path) > 1:
-        return ".".join(path[:-1])
-    return module_of(node) or node.name or name
-
-
 def _named_apart(layers: list[Layer]) -> list[Layer]:
-    """Give layers other names than the first of the same name, unless they read the same weight in the same way."""
-    taken: dict[str, tuple[ir.Value, bool]] = {}
-    renamed = []
-    for layer in layers:
-        key = (layer.source, layer.node.op_type == "Gather")
-        name, candidates = layer.name, [layer.node.name or "", *(f"{layer.name}_{number}" for number in range(1, len(layers)))]
-        while taken.setdefault(name, key) != key:
-            name = next(candidate for candidate in candidates if candidate and taken.get(candidate, key) == key)
-        renamed.append(replace(layer, name=name))
-    return renamed
+    """Give each layer a name of its own, the plain one where no other has it, unless layers read the same weight alike.
+
+    A weight that two layers share is called after one of them, which keeps the name.
+    """
+    keys = {layer.node: (layer.source, layer.node.op_type == "Gather", layer.name) for layer in layers}
+    plain = Counter(plain_name(layer.name) for layer in {keys[layer.node]: layer for layer in layers}.values())
+    taken: dict[str, tuple[ir.Value, bool, str]] = {}
+    names: dict[ir.Node, str] = {}
+    for layer in sorted(layers, key=lambda layer: is_called_after_another(layer.node, layer.source)):
+        key, short = keys[layer.node], plain_name(layer.name)
+        numbered = (f"{layer.name}_{number}" for number in range(1, len(layers) + 1))
+        candidates = [*([short] if plain[short] == 1 else []), layer.name, layer.node.name or "", *numbered]
+        names[layer.node] = name = next(each for each in candidates if each and taken.get(each, key) == key)
+        taken[name] = key
+    return [replace(layer, name=names[layer.node]) for layer in layers]
 
 
 def _no_match(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: dict[ir.Node, str]) -> str:
     for node, why in refused.items():
         read = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
-        if _matches([node.name or "", _name(node, node.inputs[0 if node.op_type == "Gather" else 1]), *read], pattern):  # type: ignore[arg-type]
+        weight = node.inputs[0 if node.op_type == "Gather" else 1]
+        assert weight is not None
+        if _matches([node.name or "", layer_name(node, weight), *read], pattern):
             return f"'{pattern}' matches {describe_node(node)}, which cannot be adapted: {why}. Choose layers with weights"
-    for node in graph:
+    for node in graph.all_nodes():
         if _matches([node.name or ""], pattern):
             return (
                 f"'{pattern}' matches {describe_node(node)}, which cannot be adapted: adapters stand beside MatMul, Gemm, Conv "
@@ -231,7 +244,15 @@ def _no_match(graph: ir.Graph, pattern: str, layers: Sequence[Layer], refused: d
                 f"'{pattern}' matches the initializer '{name}', which is no weight of a MatMul, Gemm, Conv or Gather: {reader}. "
                 "Train it beside the adapters with trainable=[...] of burnish.compile"
             )
-    names = [layer.name for layer in layers]
+    names = list(dict.fromkeys(layer.name for layer in layers))
     listed = ", ".join(f"'{name}'" for name in names[:SHOWN]) or "none"
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"'{pattern}' matches no layer of the model{suggestion(pattern, names)}; those that can be adapted are: {listed}{more}"
+    return f"'{pattern}' matches no layer of the model{_near(pattern, names)}; those that can be adapted are: {listed}{more}"
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """Which names a pattern may have meant: those that end in it, or come near."""
+    ending = [name for name in names if name.endswith(f".{pattern}")]
+    if len(ending) > 1:
+        return f" (did you mean '*.{pattern}', which matches {len(ending)}, such as '{ending[0]}'?)"
+    return f" (did you mean '{ending[0]}'?)" if ending else suggestion(pattern, names)

@@ -11,11 +11,15 @@ import onnx_ir as ir
 from burnish.analysis.adapters import VARIANTS, Adapter, Adapters, read_adapters
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, add_initializer, describe_node
+from burnish.graph.layer_names import module_in, other_names, select_named
+from burnish.graph.names import separate_names
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.random import check_seed
-from burnish.settings import is_number, is_whole, matches_pattern, suggestion
+from burnish.settings import is_number, is_whole, suggestion
 from burnish.surgery.adapters.emission import emit, scaled_axis
+from burnish.surgery.adapters.integer_products import write_integer_products
 from burnish.surgery.adapters.layers import Layer, added_bias, find_layers, select
+from burnish.surgery.selection import warn_of_bodies
 
 
 def lora(
@@ -42,7 +46,8 @@ def lora(
       where ``feedforward`` matches.
 
     Layers are ``MatMul``, ``Gemm``, ``Conv`` and ``Gather`` (an embedding) whose weight is an initializer, or integers that the
-    model dequantizes (``DequantizeLinear``, ``MatMulNBits``), as in QLoRA. The model computes what it did before until a step was
+    model dequantizes (``DequantizeLinear``, ``MatMulNBits``) or multiplies by integers (``MatMulInteger``, ``ConvInteger``), as
+    in QLoRA. The model computes what it did before until a step was
     taken: A is uniform in ``±1/√m``, for Conv m with the kernel, as PyTorch's ``kaiming_uniform_(a=√5)``, and B is zero; of an
     embedding A is zero and B standard normal; magnitudes are the lengths, scales one.
 
@@ -72,7 +77,12 @@ def lora(
     check_seed(seed)
     model = load(source)
     others = matching_weights(model, also_trained)
-    layers = _unnamed(model, others) if patterns is None else select(model.graph, patterns, "patterns")
+
+    def chosen(model: ir.Model) -> list[Layer]:
+        return _unnamed(model, others) if patterns is None else select(model.graph, patterns, "patterns")
+
+    write_integer_products(model, lambda trial: (layer.node.outputs[0].name or "" for layer in chosen(trial)))
+    layers = chosen(model)
     if both := next((layer for layer in layers if layer.source.name in others), None):
         raise ConfigurationError(
             f"lora: also_trained matches '{both.source.name}', beside which an adapter is to stand, and which then stays as it "
@@ -111,7 +121,12 @@ def adapted(
     names, generator = Names.of(model.graph), np.random.default_rng(seed)
     drawn: dict[str, dict[str, ir.Value]] = {}
     placed = [_placed(model, names, generator, layer, options, drawn) for layer, options in layers.items()]
-    Adapters((*present.adapters, *placed), (*present.also_trained, *also_trained)).write(model)
+    separate_names(model.graph)
+    others = (*present.also_trained, *also_trained)
+    called = other_names(model.graph) if others else {}
+    unnamed = [name for name in others if called.get(name) and (module_in(name) is None or ".MatMul." in name)]
+    renamed = {name: called[name][-1] for name in unnamed}
+    Adapters((*present.adapters, *placed), others, {**renamed, **present.names}).write(model)
     return model
 
 
@@ -142,11 +157,16 @@ def _options(
 
 def _unnamed(model: ir.Model, others: Collection[str]) -> list[Layer]:
     """The layers that are adapted where none is named."""
-    layers, _ = find_layers(model.graph)
+    layers, refused = find_layers(model.graph)
     chosen = [layer for layer in layers if layer.node.op_type != "Gather" and layer.source.name not in others]
+    unknown = [layer for layer in chosen if layer.node.graph is not model.graph and _reads_unknown(layer)]
+    why = "the shapes of what they read are not known: declare them in the bodies (value_info)"
+    warn_of_bodies("lora", [layer.node for layer in unknown], why)
+    chosen = [layer for layer in chosen if layer not in unknown]
     if not chosen:
+        why = next((f" ({describe_node(node)}: {reason})" for node, reason in refused.items()), "")
         raise ConfigurationError(
-            "lora: the model has no MatMul, Gemm or Conv with a weight of its own that an adapter could stand beside: name "
+            f"lora: the model has no MatMul, Gemm or Conv with a weight of its own that an adapter could stand beside{why}: name "
             "others with patterns, such as an embedding"
         )
     return chosen
@@ -160,11 +180,13 @@ def matching_weights(model: ir.Model, patterns: str | Sequence[str]) -> tuple[st
     """
     kinds = classify_initializers(model)
     weights = [name for name, kind in kinds.items() if kind in (InitializerKind.WEIGHT, InitializerKind.BUFFER)]
+    aliases = other_names(model.graph) if patterns else {}
     chosen: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matching = [name for name in weights if matches_pattern(name, pattern)]
+        matching = select_named(pattern, weights, aliases)
         if not matching:
-            raise ConfigurationError(f"lora: also_trained: '{pattern}' matches no weight{suggestion(pattern, weights)}")
+            known = [each for name in weights for each in (name, *aliases.get(name, ()))]
+            raise ConfigurationError(f"lora: also_trained: '{pattern}' matches no weight{suggestion(pattern, known)}")
         chosen |= dict.fromkeys(matching)
     return tuple(chosen)
 
@@ -187,6 +209,9 @@ def _placed(
 ) -> Adapter:
     """Put an adapter beside a layer; nodes that share a layer's name share its parameters."""
     graph, node, variant = model.graph, layer.node, str(options["variant"])
+    place = node.graph
+    assert isinstance(place, ir.Graph)
+    place.opset_imports.update(graph.opset_imports)  # of a branch or a loop body
     _check_fits(layer, options)
     parameters = drawn.get(layer.name)
     if parameters is None:
@@ -209,14 +234,14 @@ def _placed(
         **options,  # type: ignore[arg-type]
     )
     readers = tuple(base_output.uses())
-    nodes = list(graph)
-    place = nodes.index(base) + 1
-    builder = Builder(graph, before=nodes[place] if place < len(nodes) else None)
     if adapter.feedforward:
-        return _with_scaled_input(graph, names, adapter, layer, parameters["scale"])
+        return _with_scaled_input(place, names, adapter, layer, parameters["scale"])
+    nodes = list(place)
+    following = nodes.index(base) + 1
+    builder = Builder(place, before=nodes[following] if following < len(nodes) else None)
     result = emit(builder, adapter, layer, base_output, {part: builder.tensor(value) for part, value in parameters.items()})
     result.value.type, result.value.shape = base_output.type, base_output.shape
-    return _standing_in(graph, names, adapter, base_output, result.value, readers)
+    return _standing_in(place, names, adapter, base_output, result.value, readers)
 
 
 def _standing_in(
@@ -269,10 +294,15 @@ def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
         raise ConfigurationError(
             f"lora: feedforward matches {describe_node(layer.node)}, which reads indices: leave it out of feedforward"
         )
-    if layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None:
+    if _reads_unknown(layer):
         raise ConfigurationError(
             f"lora: {describe_node(layer.node)} reads a value whose shape is not known: declare it in the model's value_info"
         )
+
+
+def _reads_unknown(layer: Layer) -> bool:
+    """Whether a MatMul reads a value of unknown shape."""
+    return layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None
 
 
 def initial_arrays(

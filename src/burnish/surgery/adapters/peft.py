@@ -1,38 +1,69 @@
-"""Adapters read from PEFT, and written for it, beside a model whose layers may be called otherwise."""
+"""Adapters read from files of PEFT, diffusers and kohya, and written for PEFT.
+
+The layers of the model may be called otherwise than the modules in the file.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.analysis.adapters import read_adapters
-from burnish.errors import ConfigurationError
+from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.formats.adapter_files import check_form, save_with_adapters
-from burnish.formats.peft import Names, PeftAdapters, called, from_layout_of_peft, is_turned, read_peft
+from burnish.formats.lora_files import name_in_diffusers, read_lora_file
+from burnish.formats.peft import (
+    CONFIGURATION,
+    WEIGHTS,
+    Names,
+    PeftAdapters,
+    called,
+    from_layout_of_peft,
+    is_turned,
+    read_peft,
+)
+from burnish.graph import Names as FreeNames
+from burnish.graph import add_initializer
 from burnish.graph.initializers import set_initializer
+from burnish.graph.layer_names import is_called_after_another, other_names
+from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
 from burnish.passes import merge_adapters as merged
 from burnish.settings import suggestion
+from burnish.surgery.adapters.integer_products import write_integer_products
 from burnish.surgery.adapters.layers import Layer, find_layers
 from burnish.surgery.adapters.lora import adapted, matching_weights
+from burnish.surgery.adapters.packed_projections import with_packed_projections
 
 
 def load_peft(
-    source: Source, folder: str | os.PathLike[str], names: Names = None, *, also_trained: str | Sequence[str] = ()
+    source: Source,
+    folder: str | os.PathLike[str],
+    names: Names = None,
+    *,
+    component: str | None = None,
+    also_trained: str | Sequence[str] = (),
 ) -> ir.Model:
-    """Return a model with the adapters of a folder of PEFT, to predict with, to train on or to merge.
+    """Return a model with the adapters of a folder of PEFT, or of a file of diffusers or kohya, to predict, train or merge.
 
     Args:
         source: the model that they are for: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
-        folder: with ``adapter_model.safetensors`` and ``adapter_config.json``: LoRA, DoRA or (IA)³.
+        folder: with ``adapter_model.safetensors`` and ``adapter_config.json``: LoRA, DoRA or (IA)³. Or a ``.safetensors`` of
+            LoRA, DoRA or LoHa as diffusers, kohya's scripts and LyCORIS write it; its alpha is its rank where it says none.
         names: layer of the model -> module of PyTorch, or a function of the one that gives the other, where they are called
             otherwise; also for initializers that were trained beside the adapters (``modules_to_save``). Else a layer is that of
             the same name, or the only one whose name ends in the module's, or the other way round: exporters often wrap a module
-            in another.
+            in another. What builders append (``.MatMul``) counts for nothing, nor does ``attn`` for ``self_attn``. LoRA of
+            ``q_proj``, ``k_proj`` and ``v_proj`` becomes one beside ``qkv_proj``, where a builder packed these.
+        component: the part of a file that is for this model, as the file calls it: ``lora_unet``, ``text_encoder``. None: the
+            only one that fits the model; a warning then names the others.
         also_trained: names or patterns of initializers that train beside the adapters, besides those that the folder holds.
 
     Returns:
@@ -40,15 +71,26 @@ def load_peft(
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        ConfigurationError: the model has no such layer, or one of other extents; or the adapters are of a kind that burnish does
-            not have.
+        ConfigurationError: the model has no such layer, or one of other extents; the adapters are of a kind that burnish does
+            not have; or several components of a file fit, or none.
         ModelError: the source is not a valid ONNX model.
     """
-    held, model = read_peft(Path(folder)), load(source)
-    layers, _ = find_layers(model.graph)
-    chosen = {layer: module for module in held.modules for layer in _layers_of(module, names, layers, held)}
-    others = {_initializer_of(name, names, model.graph.initializers): array for name, array in held.others.items()}
-    options = {layer: _options(held, module, layer) for layer, module in chosen.items()}
+    path, model = Path(folder), load(source)
+    held_by_component = _read(path)
+
+    def chosen_in(model: ir.Model) -> tuple[PeftAdapters, PeftAdapters, dict[Layer, str]]:
+        layers, _ = find_layers(model.graph)
+        read = _component(path, held_by_component, component, names, layers)
+        held = with_packed_projections(read, lambda module: _found(module, names, layers, read))
+        return read, held, {layer: module for module in held.modules for layer in _layers_of(module, names, layers, held)}
+
+    write_integer_products(model, lambda trial: (layer.node.outputs[0].name or "" for layer in chosen_in(trial)[2]))
+    read, held, chosen = chosen_in(model)
+    _warn_of_others(path, read, held_by_component, component)
+    _warn_of_packed(path, read, held)
+    _untie(model, names, held)
+    others = {_initializer_of(name, names, model): array for name, array in held.others.items()}
+    options = {layer: _options(held, module) for layer, module in chosen.items()}
     present = set(model.graph.initializers)
     model = adapted(model, options, tuple(dict.fromkeys((*others, *matching_weights(model, also_trained)))))
     by_name = {layer.name: module for layer, module in chosen.items()}
@@ -58,8 +100,9 @@ def load_peft(
             continue
         for part, name in adapter.parameters.items():
             if name not in present:
-                array = from_layout_of_peft(adapter.operator, part, held.modules[module][part])
-                _set(model.graph.initializers[name], array, module)
+                value = model.graph.initializers[name]
+                array = _in_shape_of(value, adapter.operator, held.modules[module][part])
+                _set(value, from_layout_of_peft(adapter.operator, part, array), module)
     for name, array in others.items():
         value = model.graph.initializers[name]
         _set(value, _as_read(value, array), name)
@@ -107,14 +150,77 @@ def merge_adapters(source: Source) -> ir.Model:
     return merged(load(source))
 
 
+def _read(path: Path) -> dict[str, PeftAdapters]:
+    """The adapters of a folder of PEFT, or those of each component of a file."""
+    if path.is_dir() or path.suffix != ".safetensors":
+        return {"": read_peft(path)}
+    if path.name == WEIGHTS and (path.parent / CONFIGURATION).is_file():
+        return {"": read_peft(path.parent)}
+    return read_lora_file(path)
+
+
+def _component(
+    path: Path, held: Mapping[str, PeftAdapters], component: str | None, names: Names, layers: Sequence[Layer]
+) -> PeftAdapters:
+    """The adapters of a file that are for this model."""
+    if component is not None:
+        if component not in held:
+            listed = ", ".join(f"'{name}'" for name in held)
+            raise ConfigurationError(
+                f"load_peft: component={component!r}{suggestion(str(component), held)}: '{path}' holds {listed or 'none'}"
+            )
+        return held[component]
+    if len(held) == 1:
+        return next(iter(held.values()))
+    found = {name: sum(_fits(module, names, layers, own) for module in own.modules) for name, own in held.items()}
+    whole = [name for name, count in found.items() if count == len(held[name].modules)]
+    some = whole or [name for name, count in found.items() if count]
+    if len(some) != 1:
+        which = some or list(held)
+        raise ConfigurationError(
+            f"load_peft: '{path}' holds adapters of {' and '.join(repr(name) for name in which)}, and "
+            f"{'each could be' if some else 'none is'} for this model: say which, component='{which[0]}'"
+        )
+    return held[some[0]]
+
+
+def _fits(module: str, names: Names, layers: Sequence[Layer], held: PeftAdapters) -> bool:
+    """Whether a module is one layer of a model, of the extents of its adapter."""
+    found = _found(module, names, layers, held)
+    outputs = len(held.modules[module]["B"])
+    return len({layer.name for layer in found}) == 1 and found[0].outputs == outputs
+
+
+def _warn_of_others(path: Path, held: PeftAdapters, every: Mapping[str, PeftAdapters], component: str | None) -> None:
+    left = {name: own for name, own in every.items() if own is not held}
+    if component is None and left:
+        counts = " and ".join(f"{len(own.modules)} of '{name}'" for name, own in left.items())
+        taken = next(name for name, own in every.items() if own is held)
+        warning = CarryOverWarning(
+            f"load_peft: '{path}' also holds adapters of other models, {counts}, which are left out: load them beside those, and "
+            f"say component='{taken}' here",
+            dropped=[f"{name}.{module}" for name, own in left.items() for module in own.modules],
+        )
+        warnings.warn(warning, stacklevel=3)
+
+
+def _warn_of_packed(path: Path, read: PeftAdapters, held: PeftAdapters) -> None:
+    packed = [module for module in held.modules if module not in read.modules]
+    if packed:
+        more = f" and {len(packed) - 1} like it" if len(packed) > 1 else ""
+        warning = CarryOverWarning(
+            f"load_peft: the model has q_proj, k_proj and v_proj in one layer, so that their adapters in '{path}' are one beside "
+            f"'{packed[0]}'{more}, of the sum of their ranks. It adds what they do; where it is trained on, all of its B trains, "
+            "and PEFT's file of it is for a 'qkv_proj'"
+        )
+        warnings.warn(warning, stacklevel=3)
+
+
 def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
     """The layers of a module: one, or several that read the same weight."""
-    fitting = [layer for layer in layers if (layer.node.op_type == "Gather") == (module in held.tables)]
-    exact = [layer for layer in fitting if called(layer.name, names) == module]
-    near = [layer for layer in fitting if module.endswith(f".{layer.name}") or layer.name.endswith(f".{module}")]
-    found = exact or near
+    found = _found(module, names, layers, held)
     if not found or len({layer.name for layer in found}) > 1:
-        present = [layer.name for layer in fitting]
+        present = list(dict.fromkeys(layer.name for layer in layers if _is_of_kind(layer, module, held)))
         what = "has no such layer" if not found else f"has several, {', '.join(repr(layer.name) for layer in found[:4])}"
         raise ConfigurationError(
             f"load_peft: the adapters are for the module '{module}', and the model {what}{suggestion(module, present)}: say "
@@ -123,26 +229,118 @@ def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftA
     return found
 
 
-def _options(held: PeftAdapters, module: str, layer: Layer) -> dict[str, object]:
+def _is_of_kind(layer: Layer, module: str, held: PeftAdapters) -> bool:
+    return (layer.node.op_type == "Gather") == (module in held.tables)
+
+
+def _found(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:
+    """The layers that a module may be, by the surest of their names."""
+    fitting = [layer for layer in layers if _is_of_kind(layer, module, held)]
+    if exact := [layer for layer in fitting if called(layer.name, names) == module]:
+        return exact
+    for forms in (_own_name, _every_name, _joined_names):
+        for wanted in dict.fromkeys((module, name_in_diffusers(module))):
+            own = [layer for layer in fitting if wanted in forms(layer)]
+            if found := own or [layer for layer in fitting if any(_ends_in(name, wanted) for name in forms(layer))]:
+                return found
+    return []
+
+
+def _own_name(layer: Layer) -> Sequence[str]:
+    return (layer.name,)
+
+
+def _every_name(layer: Layer) -> Sequence[str]:
+    return layer.names
+
+
+def _joined_names(layer: Layer) -> Sequence[str]:
+    """The names as kohya writes them."""
+    return [name.replace(".", "_") for name in layer.names]
+
+
+def _ends_in(name: str, module: str) -> bool:
+    """Whether one of two names ends in the other, at the end of a part."""
+    separator = "." if "." in module or "." in name else "_"
+    return module.endswith(f"{separator}{name}") or name.endswith(f"{separator}{module}")
+
+
+def _in_shape_of(value: ir.Value, operator: str, array: np.ndarray) -> np.ndarray:
+    """A part of an adapter with the axes of a kernel where a layer has them: a convolution over one pixel is a product."""
+    expected = None if value.shape is None else value.shape.numpy()
+    if operator == "Conv" and expected is not None and array.ndim != len(expected) and array.size == math.prod(expected):
+        return array.reshape(expected)
+    if operator != "Conv" and array.ndim > 2 and array.size == array.shape[0] * array.shape[1]:
+        return array.reshape(array.shape[:2])
+    return array
+
+
+def _options(held: PeftAdapters, module: str) -> dict[str, object]:
     """What ``adapted`` takes for a layer."""
     is_scaled = module in held.feedforward
     common: dict[str, object] = {"variant": held.variant, "feedforward": is_scaled}
     if held.variant == "ia3":
         return {**common, "rank": 0, "alpha": 0.0, "dropout": 0.0, "rslora": False}
     rank = len(held.modules[module]["A"])
-    return {**common, "rank": rank, "alpha": held.alpha(module), "dropout": held.dropout, "rslora": held.rslora}
+    return {**common, "rank": rank, "alpha": held.alphas[module], "dropout": held.dropout, "rslora": held.rslora}
 
 
-def _initializer_of(name: str, names: Names, initializers: Collection[str]) -> str:
+def _initializer_of(name: str, names: Names, model: ir.Model) -> str:
     """The initializer that a parameter is."""
+    initializers, aliases = model.graph.initializers, other_names(model.graph)
     found = [one for one in initializers if called(one, names) == name]
-    found = found or [one for one in initializers if name.endswith(f".{one}") or one.endswith(f".{name}")]
+    found = found or [one for one, others in aliases.items() if name in others]
+    found = found or [one for one in initializers if any(_ends_in(each, name) for each in (one, *aliases.get(one, ())))]
     if len(found) != 1:
+        known = [each for one in initializers for each in (one, *aliases.get(one, ()))]
+        what = "no initializer of this name" if not found else f"several, {', '.join(map(repr, found[:4]))}"
         raise ConfigurationError(
-            f"load_peft: the file has the parameter '{name}', and the model no initializer of this name"
-            f"{suggestion(name, initializers)}: say which it is, names={{'<initializer>': '{name}'}}"
+            f"load_peft: the file has the parameter '{name}', and the model {what}{suggestion(name, known)}: say which it is, "
+            f"names={{'<initializer>': '{name}'}}"
         )
     return found[0]
+
+
+def _untie(model: ir.Model, names: Names, held: PeftAdapters) -> None:
+    """Give layers that share a weight one each, in place, where a file holds the whole weight of one of them.
+
+    PEFT does so with what ``modules_to_save`` lists: a head that was trained leaves the embedding as it is.
+    """
+    by_source: dict[ir.Value, list[Layer]] = defaultdict(list)
+    for layer in find_layers(model.graph)[0] if held.others else ():
+        by_source[layer.source].append(layer)
+    for sharing in by_source.values():
+        if len({layer.name for layer in sharing}) == 1:
+            continue
+        own = {layer.name for layer in sharing if any(_is_weight_of(layer, names, name) for name in held.others)}
+        if not own or (len(own) == len({layer.name for layer in sharing}) and _hold_one(sharing, names, held)):
+            continue
+        # The initializer stays with the layer that it is called after.
+        leaving = [layer for layer in sharing if is_called_after_another(layer.node, layer.source)]
+        _give_own_weights(model, leaving or [layer for layer in sharing if layer.name != sharing[0].name])
+
+
+def _is_weight_of(layer: Layer, names: Names, parameter: str) -> bool:
+    whole = f"{called(layer.name, names)}.weight"
+    return parameter == whole or _ends_in(whole, parameter)
+
+
+def _hold_one(sharing: Sequence[Layer], names: Names, held: PeftAdapters) -> bool:
+    """Whether what a file holds of layers that share a weight is one weight still."""
+    arrays = [array for name, array in held.others.items() if any(_is_weight_of(layer, names, name) for layer in sharing)]
+    return all(np.array_equal(arrays[0], array) for array in arrays[1:])
+
+
+def _give_own_weights(model: ir.Model, layers: Sequence[Layer]) -> None:
+    free = FreeNames.of(model.graph)
+    given: dict[str, ir.Value] = {}
+    for layer in layers:
+        if layer.name not in given:
+            array = np.ascontiguousarray(layer.array(model.opset_imports[""]))
+            given[layer.name] = add_initializer(model.graph, free.take(f"{layer.name}.weight"), array)
+        place = 0 if layer.node.op_type == "Gather" else 1
+        layer.node.replace_input_with(place, given[layer.name])
+        remove_unread(model.graph, layer.weight.producer())
 
 
 def _as_read(value: ir.Value, array: np.ndarray) -> np.ndarray:

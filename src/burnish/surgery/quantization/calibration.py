@@ -81,12 +81,15 @@ def _outputs(model: ir.Model, names: Sequence[str], extremes: bool, engine: str 
     """A function that returns, of a batch, values of a model: the least and the greatest number of each, or all of them."""
     copy = model.clone()
     graph = copy.graph
-    bind_inference(graph)
     values = {value.name: value for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
     graph.outputs.clear()
+    graph.outputs.extend(values[name] for name in names)
+    bind_inference(graph)  # which puts other values in the places of some
+    bound = list(graph.outputs)
+    graph.outputs.clear()
     builder = Builder(graph)
-    for index, name in enumerate(names):
-        tensor = builder.tensor(values[name])
+    for index, value in enumerate(bound):
+        tensor = builder.tensor(value)
         for part, operator in (("low", "ReduceMin"), ("high", "ReduceMax")) if extremes else (("all", "Identity"),):
             output = builder.op(operator, tensor, keepdims=0 if extremes else None).value
             output.name = f"measured:{index}:{part}"

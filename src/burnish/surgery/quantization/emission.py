@@ -53,13 +53,12 @@ class Training:
         )
 
 
-def quantize_weight(graph: ir.Graph, names: Names, layer: Layer, weights: WeightFormat, training: Training) -> None:
-    """Let a layer read its weight as integers give it; in place.
+def quantize_weight(builder: Builder, names: Names, layer: Layer, weights: WeightFormat, training: Training) -> None:
+    """Let a layer read its weight as integers give it; in place. ``builder`` emits before the layer, in the graph of the weight.
 
     Raises:
         ConfigurationError: the inputs of a matrix cannot be divided into blocks.
     """
-    builder = Builder(graph, before=layer.node)
     weight = builder.tensor(layer.weight)
     mark = replace(training.mark(is_weight=True, levels=weights.levels), bits=weights.bits)
     axis = layer.axis if weights.per_channel else None

@@ -6,13 +6,13 @@ QuantizeLinear. Activations, added biases and batch normalization that an operat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.graph import FLOATING, attribute_value, constant_array, output_axis
-from burnish.graph.uses import is_read_once
+from burnish.graph import FLOATING, attribute_value, constant_array, output_axis, replace_uses
+from burnish.graph.uses import is_read_once, is_used, only_user, origin_of
 
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators with weights."""
@@ -22,6 +22,9 @@ REDUCING = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Relu", "
 """Operators of one activation, whose results lie on a grid of their own."""
 MOVING = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
 """Operators whose results are some of the numbers that they read, and lie on the same grid."""
+DROPPING = ("Dropout",)
+PASSED = MOVING - {"MaxPool"} | {"Relu"}
+"""Operators that give the same before a Dropout as after it: those that move numbers, and one that keeps signs and zeros."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ class Place:
     high: float | None = None
 
 
-def layers_of(graph: ir.Graph) -> list[Layer]:
-    """Return the linear layers of a graph whose weights are floating-point initializers, in its order."""
-    return [layer for node in graph if (layer := _layer(node)) is not None]
+def layers_of(nodes: Iterable[ir.Node]) -> list[Layer]:
+    """Return the linear layers among nodes whose weights are floating-point initializers, in their order."""
+    return [layer for node in nodes if (layer := _layer(node)) is not None]
 
 
 def _layer(node: ir.Node) -> Layer | None:
@@ -83,6 +86,31 @@ def _layer(node: ir.Node) -> Layer | None:
     return Layer(node, weight, axis, 1 - axis)
 
 
+def put_dropout_last(graph: ir.Graph) -> None:
+    """Let each Dropout drop what reaches the next layer, behind what moves numbers and behind a Relu; in place.
+
+    In training it multiplies what it keeps: no range that was measured in inference holds behind it. So an activation is
+    quantized before its Dropout, and nothing behind that until the next layer.
+    """
+    for node in [node for node in graph if node.op_type == "Dropout" and node.domain == ""]:
+        while (reader := only_user(node.outputs[0])) is not None and _passes(node, reader):
+            before, dropped, moved = node.inputs[0], node.outputs[0], reader.outputs[0]
+            reader.replace_input_with(0, before)
+            replace_uses(moved, dropped)
+            node.replace_input_with(0, moved)
+            dropped.type, dropped.shape = moved.type, moved.shape
+            moved.name, dropped.name = dropped.name, moved.name
+            graph.remove(node)
+            graph.insert_after(reader, node)
+
+
+def _passes(dropout: ir.Node, reader: ir.Node) -> bool:
+    """Whether the one reader of a Dropout gives the same before it."""
+    is_plain = not any(map(is_used, dropout.outputs[1:]))
+    fits = reader.domain == "" and reader.op_type in PASSED and reader.graph is dropout.graph
+    return is_plain and fits and len(reader.outputs) == 1 and reader.inputs[0] is dropout.outputs[0]
+
+
 def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) -> set[ir.Node]:
     """Return what stays in floating-point numbers: linear layers, Softmax, and what only moves numbers to them.
 
@@ -101,7 +129,8 @@ def nodes_apart(graph: ir.Graph, layers: Collection[ir.Node], products: bool) ->
     for node in reversed(graph):
         readers = [reader for output in node.outputs for reader, _ in output.uses()]
         is_output = any(output.is_graph_output() for output in node.outputs)
-        if node.op_type in MOVING and readers and not is_output and all(reader in apart for reader in readers):
+        moves = node.op_type in MOVING or node.op_type in DROPPING
+        if moves and readers and not is_output and all(reader in apart for reader in readers):
             apart.add(node)
     return apart
 
@@ -164,12 +193,13 @@ class _Walk:
         operands = [value for value in node.inputs if value is not None]
         if not all(value.dtype in FLOATING and constant_array(value) is None for value in operands):
             return False
-        return any(value in self.found for value in operands)
+        return any(origin_of(value, DROPPING) in self.found for value in operands)
 
     def _add(self, values: Collection[ir.Value | None]) -> None:
         for value in values:
             if value is not None and value.dtype in FLOATING:
-                self.found.setdefault(value, Place(value, value))
+                activation = origin_of(value, DROPPING)
+                self.found.setdefault(activation, Place(activation, activation))
 
     def _add_result(self, node: ir.Node) -> None:
         value, low, high = _end_of(node)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Names, describe_node
+from burnish.graph import Builder, Names, describe_node, static_shape
 from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import QuantizationMark, Scales
 from burnish.importer import Source, load
@@ -23,10 +23,11 @@ from burnish.surgery.quantization.emission import Training, put_pair, quantize_a
 from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
 from burnish.surgery.quantization.freezing import read_freezing
 from burnish.surgery.quantization.integer_forms import put_integer_forms
-from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places
-from burnish.surgery.selection import Patterns, select_layers
+from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
+from burnish.surgery.selection import Patterns, listed_layers, nodes_around, select_layers, warn_of_bodies
 
 Ends = Literal["int8", "float32"]
+IN_BODIES = "such layers are quantized with activations=None alone, in a format that fits them"
 
 
 def quantize(
@@ -36,10 +37,10 @@ def quantize(
     *,
     calibration: Iterable[Batch] | None = None,
     method: Method = "minmax",
-    percentile: float = 99.99,
+    percentile: float | None = None,
     symmetric: bool = False,
     scales: Scales = "learned",
-    momentum: float = 0.99,
+    momentum: float | None = None,
     freeze_observers_after: int | str | None = None,
     batch_norm: Literal["train", "fold"] | None = None,
     skip: Patterns = (),
@@ -59,15 +60,16 @@ def quantize(
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         weights: ``int8``, ``int8 per channel``, ``int4``, ``int4 per channel`` or ``int4 blocks of 32`` (along the inputs of
             MatMul and Gemm; a convolution then has a scale for each output channel). Symmetric about zero.
-        activations: ``uint8``, ``int8`` or None, which leaves them in float32.
+        activations: ``uint8``, ``int8`` or None, which leaves them in float32. Layers in branches and loop bodies compute
+            with integers only with None: a warning names those that stay as they are.
         calibration: batches, dicts of arrays by input name, that the ranges of activations are measured on.
         method: ``minmax``, ``percentile`` or ``entropy``: how far the range of activations goes.
-        percentile: of absolute values, in percent, that the range of ``percentile`` covers.
+        percentile: of absolute values, in percent, that the range of ``method="percentile"`` covers; None: 99.99.
         symmetric: whether zero is the middle integer of activations.
         scales: ``learned``: trained as weights are, by learned step sizes (Esser et al. 2020), their gradient divided by
             sqrt(N * levels) with N numbers to a scale. ``observed``: from the range of each weight, and from a moving average
             of the range of each activation. ``fixed``: as calibrated.
-        momentum: what a step retains of the observed range of an activation.
+        momentum: what a step retains of the range of an activation with ``scales="observed"``; None: 0.99.
         freeze_observers_after: the step from which observed ranges stay as they are; ``2 epochs``, for which ``compile`` is told
             the steps of an epoch; or ``settled``: each range of an activation stays as soon as neither end has moved by more than
             1 % of its width (``settled:0.005``: 0.5 %) over the last ``1 / (1 - momentum)`` steps. None: never.
@@ -85,14 +87,20 @@ def quantize(
         A canonical model.
 
     Raises:
-        ConfigurationError: an option that does not fit, no layer to quantize, or no calibration data for activations.
+        ConfigurationError: an option that does not fit or changes nothing, no layer to quantize, or no calibration data for
+            activations.
         InputError: a batch that does not fit, none at all, or values that are not finite.
         EngineError: the model cannot be run.
         ModelError: the source is not a valid ONNX model.
     """
     weight_kind, activation_kind = weight_format(weights, reduce_range), activation_format(activations, symmetric)
+    _check_useful("percentile", percentile, "method", method, "percentile")
+    _check_useful("momentum", momentum, "scales", scales, "observed")
+    if activations is None:
+        _check_of_weights(method=(method, "minmax"), symmetric=(symmetric, False))
+    percentile = 99.99 if percentile is None else percentile
     check_method(method, percentile)
-    training = _training(scales, momentum, freeze_observers_after)
+    training = _training(scales, 0.99 if momentum is None else momentum, freeze_observers_after)
     model = load(source)
     graph = model.graph
     check_unquantized(graph)
@@ -103,7 +111,8 @@ def quantize(
     if batch_norm == "fold" or (batch_norm is None and not weight_kind.keeps_sign):
         fold_batch_normalization(model)
     put_integer_forms(graph)
-    chosen = _formats_of(layers_of(graph), weight_kind, weight_format("int8", reduce_range), skip, first_and_last)
+    kinds = weight_kind, weight_format("int8", reduce_range)
+    chosen = _formats_of(graph, *kinds, skip, first_and_last, within_bodies=activation_kind is None)
     _check_foldable(graph, chosen)
     found: list[Place] = []
     apart: set[ir.Node] = set()
@@ -114,14 +123,15 @@ def quantize(
                 "quantize: the ranges of activations are measured on data: give batches with calibration=[...], or quantize "
                 "weights alone with activations=None"
             )
+        put_dropout_last(graph)
         quantized = [layer.node for layer, _ in chosen]
         apart = nodes_apart(graph, quantized, products=activations == "uint8" or not reduce_range)
         found = places(graph, quantized, apart, quantize_outputs)
         own = [place.value.name or "" for place in found if place.grid is place.value]
         limits = ranges(model, own, calibration, method, percentile, activation_kind, engine)
-    names = Names.of(graph)
+    names, around = Names.of(graph), nodes_around(graph)
     for layer, kind in chosen:
-        quantize_weight(graph, names, layer, kind, training)
+        quantize_weight(Builder(graph, before=around[layer.node]), names, layer, kind, training)
     if activation_kind is not None:
         _quantize_activations(graph, names, found, apart, limits, activation_kind, training)
     return model
@@ -160,13 +170,19 @@ def _builder_after(graph: ir.Graph, value: ir.Value) -> Builder:
 
 
 def _formats_of(
-    layers: Sequence[Layer],
+    graph: ir.Graph,
     weights: WeightFormat,
     eight: WeightFormat,
     skip: Patterns,
     first_and_last: Ends | None,
+    within_bodies: bool,
 ) -> list[tuple[Layer, WeightFormat]]:
-    """The layers that are quantized, each with what its weight becomes."""
+    """The layers that are quantized, each with what its weight becomes; warns of layers in bodies that are not."""
+    found = layers_of(graph.all_nodes())
+    left = [layer.node for layer in found if layer.node.graph is not graph and not (within_bodies and _fits(layer, weights))]
+    layers = [layer for layer in found if layer.node not in left]
+    if left and not layers:
+        raise ConfigurationError(f"quantize: all layers stand in branches or loop bodies ({listed_layers(left)}): {IN_BODIES}")
     if not layers:
         raise ConfigurationError(
             "quantize: the model has no Conv, ConvTranspose, Gemm or MatMul whose weight is a float32 initializer: give the "
@@ -174,7 +190,7 @@ def _formats_of(
         )
     if first_and_last not in (None, "int8", "float32"):
         raise ConfigurationError(f"quantize: first_and_last={first_and_last!r}: give 'int8' or 'float32', or leave it out")
-    skipped = set(select_layers([layer.node for layer in layers], skip, "skip", "Conv, Gemm or MatMul")) if skip else set()
+    skipped = set(select_layers([layer.node for layer in found], skip, "skip", "Conv, Gemm or MatMul")) if skip else set()
     ends = {layers[0].node, layers[-1].node} if first_and_last else set()
     formats = []
     for layer in layers:
@@ -186,7 +202,33 @@ def _formats_of(
             formats.append((layer, kind))
     if not formats:
         raise ConfigurationError("quantize: skip and first_and_last leave no layer to quantize: let them select fewer")
+    warn_of_bodies(
+        "quantize", [node for node in left if node not in skipped], f"{IN_BODIES}. Name them in skip=[...] where that is meant"
+    )
     return formats
+
+
+def _fits(layer: Layer, weights: WeightFormat) -> bool:
+    """Whether the inputs of a layer are a whole number of blocks, and batch normalization behind it can be folded."""
+    shape = static_shape(layer.weight)
+    in_blocks = not weights.block or layer.input_axis is None or shape is None or shape[layer.input_axis] % weights.block == 0
+    return in_blocks and _is_foldable(layer, weights)
+
+
+def _check_useful(option: str, value: object, other: str, chosen: object, needed: str) -> None:
+    """Refuse an option that nothing reads unless another one has a certain value."""
+    if value is not None and chosen != needed:
+        raise ConfigurationError(f"quantize: {option}={value!r} changes nothing with {other}={chosen!r}: give {other}={needed!r}")
+
+
+def _check_of_weights(**options: tuple[object, object]) -> None:
+    """Refuse options of activations, given with their defaults, where weights alone are quantized."""
+    for name, (value, default) in options.items():
+        if value != default:
+            raise ConfigurationError(
+                f"quantize: {name}={value!r} is for activations, and activations=None leaves them in float32: leave it out, or "
+                "give activations='uint8' with calibration=[...]"
+            )
 
 
 def _training(scales: Scales, momentum: float, freeze_after: int | str | None) -> Training:
@@ -217,12 +259,16 @@ def check_unquantized(graph: ir.Graph) -> None:
             )
 
 
+def _is_foldable(layer: Layer, kind: WeightFormat) -> bool:
+    """Whether the factors of batch normalization behind a layer, where there is one, go into its scales."""
+    follows = any(reader.op_type == "BatchNormalization" for reader, _ in layer.node.outputs[0].uses())
+    return not follows or (kind.keeps_sign and layer.axis is not None)
+
+
 def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]]) -> None:
     """Check that the batch normalization behind quantized layers can be folded into their scales."""
     for layer, kind in chosen:
-        readers = {reader for reader, _ in layer.node.outputs[0].uses()}
-        follows = any(reader.op_type == "BatchNormalization" for reader in readers)
-        if follows and not (kind.keeps_sign and (layer.axis is not None)):
+        if not _is_foldable(layer, kind):
             raise ConfigurationError(
                 f"quantize: batch normalization stands after {describe_node(layer.node)}, and its factor for each channel fits "
                 "in no single scale: fold it first (batch_norm='fold'), or quantize weights per channel"

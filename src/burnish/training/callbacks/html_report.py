@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.engines import description_of
 from burnish.errors import NonFiniteLossError
 from burnish.training.callbacks.base import Callback, Run
-from burnish.training.environment import environment, peak_resident_bytes
+from burnish.training.environment import environment, peak_resident_bytes, session_line
 from burnish.training.html_report.contents import Contents, with_stages
 from burnish.training.html_report.page import write_report
 from burnish.training.html_report.samples import judge, judged_samples
@@ -70,7 +69,7 @@ class HtmlReport(Callback):
             data=f"the {'evaluation' if is_evaluated else 'training'} data, by {self.judged}",
             configuration=self.configuration,
             command=self.command,
-            environment={**environment(), "engine": description_of(run.session.engine)},
+            environment={**environment(), "engine": session_line(run.session.describe())},
             peak_bytes=peak_resident_bytes(),
         )
         write_report(self.path, contents)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import ConfigurationError, escaped
+from burnish.installing import install_command
 from burnish.settings import is_whole
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.speed import Speed
@@ -71,7 +72,7 @@ class TensorBoard(Callback):
             import tensorboardX
         except ImportError as error:
             raise ConfigurationError(
-                "TensorBoard's event files need tensorboardX, which is not installed: pip install 'burnish[tensorboard]'"
+                f"TensorBoard's event files need tensorboardX, which is not installed: {install_command('tensorboardX')}"
             ) from error
         return tensorboardX
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from burnish.data.batches import BatchLoader
-from burnish.engines import description_of
 from burnish.errors import ConfigurationError
+from burnish.installing import install_command
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.callbacks.speed import Speed
-from burnish.training.environment import resident_bytes
+from burnish.training.environment import resident_bytes, session_line
 from burnish.training.interruption import TrainingInterrupted
 
 LONGEST_VALUE = 500
@@ -79,7 +79,7 @@ class MLflow(_Tracker):
         try:
             import mlflow
         except ImportError as error:
-            raise ConfigurationError("MLflow is not installed: pip install mlflow-skinny") from error
+            raise ConfigurationError(f"MLflow is not installed: {install_command('mlflow')}") from error
         return mlflow
 
     def on_run_begin(self, run: Run) -> None:
@@ -143,7 +143,7 @@ class WeightsAndBiases(_Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise ConfigurationError("Weights & Biases is not installed: pip install wandb") from error
+            raise ConfigurationError(f"Weights & Biases is not installed: {install_command('wandb')}") from error
         return wandb
 
     def on_run_begin(self, run: Run) -> None:
@@ -167,7 +167,7 @@ def options_of(run: Run) -> dict[str, Any]:
     course = {"epochs": run.epochs}
     if not isinstance(run.loader, BatchLoader):
         course |= {"batch_size": run.loader.batch_size, "seed": run.loader.seed}
-    return {**options, **course, "engine": description_of(run.session.engine)}
+    return {**options, **course, "engine": session_line(run.session.describe())}
 
 
 def option_text(value: Any) -> str:

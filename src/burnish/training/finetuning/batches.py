@@ -9,6 +9,7 @@ import numpy as np
 
 from burnish.analysis.memory_plan import planned_peak
 from burnish.program import Program, Role
+from burnish.program.layout import samples_first
 from burnish.training.epoch_length import fixed_batch
 
 MOST, FEWEST = 32, 8
@@ -23,7 +24,7 @@ def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int
 
     Args:
         program: of the training.
-        samples: a batch of the data, as the steps take them.
+        samples: a batch of the data, samples first.
         count: samples in the data.
     """
     fixed = fixed_batch(program)
@@ -66,6 +67,6 @@ def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, i
         extent: size
         for entry in entries
         if entry.name in samples
-        for extent, size in zip(entry.extents[1:], samples[entry.name].shape[1:], strict=False)
+        for extent, size in zip(samples_first(entry).extents[1:], samples[entry.name].shape[1:], strict=False)
         if isinstance(extent, str)
     }

@@ -11,8 +11,11 @@ import onnx_ir as ir
 
 from burnish.data import Dataset, Loader
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.graph.sample_axis_mark import marked_sample_axis
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
+from burnish.program.layout import Axes, to_model
+from burnish.sample_axes import moved_inputs
 from burnish.surgery import insert
 from burnish.surgery.folded import perhaps_folded
 from burnish.surgery.insert import OPERATORS
@@ -85,13 +88,14 @@ def with_normalization(
 
 def _inserted(model: ir.Model, names: Sequence[str], dataset: Dataset, seed: int) -> ir.Model:
     """Put the layers in, with statistics of the data; of a file of one sample many are measured at once where that can be."""
+    axes = moved_inputs(model.graph)
     if takes_one_sample(model):
         with suppress(UnsupportedOperatorError):
-            return insert(model, names, _batches(dataset, min(AT_ONCE, len(dataset)), seed), rescale=True, batch="open")
-    shape = model.graph.inputs[0].shape
-    fixed = shape[0] if shape is not None and len(shape) else None
+            return insert(model, names, _batches(dataset, min(AT_ONCE, len(dataset)), seed, axes), rescale=True, batch="open")
+    first = model.graph.inputs[0]
+    fixed = first.shape[marked_sample_axis(first) or 0] if first.shape is not None and len(first.shape) else None
     size = fixed if isinstance(fixed, int) else min(AT_ONCE, len(dataset))
-    return insert(model, names, _batches(dataset, size, seed), rescale=True)
+    return insert(model, names, _batches(dataset, size, seed, axes), rescale=True)
 
 
 def _layers(model: ir.Model, trained: Collection[str], weights: Collection[str] | None) -> list[ir.Node]:
@@ -114,8 +118,8 @@ def _initializer(node: ir.Node, index: int) -> str | None:
     return value.name if value is not None and value.is_initializer() else None
 
 
-def _batches(dataset: Dataset, size: int, seed: int) -> Iterator[Mapping[str, np.ndarray]]:
-    """Samples of all classes, so many at once; batches that have fewer are left out."""
+def _batches(dataset: Dataset, size: int, seed: int, axes: Axes) -> Iterator[Mapping[str, np.ndarray]]:
+    """Samples of all classes, so many at once, along these axes of the inputs; batches that have fewer are left out."""
     loader = Loader(dataset, size, seed=seed)
-    whole = (batch for batch in loader.epoch(0) if all(len(array) == size for array in batch.values()))
-    yield from itertools.islice(whole, max(1, CALIBRATED // size))
+    whole = (batch for number, batch in enumerate(loader.epoch(0)) if loader.samples_in(number) == size)
+    yield from (to_model(batch, axes) for batch in itertools.islice(whole, max(1, CALIBRATED // size)))

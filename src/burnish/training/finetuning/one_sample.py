@@ -9,15 +9,17 @@ import onnx_ir as ir
 
 from burnish import engines
 from burnish.errors import BurnishError
+from burnish.graph.sample_axis_mark import marked_sample_axis
 
 OPEN_EXTENT = 2
 """What is tried for an extent that is open, such as the number of tokens."""
 
 
 def takes_one_sample(model: ir.Model) -> bool:
-    """Whether all inputs hold one sample along their first axis."""
-    shapes = [value.shape for value in model.graph.inputs]
-    return all(shape is not None and len(shape) > 1 and shape[0] == 1 for shape in shapes)
+    """Whether all inputs that have samples hold one, along an axis that is marked or the first."""
+    axes = [(value.shape, marked_sample_axis(value)) for value in model.graph.inputs]
+    held = [shape is not None and len(shape) > 1 and shape[axis] == 1 for shape, axis in axes if axis is not None]
+    return bool(held) and all(held)
 
 
 def settle_outputs(model: ir.Model) -> None:

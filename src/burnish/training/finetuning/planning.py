@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from burnish.compiler.compile import compile
-from burnish.data import Dataset
+from burnish.data import Dataset, DataSpec
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import garbage_kept
 from burnish.optim import schedules
 from burnish.optim.base import Rate
 from burnish.program import Program, Role
+from burnish.program.layout import samples_first
 from burnish.settings import is_whole
 from burnish.training.epoch_length import samples_left_out
 from burnish.training.finetuning.batches import chosen_batch
@@ -155,7 +156,7 @@ def plan(
             notes.append(why)
         samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
         if lr is None:
-            batches = repeated(dataset, batch_size, seed)
+            batches = repeated(dataset, batch_size, seed, DataSpec.by(program))
             if last.cached:
                 batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), seed, **run)
             tests = tests_of(epochs * -(-len(dataset) // batch_size))
@@ -250,7 +251,8 @@ def _with_cache(stage: Stage, trial: Callable[[Stage], Program], is_wanted: bool
         notes.append(f"features: not computed ahead: {error}")
         return stage
     entries = program.signature["step"].inputs_of(Role.DATA)
-    open_ones = [entry.name for entry in entries if not all(isinstance(extent, int) for extent in entry.extents[1:])]
+    others = {entry.name: samples_first(entry).extents[1:] for entry in entries}
+    open_ones = [name for name, extents in others.items() if not all(isinstance(extent, int) for extent in extents)]
     if open_ones:
         notes.append(f"features: not computed ahead, as the length of '{open_ones[0]}' differs from batch to batch")
         return stage

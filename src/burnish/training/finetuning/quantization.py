@@ -17,10 +17,13 @@ from burnish.errors import ConfigurationError
 from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
+from burnish.program.layout import Axes, to_model
+from burnish.sample_axes import find_sample_axes, moved_inputs
 from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
 from burnish.surgery import quantize
 from burnish.surgery.quantization.calibration import check_method
 from burnish.surgery.quantization.formats import activation_format, weight_format
+from burnish.training.finetuning.one_sample import takes_one_sample
 from burnish.training.finetuning.planning import Plan, Stage
 from burnish.training.trained_model import open_model
 
@@ -120,9 +123,10 @@ class Quantization:
             engine: runs the model.
         """
         model = load(tuned)
+        find_sample_axes(model.graph)
         produced = next(value for value in model.graph.outputs if value.name == output).producer()
         ends_linear = produced is not None and produced.op_type in ("Gemm", "MatMul", "Conv", "Add")
-        batches, _ = calibration_batches(dataset, SAMPLES, batch_size)
+        batches, _ = calibration_batches(dataset, SAMPLES, batch_size, moved_inputs(model.graph))
         given = {"quantize_outputs": ends_linear, **self.options}
         return quantize(model, calibration=batches, engine=engine, **given)
 
@@ -136,7 +140,7 @@ class Quantization:
         """
         last = plan.stages[-1]
         stage = Stage(last.frozen, self.length(sum(stage.epochs for stage in plan.stages)))
-        still_one = all(value.shape is not None and len(value.shape) > 1 and value.shape[0] == 1 for value in model.graph.inputs)
+        still_one = takes_one_sample(model)
         task = plan.transfer.task
         task = replace(task, loss=self.objective(task.loss, tuned, task.outputs))
         batch = plan.transfer.batch if still_one else None
@@ -193,13 +197,16 @@ def accuracies_line(figures: Mapping[str, float], metric: str, data: str) -> str
     )
 
 
-def calibration_batches(dataset: Dataset, samples: int, size: int) -> tuple[list[Mapping[str, np.ndarray]], int]:
+def calibration_batches(
+    dataset: Dataset, samples: int, size: int, axes: Axes | None = None
+) -> tuple[list[Mapping[str, np.ndarray]], int]:
     """Return batches of samples spread evenly over a data set, and how many samples they are.
 
     Args:
         dataset: what is read.
         samples: how many at most.
         size: of a batch; what is left over is left out, where there is more than one.
+        axes: along which the model has the samples of an input, where that is another than the first.
     """
     count = min(samples, len(dataset))
     count = max(count - count % size, min(size, count))
@@ -207,6 +214,6 @@ def calibration_batches(dataset: Dataset, samples: int, size: int) -> tuple[list
 
     def each() -> Iterator[Mapping[str, np.ndarray]]:
         for start in range(0, count, size):
-            yield dataset.batch(chosen[start : start + size])
+            yield to_model(dataset.batch(chosen[start : start + size]), axes or {})
 
     return list(each()), count

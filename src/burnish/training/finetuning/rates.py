@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data import Dataset, Loader
+from burnish.data import Dataset, DataSpec, Loader
 from burnish.errors import NonFiniteLossError
 from burnish.program import Program
 from burnish.training.session import Session
@@ -239,10 +239,14 @@ def tests_of(steps: int) -> int:
     return min(FEWEST_TESTS + steps // STEPS_A_TEST, MOST_TESTS)
 
 
-def repeated(dataset: Dataset, batch_size: int, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Yield batches of a data set, epoch after epoch in another order, for ``find_rate``; none is shorter than the others."""
+def repeated(dataset: Dataset, batch_size: int, seed: int, spec: DataSpec | None = None) -> Iterator[Mapping[str, Any]]:
+    """Yield batches of a data set, epoch after epoch in another order, for ``find_rate``; none is shorter than the others.
+
+    Args:
+        dataset, batch_size, seed, spec: as ``Loader`` takes them.
+    """
     size = min(batch_size, len(dataset))
-    loader = Loader(dataset, size, seed=seed, drop_last=True)
+    loader = Loader(dataset, size, seed=seed, drop_last=True, spec=spec)
     for epoch in itertools.count():
         yield from loader.epoch(epoch)
 

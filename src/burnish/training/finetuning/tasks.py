@@ -20,6 +20,7 @@ from burnish.data.sources import data_kind
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import FLOATING
 from burnish.losses.base import SIGMOID
+from burnish.losses.ctc import ConnectionistTemporalClassification
 from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
@@ -27,6 +28,7 @@ from burnish.training.finetuning.detectors import find_detector
 
 Kind = Literal["classes", "masks", "objects"]
 CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
+CLASSES_OF_PLACES = "cross_entropy:class_axis=-1"
 SHOWN = 5
 """How many of several classes a line names."""
 METRICS: dict[Kind, tuple[str, ...]] = {
@@ -51,7 +53,7 @@ class Task:
         others: how many of the scores are of no class.
         is_yes_or_no: whether each score is a question of its own.
         scores: of masks, how many scores the loss reads of each pixel; None: as many as the file gives.
-        doubt: of objects, what was taken for granted that the file does not tell, in words; None where there is nothing.
+        doubt: what was taken for granted that neither file nor data tell, in words; None where there is nothing.
     """
 
     kind: Kind
@@ -103,7 +105,8 @@ class Task:
             raise DataError("the data give no labels: fine-tuning learns classes")
         if not is_of_classes(spec):  # one target for each score, and these are as many as the file has
             return list(range(self.classes))
-        classes: set[int] = set()
+        # Of a CTC the head has a class of no label too, wherever it is numbered.
+        classes = {self.loss.blank} if isinstance(self.loss, ConnectionistTemporalClassification) else set()
         for begin in range(0, len(dataset), 1024):
             indices = np.arange(begin, min(begin + 1024, len(dataset)))
             if isinstance(dataset, MaskImages):  # whose pictures need not be read for it
@@ -167,7 +170,7 @@ def task_of(
         raise ConfigurationError(f"head_output: the classes come from one output, not from {list(output)}: name that one")
     else:
         head = find_head(model, output or output_of(model))
-        task = _masks(model, head, loss, path) if kind == "masks" else _classes(head, loss)
+        task = _masks(model, head, loss, path) if kind == "masks" else _classes(model, head, loss)
     if metrics is not None:
         task = replace(task, metrics=tuple(metrics))
     changes = None if augment is None else read_augmentation(augment)
@@ -181,14 +184,20 @@ def task_of(
     return task
 
 
-def _classes(head: Head, loss: losses.LossLike | None) -> Task:
-    chosen = losses.get(CROSS_ENTROPY if loss is None else loss)
+def _classes(model: ir.Model, head: Head, loss: losses.LossLike | None) -> Task:
+    output = next((value for value in model.graph.outputs if value.name == head.output), None)
+    # A product has the classes along its last axis: those of each step of a sequence, or of each token.
+    is_of_places = loss is None and head.node.op_type == "MatMul" and output is not None and len(output.shape or ()) > 2
+    chosen = losses.get(CLASSES_OF_PLACES if is_of_places else CROSS_ENTROPY if loss is None else loss)
     if isinstance(chosen, VALUES):
         raise ConfigurationError(
             f"loss: {chosen.name} compares values, and fine-tuning learns classes: train the file with its own outputs, by "
             f"burnish train --loss {chosen.name}, or burnish.compile and Trainer"
         )
-    return Task("classes", head, head.output, chosen, METRICS["classes"])
+    # No metric knows the alignments of a CTC: the loss decides which epoch is best.
+    metrics = () if isinstance(chosen, ConnectionistTemporalClassification) else METRICS["classes"]
+    doubt = f"task: a class for each place of '{head.output}': {CLASSES_OF_PLACES}" if is_of_places else None
+    return Task("classes", head, head.output, chosen, metrics, doubt=doubt)
 
 
 def _is_of_pixels(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> bool:

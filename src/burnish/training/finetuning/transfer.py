@@ -18,13 +18,16 @@ from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
-from burnish.graph import garbage_kept, hold_single_precision
-from burnish.importer import InitializerKind, Source, classify_initializers, load
+from burnish.graph import bodies, garbage_kept, hold_single_precision
+from burnish.graph.layer_names import other_names, select_named
+from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
 from burnish.optim.base import Rate
 from burnish.program import Program
-from burnish.settings import matches_pattern, suggestion
+from burnish.sample_axes import AskedAxes, find_sample_axes, input_axes
+from burnish.settings import suggestion
 from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
+from burnish.surgery.replace_head import with_a_score_for_each_class
 from burnish.training.epoch_length import fixed_extent
 from burnish.training.finetuning.normalization import AUTO, with_normalization
 from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
@@ -33,6 +36,8 @@ from burnish.training.finetuning.tasks import Task, absent_classes, is_of_classe
 from burnish.training.text_length import length_of, within_the_model
 
 HEAD = "head"
+NEW, KEEP = "new", "keep"
+HEADS = (AUTO, NEW, KEEP)
 HEAD_SCALE = 10.0
 """How much faster a head that was drawn anew learns than the layers that were trained already."""
 MOMENTUM = 0.9
@@ -96,21 +101,23 @@ class Transfer:
     @property
     def trainable(self) -> tuple[str, ...]:
         """The names of all weights, in the order of the file; of a model with adapters, what trains beside them."""
-        return tuple(_trainable(self.model))
+        return tuple(_trainable(self.model, self.task.outputs))
 
     @property
     def has_fixed_batch(self) -> bool:
         """Whether the model takes batches of one size alone."""
-        shapes = [value.shape for value in self.model.graph.inputs if value.shape is not None and len(value.shape)]
-        return self.batch is None and fixed_extent(shape[0] for shape in shapes) is not None
+        axes = input_axes(self.model.graph.inputs)
+        extents = [
+            value.shape[axis] for value in self.model.graph.inputs if value.shape and (axis := axes[value.name or ""]) is not None
+        ]
+        return self.batch is None and fixed_extent(extents) is not None
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
         """The weights of each layer before the head that are not frozen, in the order in which the graph reads them."""
         known = set(self.trainable) - {*self.head.initializers, *self.frozen}
         layers: list[list[str]] = []
-        for node in self.model.graph:
-            read = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+        for node, read in _weights_in_order(self.model.graph):
             own = [name for name in read if name in known]
             known.difference_update(own)
             if own and (node.op_type in LAYERS or not layers):
@@ -126,11 +133,13 @@ def transfer(
     data: DataSource,
     *,
     output: str | Sequence[str] | None = None,
+    sample_axis: AskedAxes = None,
     loss: losses.LossLike | None = None,
     metrics: Sequence[str] | None = None,
     freeze_until: str | None = None,
     adapters: Mapping[str, Any] | str | Path | None = None,
     augment: str | ImageAugmentation | None = None,
+    head: str = AUTO,
     folded_norm: str = AUTO,
     batch_size: int | None = None,
     seed: int = 0,
@@ -142,6 +151,7 @@ def transfer(
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         data: as ``open_source`` takes it.
         output: of the model, where it has several; of a detector boxes and scores, where these are not found.
+        sample_axis: as ``burnish.compile`` takes it; the tuned file keeps it.
         loss: in place of the one that fits: cross-entropy, of masks resized to them, or that of the detector which is found.
         metrics: in place of those that fit.
         freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
@@ -149,6 +159,8 @@ def transfer(
         adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
             other weights stay as they are. None trains the weights themselves.
         augment: what is changed in images at random; MixUp and CutMix of it become part of the loss, in the graph.
+        head: ``auto`` keeps the file's head where its metadata name the classes of the data; ``new`` draws one in any case, and
+            ``keep`` keeps it, with outputs for as many classes or more.
         folded_norm: whether batch normalization that an exporter folded into layers is put after them again, ``auto``,
             ``insert`` or ``keep`` (``with_normalization``).
         batch_size: of the steps, where it is known.
@@ -156,15 +168,19 @@ def transfer(
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
 
     Raises:
-        ConfigurationError: no head can be told, ``freeze_until`` names nothing, or there is no such ``folded_norm``.
+        ConfigurationError: no head can be told, ``freeze_until`` names nothing, there is no such ``folded_norm`` or ``head``, or
+            the head to keep has fewer classes than the data.
         DataError: the data cannot be read, or hold no classes.
     """
-    model = load(source)
+    check_head(head)
+    model = load(source, sample_axis=sample_axis)
+    find_sample_axes(model.graph)
     batch = "open" if takes_one_sample(model) else None
     if batch is not None:
         settle_outputs(model)
+    model = with_a_score_for_each_class(model, output if isinstance(output, str) else None)
     task = task_of(model, data, output, loss, metrics, augment)
-    head, before = task.head, task.classes
+    old, before = task.head, task.classes
     if task.scores not in (None, before):
         model, task = task.replaced(model, task.scores, seed)
     dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
@@ -172,12 +188,12 @@ def transfer(
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
     _check_occurring(task, spec, occurring, name_of(data))
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
-    if count != task.classes or (names is not None and spec.described.classes != names):
+    if _is_drawn(head, task, count, names, spec, name_of(data)):
         model, task = task.replaced(model, count, seed)
-    is_new = task.head is not head
-    notes = [*_said(task), _said_of_head(task, is_new, before, is_of_classes(spec))]
+    is_new = task.head is not old
+    notes = [*_said(task), _said_of_head(task, is_new, before, count, is_of_classes(spec), head)]
     notes += [] if absent is None else [absent]
-    head = task.head
+    layer = task.head
     if cut is not None:
         notes.append(cut)
     if isinstance(dataset, TextDataset):
@@ -185,25 +201,48 @@ def transfer(
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
     if adapters is not None:
-        drawn = _arrays(model, head)
-        model = _with_adapters(model, head, adapters, seed, notes)
-        if any(not np.array_equal(drawn[name], array) for name, array in _arrays(model, head).items()):
+        drawn = _arrays(model, layer)
+        model = _with_adapters(model, layer, adapters, seed, notes)
+        if any(not np.array_equal(drawn[name], array) for name, array in _arrays(model, layer).items()):
             is_new, notes[:] = False, [note for note in notes if not note.startswith("head:")]
             notes.insert(0, f"head: {task.called} that of {adapters}, for {count} classes")
-    frozen = _frozen(model, head, freeze_until)
-    trained = {*_trainable(model)} - {*frozen, *head.initializers}
+    frozen = _frozen(model, layer, freeze_until, task.outputs)
+    trained = {*_trainable(model, task.outputs)} - {*frozen, *layer.initializers}
     model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
     if batch is not None:
         settle_outputs(model)  # a new head has new shapes
     hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
-    head = task.head_in(model)
+    layer = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
-    made = Transfer(model, head, is_new, frozen, batch, tuple(notes), task, idle)
+    made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle)
     if made.largest_scale() > 1:
         rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"
         made = replace(made, notes=(*notes, rates))
     return made, dataset
+
+
+def check_head(head: str) -> None:
+    """Raise ConfigurationError for a choice of the head that there is not."""
+    if head not in HEADS:
+        raise ConfigurationError(f"head={head!r} (--head): give {', '.join(map(repr, HEADS))}{suggestion(str(head), HEADS)}")
+
+
+def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, spec: DataSpec, data: str) -> bool:
+    """Whether the head is drawn anew for the classes in data.
+
+    Raises:
+        ConfigurationError: it is to be kept, and has fewer classes.
+    """
+    if head == KEEP and count > task.classes:
+        raise ConfigurationError(
+            f"head='keep' (--head keep): the file's head has {task.classes} classes, and {data} has {count}: leave it out, and "
+            "the head is drawn anew"
+        )
+    if head != AUTO:
+        return head == NEW
+    # Of numbers nobody knows whether they are the file's; a target for each score is one of the file's own scores.
+    return count != task.classes or (is_of_classes(spec) and (names is None or spec.described.classes != names))
 
 
 def _class_names(task: Task, dataset: Dataset, data: str) -> tuple[str, ...] | None:
@@ -242,15 +281,20 @@ def _arrays(model: ir.Model, head: Head | ClassLayers) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in values if tensor is not None}
 
 
-def _said_of_head(task: Task, is_new: bool, before: int, has_classes: bool) -> str:
-    """What becomes of the head of a file that had ``before`` classes."""
+def _said_of_head(task: Task, is_new: bool, before: int, count: int, has_classes: bool, choice: str) -> str:
+    """What becomes of the head of a file that had ``before`` classes, for data of ``count``."""
     layers = task.called.rsplit(" ", 1)[0]
+    if not is_new and choice == KEEP:
+        others = f" for {before} classes, of which the data have {count}" if count < before else ""
+        return f"head: {layers} stays{others}, as head='keep' (--head keep) says"
     if has_classes and not is_new:
         return f"head: {layers} stays, as the file's {task.classes} classes are those of the data"
     if not is_new:
         return f"head: {layers} stays, as the loss compares each of its scores with a target of its own"
-    what = f"{task.classes} classes" if has_classes else "one score of each pixel"
-    return f"head: {task.called} drawn anew for {what}; the file had {before}"
+    of_scores = "one score of each pixel" if task.kind == "masks" else f"{task.classes} scores"
+    what = f"{task.classes} classes" if has_classes else of_scores
+    same = " too, and does not say that they are these (head='keep', --head keep, keeps it)" if before == task.classes else ""
+    return f"head: {task.called} drawn anew for {what}; the file had {before}{same if choice == AUTO else ''}"
 
 
 def _said(task: Task) -> list[str]:
@@ -332,26 +376,48 @@ def _unbounded(spec: DataSpec) -> DataSpec:
     return spec if spec.label is None else replace(spec, label=replace(spec.label, maximum=None))
 
 
-def _trainable(model: ir.Model) -> list[str]:
+def _trainable(model: ir.Model, outputs: str | Sequence[str]) -> list[str]:
+    """The weights that a loss which reads these values trains; those of another head it does not."""
     if adapters := read_adapters(model.metadata_props):
         return list(adapters.trained)
-    kinds = classify_initializers(model)
-    return [name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
+    weights = [name for name, kind in classify_initializers(model).items() if kind is InitializerKind.WEIGHT]
+    names = {outputs} if isinstance(outputs, str) else {*outputs}
+    read = [value for node in model.graph for value in node.outputs if value.name in names]
+    reached = reached_by_gradients(model.graph, read)
+    return [name for name in weights if model.graph.initializers[name] in reached] or weights
 
 
-def _frozen(model: ir.Model, head: Head | ClassLayers, until: str | None) -> tuple[str, ...]:
+def _weights_in_order(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[str]]]:
+    """Give each node, in bodies too, with the names of the initializers that it reads, or its bodies return.
+
+    What is computed of initializers alone, such as a transposed weight, is read where it meets data, wherever it is computed.
+    """
+    computed: dict[ir.Value, list[str]] = {}
+    for node in graph.all_nodes():
+        inside = bodies(node)
+        operands = [value for value in (*node.inputs, *(value for body in inside for value in body.outputs)) if value is not None]
+        read = [
+            name for value in operands for name in ([value.name or ""] if value.is_initializer() else computed.get(value, []))
+        ]
+        if not inside and all(value.is_initializer() or value in computed for value in operands):
+            computed |= dict.fromkeys(node.outputs, read)
+            read = []
+        yield node, read
+
+
+def _frozen(model: ir.Model, head: Head | ClassLayers, until: str | None, outputs: str | Sequence[str]) -> tuple[str, ...]:
     """The initializers before a place in the graph."""
     if until is None:
         return ()
-    wanted = set(head.initializers) if until == HEAD else {name for name in _trainable(model) if matches_pattern(name, until)}
+    trainable = _trainable(model, outputs)
+    wanted = set(head.initializers if until == HEAD else select_named(until, trainable, other_names(model.graph)))
     before: dict[str, None] = {}
-    for node in model.graph:
-        read = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+    for node, read in _weights_in_order(model.graph):
         if node.name == until or wanted & set(read):
-            known = set(_trainable(model)) - wanted
+            known = set(trainable) - wanted
             return tuple(name for name in before if name in known)
         before |= dict.fromkeys(read)
-    names = [*(node.name or "" for node in model.graph), *_trainable(model)]
+    names = [*(node.name or "" for node in model.graph.all_nodes()), *trainable]
     raise ConfigurationError(
         f"freeze_until={until!r} is no node, and no name or pattern of a weight{suggestion(until, names)}: give 'head', "
         "or one of these"

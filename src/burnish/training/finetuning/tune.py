@@ -19,14 +19,17 @@ from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.formats.adapter_files import FORMS
+from burnish.formats.file_writing import check_output
 from burnish.formats.model_file import save_model
 from burnish.formats.peft import check_names
 from burnish.importer import Source
-from burnish.metrics import higher_is_better
 from burnish.program import Program
+from burnish.sample_axes import AskedAxes
 from burnish.settings import suggestion
 from burnish.surgery.quantization import check_unquantized, remaining_line
 from burnish.training.callbacks import Callback, EarlyStopping
+from burnish.training.checkpoint import open_checkpoint
+from burnish.training.cursor import is_better
 from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
@@ -81,8 +84,10 @@ def finetune(
     adapters: Mapping[str, Any] | str | Path | None = None,
     save_adapters: Mapping[str, str | Path] | None = None,
     quantize: str | Mapping[str, Any] | None = None,
+    head: str = AUTO,
     folded_norm: str = AUTO,
     head_output: str | Sequence[str] | None = None,
+    sample_axis: AskedAxes = None,
     loss: losses.LossLike | None = None,
     metrics: Sequence[str] | None = None,
     seed: int = 0,
@@ -93,8 +98,9 @@ def finetune(
 ) -> Finetuned:
     """Tune a model that somebody else has trained on data of yours, and write it: a classifier, one of segmentation, a detector.
 
-    Its head is drawn anew where the classes are others, a file of one sample is opened for batches, and the learning rate is
-    found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written, else the last.
+    Its head is drawn anew unless the file names the classes of the data as its own, a file of one sample is opened for batches,
+    and the learning rate is found by trial steps; ``notes`` of the result says so. With ``eval_data`` the best epoch is written,
+    else the last.
     ``burnish finetune`` does the same, and keeps checkpoints.
 
     Args:
@@ -127,25 +133,33 @@ def finetune(
             tuning, the model is quantized, calibrated on the data, and trained for a third of the epochs (with 4 bits for as
             many) as it will compute with integers; what is written holds these. ``accuracies`` of the result, and its last note,
             say what that costs.
+        head: ``auto`` keeps the file's head where its metadata name the classes of the data; ``new`` draws one in any case, and
+            ``keep`` keeps it, as for data of the same classes by number.
         folded_norm: ``auto`` trains with batch normalization where the file says that an exporter folded it into layers, and
             folds it again at the end; ``insert`` puts it after every convolution that has none; ``keep`` leaves layers as they
             are.
         head_output: the output with the classes, where there are several; of a detector boxes and scores, where they are not
             found: any values of the model, by name.
+        sample_axis: along which axis of the model's inputs the samples stand, as ``burnish.compile`` takes it; the tuned file
+            keeps it.
         loss: in place of the one that fits: cross-entropy of classes and masks, of a detector the one that is found.
         metrics: in place of those that fit, or that fit the loss where that is named; the first decides which epoch is best.
         options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``, ``missing``.
 
     Raises:
-        ConfigurationError: no head can be told, or ``freeze_until`` names nothing, or an option is out of range.
+        ConfigurationError: no head can be told, or ``freeze_until`` names nothing, or an option is out of range; or a result
+            cannot be written where it is to be.
         DataError: the data cannot be read, or hold no classes.
     """
     where: dict[str, Any] = {"output": head_output, "freeze_until": freeze_until, "adapters": adapters}
-    where |= {"folded_norm": folded_norm, "batch_size": batch_size}
-    where |= {"loss": loss, "metrics": metrics, "augment": augment}
+    where |= {"folded_norm": folded_norm, "batch_size": batch_size, "head": head}
+    where |= {"loss": loss, "metrics": metrics, "augment": augment, "sample_axis": sample_axis}
     integers = None if quantize is None else Quantization.read(quantize)
     _check_options(options)
     check_together(integers, adapters, save_adapters)
+    check_output(Path(output), "output", data=(data, eval_data))
+    for form, path in (save_adapters or {}).items():
+        check_output(Path(path), f"save_adapters[{form!r}]", is_folder=form == "peft")
     prepared, dataset = transfer(source, data, seed=seed, **where, **options)
     check_quantized(integers, prepared)
     if "peft" in (save_adapters or ()):
@@ -183,6 +197,11 @@ def check_quantized(integers: Quantization | None, prepared: Transfer) -> None:
     """Raise ConfigurationError for integers that a detector would end in, or that the model holds already."""
     if integers is not None:
         check_unquantized(prepared.model.graph)
+    if integers is not None and not prepared.task.metrics:
+        raise ConfigurationError(
+            f"quantize: what it costs is said in a metric, and the loss {prepared.task.loss.name} has none: name one "
+            "(metrics=[...], --metrics), or quantize what is tuned (burnish quantize)"
+        )
     if integers is not None and prepared.task.kind == "objects":
         raise ConfigurationError(
             "quantize: of a detector the loss reads values inside of the model, which quantization would take apart: tune it, "
@@ -319,7 +338,12 @@ def take_best(
         return {"data": data, "epoch": result.steps // len(trainer.loader), **result.metrics}
     stage = None
     for number, (other, path) in enumerate(earlier, start=1):
-        if other is not None and other["metric"] == best["metric"] and path.exists() and _is_better(other, best):
+        if other is None or other["metric"] != best["metric"] or not path.exists():
+            continue
+        known: tuple[float | None, float | None] = (None, None)
+        if other["value"] == best["value"]:
+            known = (_loss_of(path), _loss_of(trainer.best if stage is None else stage[1]))
+        if is_better(best["metric"], other["value"], best["value"], *known):
             best, stage = other, (number, path)
     figures = {"data": data, "epoch": best["epoch"], best["metric"]: best["value"]}
     if stage is None:
@@ -335,9 +359,11 @@ def take_best(
     return {**figures, "stage": number}
 
 
-def _is_better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the figure of one epoch is better than that of another."""
-    return one["value"] > other["value"] if higher_is_better(one["metric"]) else one["value"] < other["value"]
+def _loss_of(path: Path) -> float | None:
+    """The loss of the epoch that a best checkpoint is of; None where it does not say."""
+    with open_checkpoint(path) as checkpoint:
+        loss = checkpoint.extra.get("position", {}).get("best_loss")
+    return float(loss) if isinstance(loss, int | float) else None
 
 
 def metrics_entry(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -41,7 +41,7 @@ def write_report(path: str | Path, contents: Contents) -> Path:
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be written: {error}. Choose a file you can write to") from error
     with replacing(path) as partial:
-        partial.write_text(report_page(contents), encoding="utf-8")
+        partial.write_text(report_page(contents), encoding="utf-8", errors="backslashreplace")
     return path
 
 

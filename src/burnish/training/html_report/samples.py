@@ -13,9 +13,9 @@ from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import BatchLoader
 from burnish.data.image.labelled import LabelledImages
 from burnish.errors import BurnishError
-from burnish.training.answers import Answer, read_answer
+from burnish.training.answers import Answer, class_names, read_answer
 from burnish.training.detections import is_detector
-from burnish.training.features import FeatureDataset
+from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.html_report.boxes import judge_boxes
 from burnish.training.html_report.judgement import Example, Judgement
 from burnish.training.html_report.masks import compared, is_of_pixels, most_mixed_up, no_and_yes, side_by_side
@@ -179,8 +179,7 @@ class _Worst:
 
     def _name(self, count: int) -> None:
         """Learn what so many classes are called: by their numbers, where the model does not say."""
-        known = self._model.described.classes
-        self.names = known if known is not None and len(known) == count else tuple(map(str, range(count)))
+        self.names = tuple(class_names(self._model.described.classes, count))
 
     def _takes(self, error: float) -> bool:
         return len(self._heap) < self._count or error > self._heap[0][0]

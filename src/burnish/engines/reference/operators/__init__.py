@@ -26,6 +26,7 @@ from burnish.engines.reference.operators.pooling import (
     MaxPool,
     MaxUnpool,
 )
+from burnish.engines.reference.operators.quantization import DequantizeLinear
 from burnish.engines.reference.operators.reduction import ReduceLogSumExp
 from burnish.engines.reference.operators.resize import Resize
 from burnish.engines.reference.operators.sampling import AffineGrid, DeformConv, GridSample, MaxRoiPool
@@ -37,6 +38,7 @@ OPERATORS: list[type[OpRun]] = [
     Conv,
     ConvTranspose,
     DeformConv,
+    DequantizeLinear,
     Erf,
     GatherElements,
     Gelu,

@@ -1,6 +1,7 @@
 """Fused kernels in C++, built where burnish is installed, or once when they are first called and kept in the user's cache.
 
-They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and says so once in the log.
+They run on PyTorch's own thread pool. Without a compiler the engine goes on with ATen's operators, and warns of it once
+(``KernelWarning``).
 
 A kernel is written so that the first run on a machine does not wait for it:
 
@@ -16,8 +17,8 @@ A kernel is written so that the first run on a machine does not wait for it:
 from __future__ import annotations
 
 import functools
-import logging
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,15 +29,15 @@ import torch
 import torch.fx
 
 from burnish.engines.kernels import compiling
-from burnish.engines.kernels.building import cores, is_switched_off
+from burnish.engines.kernels.building import SWITCHED_OFF, cores, first_line, is_switched_off
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.torch.native import schemas
 from burnish.engines.torch.native.building import build_library, find_installed
+from burnish.errors import KernelWarning
 
 EARLY = ("elementwise", "allocator")
 """The kernels that all training graphs call, what takes longest to compile first."""
 
-_log = logging.getLogger("burnish")
 _lock = threading.Lock()
 _builds: dict[str, Future[Path]] = {}
 _compilers = threading.BoundedSemaphore(cores())
@@ -67,9 +68,19 @@ def available(*names: str) -> bool:
         for name in wanted:
             _load(name)
     except (OSError, RuntimeError, ImportError) as error:
-        _warn(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        _warn(first_line(error))
         return False
     return True
+
+
+def found() -> tuple[Path | None, str | None]:
+    """The library that all training graphs call, or None and why there is none; waits for its building."""
+    if is_switched_off():
+        return None, SWITCHED_OFF
+    try:
+        return library(EARLY[0]), None
+    except (OSError, RuntimeError, ImportError) as error:
+        return None, first_line(error)
 
 
 def is_awaited(name: str) -> bool:
@@ -120,7 +131,8 @@ def _load(name: str) -> None:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    _log.warning("burnish: the fused kernels could not be built (%s); PyTorch's own operators run in their place", reason)
+    message = f"The kernels of the torch engine cannot be used: {reason}. PyTorch's own operators run instead"
+    warnings.warn(KernelWarning(message), stacklevel=2)
 
 
 def _requested(*names: str) -> list[Future[Path]]:

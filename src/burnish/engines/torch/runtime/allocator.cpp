@@ -492,6 +492,7 @@ bool keep_pages() {
 }  // namespace
 
 // Called as functions of C: an operator takes longer to call, and this is done twice in every step.
+#pragma GCC visibility push(default)
 extern "C" {
 
 void burnish_serve(int whether) { is_served = whether; }
@@ -506,6 +507,7 @@ size_t burnish_memory_left(const char* root, char* of, size_t length) {
   return room.bytes;
 }
 }
+#pragma GCC visibility pop
 
 // Of no tensor, so that no device chooses it.
 BURNISH_OPERATORS(CompositeExplicitAutograd) { operators.implement<&keep_pages>("keep_pages"); }

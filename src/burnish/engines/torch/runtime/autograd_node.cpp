@@ -416,7 +416,7 @@ PyType_Spec specification = {"burnish.GraphCalls", sizeof(Graph), 0,
 }  // namespace
 
 // The Python type whose objects call a graph: made once in a process.
-extern "C" PyObject* burnish_graph_calls() {
+extern "C" [[gnu::visibility("default")]] PyObject* burnish_graph_calls() {
   static PyObject* type = PyType_FromSpec(&specification);
   Py_XINCREF(type);
   return type;

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from burnish.errors import EngineError
+from burnish.installing import install_command
 from burnish.program.signature import Entry
 
 Call = Callable[..., tuple[torch.Tensor, ...]]
@@ -95,7 +96,7 @@ def check_compiler(device: torch.device, purpose: str) -> None:
         if not has_triton():
             raise EngineError(
                 f"{purpose} needs Triton on '{device}', and it is not there or does not know this GPU: install it "
-                "(pip install triton), or leave compile out"
+                f"({install_command('triton')}), or leave compile out"
             )
         return
     from torch._inductor.cpp_builder import get_cpp_compiler

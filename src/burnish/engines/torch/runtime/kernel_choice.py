@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from burnish.engines.kernels.building import cache_folder, locked
-from burnish.engines.torch.runtime.processor import model_name
+from burnish.engines.kernels.building import cache_folder, locked, own_cache_folder
+from burnish.engines.kernels.compiling import model_name
 
 VARIABLE = "BURNISH_KERNEL_CHOICES"
 FORMAT = 1
@@ -85,6 +85,8 @@ def choose(key: str, ways: Sequence[str], sources: Sequence[Path], measure: Call
             here |= _read(path).get(where, {})  # files come there whole: this takes no lock, nor a folder to write to
             if here.get(key) in ways:
                 return here[key]
+            if path.parent == cache_folder():
+                own_cache_folder()
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(path.with_suffix(".lock")):
                 choices = _read(path)

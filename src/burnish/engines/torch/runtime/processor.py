@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import platform
-from pathlib import Path
-
 import torch
 
 
@@ -17,14 +13,3 @@ def has_narrow_vectors() -> bool:
 def has_wide_vectors() -> bool:
     """Whether it has vectors of at least eight float32."""
     return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
-
-
-@functools.cache
-def model_name() -> str:
-    """What the processor calls itself."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

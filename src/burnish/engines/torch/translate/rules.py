@@ -182,6 +182,16 @@ class Call:
         numbers = self.tensor(index).tolist()
         return [numbers[position] for position in range(extents[0])]
 
+    def host_integers(self, index: int) -> list[Any]:
+        """As ``integers``, for a rule that has to see what stands there, as a 0 in a shape has a meaning of its own.
+
+        Raises:
+            NotKnownYet: they are computed from data; extents, known or not, are no such numbers.
+        """
+        if self._operands.host(self.value(index)) is None:
+            raise NotKnownYet
+        return self.integers(index)
+
     def known(self, index: int) -> np.ndarray | None:
         """An operand as an array, where it is constant."""
         return self._operands.constant(self.value(index)) if self.has(index) else None

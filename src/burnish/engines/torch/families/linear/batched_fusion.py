@@ -29,7 +29,7 @@ def fuse_batched_products(graph: ir.Graph) -> None:
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in (left, right)]
         like = builder.tensor(node.outputs[0])
-        replace_node(node, FUSED_BATCHED_PRODUCT(*operands, like=like, order=order))
+        replace_node(node, FUSED_BATCHED_PRODUCT(*operands, like=like, perm=order))
 
 
 def _order(value: ir.Value) -> list[int]:

@@ -37,4 +37,4 @@ def linear_gradients(op: Call) -> Any:
 
 @translates(FUSED_BATCHED_PRODUCT)
 def batched_product(op: Call) -> Any:
-    return products.batched(op.tensor(0), op.tensor(1), list(op.attribute("order")))
+    return products.batched(op.tensor(0), op.tensor(1), list(op.attribute("perm")))

@@ -41,8 +41,8 @@ def gather_gradient(op: Call) -> Any:
     """The sum, at every place of x along the axis, of the rows of dy that were read from there."""
     dy, axis = op.tensor(0), op.attribute("axis", 0) % op.rank(2)
     indices = wrapped(op.tensor(1).to(torch.int64), op.extents(2)[axis], op.known(1))
-    extents = op.extents(2)
-    rows = torch.reshape(dy, [*extents[:axis], -1, *extents[axis + 1 :]])
+    rank = op.rank(1)
+    rows = torch.flatten(dy, axis, axis + rank - 1) if rank else torch.unsqueeze(dy, axis)
     # In place: the gradient of an embedding is as large as its table.
     return torch.zeros_like(op.tensor(2)).index_add_(axis, torch.reshape(indices, [-1]), rows)
 

@@ -41,7 +41,10 @@ def batch_normalization(op: Call) -> Any:
 def _normalized(op: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> Any:
     if isinstance(op.extents()[1], int):
         return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
-    # Groups of samples are laid out as channels, and a worker without samples has none: what functional.batch_norm refuses.
+    # Groups of samples are laid out as channels, and a worker without samples has none: what functional.batch_norm refuses. This
+    # one checks nothing, and reads past a vector that is shorter than the channels: expanding refuses another length.
+    channels = [op.extents()[1]]
+    scale, bias, mean, variance = (vector.expand(channels) for vector in (scale, bias, mean, variance))
     return torch.native_batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon)[0]
 
 

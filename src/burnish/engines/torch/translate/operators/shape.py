@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import fx
 from torch.nn import functional
 
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
@@ -31,10 +33,9 @@ def size(op: Call) -> Any:
 
 @translates("Reshape")
 def reshape(op: Call) -> Any:
-    target = op.integers(1)
-    if not op.attribute("allowzero", 0):
-        target = _with_copies(target, op.extents())
-    return torch.reshape(op.tensor(), target)
+    if op.attribute("allowzero", 0):
+        return torch.reshape(op.tensor(), op.integers(1))
+    return torch.reshape(op.tensor(), _with_copies(op.host_integers(1), op.extents()))
 
 
 def _with_copies(target: Sequence[Any], extents: Sequence[Any]) -> list[Any]:
@@ -45,10 +46,21 @@ def _with_copies(target: Sequence[Any], extents: Sequence[Any]) -> list[Any]:
         extent for axis, extent in enumerate(target) if axis not in copied and not (isinstance(extent, int) and extent == -1)
     ]
     settled = [extents[axis] if axis in copied else extent for axis, extent in enumerate(target)]
+    for axis, extent in enumerate(settled[: len(extents)]):
+        if isinstance(extent, fx.Proxy) and _may_vanish(extent.node):
+            settled[axis] = extent + operator.eq(extent, 0) * extents[axis]
     if copied and len(given) + len(copied) < len(target) and all(isinstance(extent, int) for extent in (*read, *given)):
         rest = math.prod(read) // max(1, math.prod(given))
         settled = [rest if isinstance(extent, int) and extent == -1 else extent for extent in settled]
     return settled
+
+
+def _may_vanish(node: fx.Node) -> bool:
+    """Whether a number of the host is computed so that it may be 0 where no extent is: a difference, a quotient, a remainder."""
+    if node.target in (operator.sub, operator.floordiv, operator.mod):
+        return True
+    combines = node.target in (operator.add, operator.mul, torch.sym_max, torch.sym_min)
+    return combines and any(map(_may_vanish, node.all_input_nodes))
 
 
 @translates("Flatten")
@@ -164,7 +176,18 @@ def range_(op: Call) -> Any:
             raise NotKnownYet
         count = max(math.ceil((end - start) / step), 0)
         return (start + torch.arange(count, dtype=torch.float64, device=op.device) * step).to(op.torch_dtype(0))
+    if not isinstance(step, int):
+        raise NotKnownYet
+    if isinstance(start, int) and isinstance(end, int):
+        end = max(start, end) if step > 0 else min(start, end)
+    elif not (isinstance(start, int) and start == 0 and step > 0 and _is_extent(end)):
+        end = (torch.sym_max if step > 0 else torch.sym_min)(start, end)  # type: ignore[no-untyped-call]
     return torch.arange(start, end, step, dtype=op.torch_dtype(0), device=op.device)
+
+
+def _is_extent(number: Any) -> bool:
+    """Whether a number in the traced program is the extent of an axis, which is never below zero."""
+    return isinstance(number, fx.Proxy) and number.node.target == torch.ops.aten.sym_size.int
 
 
 @translates("EyeLike")

@@ -1,0 +1,38 @@
+"""Lazy names of a package: each is imported when it is first used, without the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def exports(package: str, defined_in: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). They find its modules too.
+
+    A name must differ from every module of the package: importing a module sets the attribute of its name.
+
+    Args:
+        package: its ``__name__``.
+        defined_in: {module of the package: the names that it defines, with spaces between}.
+    """
+    modules = {name: f"{package}.{module}" for module, names in defined_in.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        value = getattr(import_module(modules[name]), name) if name in modules else _module(package, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *sys.modules[package].__all__})
+
+
+def _module(package: str, name: str) -> Any:
+    path = f"{package}.{name}"
+    if not name.startswith("_"):
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+    raise AttributeError(f"module '{package}' has no attribute '{name}'")
