@@ -21,7 +21,7 @@ from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.operands import OF_MODULE
 from burnish.importer.pytorch.capture import Captured, is_computed
 from burnish.importer.pytorch.composites import composites_known
-from burnish.importer.pytorch.decompositions import decomposed, refuse_misread
+from burnish.importer.pytorch.decompositions import decomposing, decompositions, refuse_misread
 from burnish.importer.pytorch.exported import Structure
 from burnish.importer.pytorch.layers import is_user_input
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
@@ -105,10 +105,10 @@ def _read_originals(graph: ir.Graph) -> None:
 @composites_known()
 def onnx_program(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
     """What the exporter makes of a program, and the program as it was decomposed for that."""
-    with _quiet(), warnings.catch_warnings():
+    with decomposing(decompositions(program)), _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(
-            decomposed(program),
+            program,
             dynamo=True,
             optimize=False,
             verbose=False,
@@ -268,9 +268,8 @@ def name_layers(model: ir.Model, policies: Mapping[str, str]) -> dict[str, str]:
         if node.op_type != "BatchNormalization" or (mean := node.inputs[3]) is None:
             continue
         layer = (mean.name or "").rpartition(".")[0]
-        if layer in policies:
-            node.name = _unused(layer or node.op_type, set(named))
-            named[node.name] = policies[layer]
+        node.name = _unused(layer or node.op_type, set(named))
+        named[node.name] = policies.get(layer, "frozen")  # what forward calls with statistics of its own, outside of training
     return named
 
 

@@ -1,20 +1,24 @@
-"""Operators that are decomposed before PyTorch's exporter translates the others: those that its translations get wrong.
+"""The operators that PyTorch decomposes before its exporter translates the others.
 
-A translation has an operator's arguments and need not read them. What it does not read is seen here, from its code: an argument
-that says something is decomposed by PyTorch itself, where PyTorch can, and is an error by name elsewhere.
+PyTorch's own decompositions are right, so every operator that has one is decomposed unless it is kept on purpose. A translation
+of one that is kept need not read all of its arguments. Its code shows which it reads: a call with another argument is decomposed
+as well, or is an error that names it.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from burnish.importer.pytorch.own_decompositions import OWN
 from burnish.importer.pytorch.refusals import UnreadArgumentError
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
 
@@ -28,64 +32,35 @@ WITHOUT_EFFECT = frozenset(
 """Arguments that say how something is computed or stored, or what others say too; scales are looked at by themselves."""
 
 
-def average_pool(
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """``avg_pool2d`` and ``avg_pool3d`` that divide by a number of their own: a pool over padded values, scaled."""
-    if divisor_override is None:
-        return NotImplemented
-    rank = len(kernel_size)
-    pool = aten.avg_pool2d.default if rank == 2 else aten.avg_pool3d.default
-    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
-    strides = _each(stride, rank) if len(stride) else kernel
-    following = []
-    for extent, size, step, pad in zip(x.shape[-rank:], kernel, strides, pads, strict=True):
-        results = (extent + 2 * pad - size + (step - 1 if ceil_mode else 0)) // step + 1
-        if ceil_mode and (results - 1) * step >= extent + pad:
-            results = results - 1
-        following.append(max((results - 1) * step + size - extent - pad, 0) if ceil_mode else pad)
-    edges = [edge for pad, last in zip(reversed(pads), reversed(following), strict=True) for edge in (pad, last)]
-    padded = aten.constant_pad_nd.default(x, edges, 0.0) if any(edges) else x
-    count = 1
-    for size in kernel:
-        count *= size
-    return pool(padded, kernel, strides) * (count / divisor_override)
+KEPT = frozenset(
+    # Layers: burnish has gradients, kernels and numerics of their own for them.
+    "conv1d conv2d conv3d linear matmul einsum layer_norm group_norm instance_norm lstm gru rnn_tanh rnn_relu "
+    "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu embedding_bag grid_sampler "
+    "avg_pool1d max_pool1d max_pool1d_with_indices max_pool2d max_pool3d pixel_shuffle pixel_unshuffle col2im im2col stft "
+    # Activations and losses.
+    "celu glu hardsigmoid hardswish log_sigmoid log_softmax mish _prelu_kernel prelu relu6 selu silu softmax softplus sinc "
+    "special_log_softmax special_softmax special_sinc special_erf special_erfc special_expm1 xlogy special_xlogy logsumexp "
+    "cross_entropy_loss nll_loss nll_loss_forward mse_loss "
+    # Quantization, whose gradient passes straight through.
+    "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine "
+    # Extents, copies and places, an operator of ONNX each.
+    "arange concat concatenate detach diagonal_copy empty_like fill masked_fill new_empty new_full new_ones new_zeros ones "
+    "ones_like pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+    "repeat_interleave roll split squeeze stack sym_size t tile transpose tril triu type_as unbind unsafe_split _unsafe_index "
+    "_unsafe_index_put _unsafe_view upsample_bicubic2d upsample_linear1d upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d upsample_trilinear3d where zeros zeros_like "
+    # Arithmetic, an operator of ONNX each; bounds have PyTorch's gradients.
+    "addcdiv addcmul all baddbmm bernoulli clamp_max clamp_min det divide dot floor_divide greater greater_equal heaviside "
+    "isfinite isneginf isposinf is_nonzero less less_equal linalg_det logdet multiply mv subtract sum true_divide".split()
+)
+"""Operators that stay whole, though PyTorch would decompose them: each translation is what burnish wants to read."""
 
-
-def _each(setting: Sequence[int], rank: int) -> list[int]:
-    return list(setting) * rank if len(setting) == 1 else list(setting)
-
-
-def scatter_means(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """``scatter_reduce`` by means: sums over counts."""
-    if reduce != "mean":
-        return NotImplemented
-    for axis in range(index.dim()):
-        src = src.narrow(axis, 0, index.shape[axis]) if src.shape[axis] != index.shape[axis] else src
-    ones = torch.ones_like(src)
-    if include_self:
-        total = x.scatter_reduce(dim, index, src, "sum")
-        count = torch.ones_like(x).scatter_reduce(dim, index, ones, "sum")
-    else:
-        total = torch.zeros_like(x).scatter_reduce(dim, index, src, "sum")
-        count = torch.zeros_like(x).scatter_reduce(dim, index, ones, "sum")
-    least = count if include_self else count.clamp(min=1)
-    mean = total / least if x.is_floating_point() else torch.div(total, least, rounding_mode="floor")
-    return mean if include_self else torch.where(count > 0, mean, x)
-
-
-OWN: dict[Any, Callable[..., Any]] = {
-    aten.avg_pool2d.default: average_pool,
-    aten.avg_pool3d.default: average_pool,
-    aten.scatter_reduce.two: scatter_means,
+REFUSED = {
+    aten.embedding_renorm_.default: "forward writes to the table of an embedding, as max_norm does, and a graph does not: write "
+    "to it after the optimizer's step, outside of forward",
+    aten.special_erfcx.default: "the translation of torch.special.erfcx to ONNX loses all digits above 6",
 }
-"""Decompositions that PyTorch does not have. Each returns ``NotImplemented`` where the exporter's translation is right."""
+"""Operators that cannot be translated, and why."""
 
 LOSSES = (
     aten.cross_entropy_loss.default,
@@ -98,32 +73,58 @@ LOSSES = (
 """Losses over classes, which PyTorch decomposes one into the next."""
 
 
-def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a program without the operators that the exporter's translations would get wrong.
+def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[..., Any]]:
+    """Return what the operators of a program are decomposed to: all but those that a translation computes right as a whole.
 
     Raises:
-        UnreadArgumentError: there is one that PyTorch cannot decompose: it is named.
+        UnreadArgumentError: there is an operator that is translated wrong and cannot be decomposed: it is named.
     """
-    table: dict[Any, Callable[..., Any]] = {}
+    table = {**_of_pytorch(), **OWN}
     known = torch.export.default_decompositions().materialize()
     for node in _operators(program):
         operator: Any = node.target
-        if operator == aten.embedding_renorm_.default:
-            raise UnreadArgumentError(
-                "forward writes to the table of an embedding, as max_norm does, and a graph does not: write to it after the "
-                "optimizer's step, outside of forward"
-            )
-        if operator in OWN:
-            table[operator] = OWN[operator]
-        elif (reason := _misread(node)) is None:
+        if operator in REFUSED:
+            raise UnreadArgumentError(REFUSED[operator])
+        if operator in table or (reason := _misread(node)) is None:
             continue
-        elif operator in LOSSES:
+        if operator in LOSSES:
             table.update({loss: known[loss] for loss in LOSSES if loss in known})
         elif operator in known:
             table[operator] = known[operator]
         else:
             raise UnreadArgumentError(f"{operator} has {reason}, which the translation to ONNX does not read")
-    return program.run_decompositions(table) if table else program
+    return table
+
+
+@functools.cache
+def _of_pytorch() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions, without those of operators that are kept and of its core that is translated."""
+    core = {**torch._decomp.decomposition_table}
+    known = torch.export.default_decompositions().materialize()
+    return {
+        operator: function
+        for operator, function in {**core, **known}.items()
+        if hasattr(operator, "_schema") and (not _is_translated(operator) or (operator in known and _name(operator) not in KEPT))
+    }
+
+
+def _name(operator: Any) -> str:
+    return str(operator.overloadpacket.__name__)
+
+
+def _is_translated(operator: Any) -> bool:
+    return operator in TRANSLATIONS or _registry().is_registered(operator)
+
+
+@contextmanager
+def decomposing(table: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let the exporter decompose by a table, in place of all that it has no translation for."""
+    own = _decomp.create_onnx_friendly_decomposition_table
+    try:
+        _decomp.create_onnx_friendly_decomposition_table = lambda _: table  # type: ignore[assignment]
+        yield
+    finally:
+        _decomp.create_onnx_friendly_decomposition_table = own
 
 
 def refuse_misread(program: torch.export.ExportedProgram) -> None:

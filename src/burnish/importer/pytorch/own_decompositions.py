@@ -1,0 +1,242 @@
+"""Decompositions that PyTorch does not have, of operators that the exporter cannot translate or gets wrong.
+
+Each takes an operator's arguments and returns what it computes, or ``NotImplemented`` if the operator is to stay as it is.
+Gradients follow: they are those of PyTorch, at ties too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def average_pool(
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """``avg_pool2d`` and ``avg_pool3d`` that divide by a number of their own: a pool over padded values, scaled."""
+    if divisor_override is None:
+        return NotImplemented
+    rank = len(kernel_size)
+    pool = aten.avg_pool2d.default if rank == 2 else aten.avg_pool3d.default
+    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
+    strides = _each(stride, rank) if len(stride) else kernel
+    following = []
+    for extent, size, step, pad in zip(x.shape[-rank:], kernel, strides, pads, strict=True):
+        results = (extent + 2 * pad - size + (step - 1 if ceil_mode else 0)) // step + 1
+        if ceil_mode and (results - 1) * step >= extent + pad:
+            results = results - 1
+        following.append(max((results - 1) * step + size - extent - pad, 0) if ceil_mode else pad)
+    edges = [edge for pad, last in zip(reversed(pads), reversed(following), strict=True) for edge in (pad, last)]
+    padded = aten.constant_pad_nd.default(x, edges, 0.0) if any(edges) else x
+    count = 1
+    for size in kernel:
+        count *= size
+    return pool(padded, kernel, strides) * (count / divisor_override)
+
+
+def _each(setting: Sequence[int], rank: int) -> list[int]:
+    return list(setting) * rank if len(setting) == 1 else list(setting)
+
+
+def scatter_means(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """``scatter_reduce`` by means: sums over counts."""
+    if reduce != "mean":
+        return NotImplemented
+    for axis in range(index.dim()):
+        src = src.narrow(axis, 0, index.shape[axis]) if src.shape[axis] != index.shape[axis] else src
+    ones = torch.ones_like(src)
+    if include_self:
+        total = x.scatter_reduce(dim, index, src, "sum")
+        count = torch.ones_like(x).scatter_reduce(dim, index, ones, "sum")
+    else:
+        total = torch.zeros_like(x).scatter_reduce(dim, index, src, "sum")
+        count = torch.zeros_like(x).scatter_reduce(dim, index, ones, "sum")
+    least = count if include_self else count.clamp(min=1)
+    mean = total / least if x.is_floating_point() else torch.div(total, least, rounding_mode="floor")
+    return mean if include_self else torch.where(count > 0, mean, x)
+
+
+def average_to(x: Any, output_size: Sequence[int]) -> Any:
+    """``adaptive_avg_pool3d``: means along one axis after the other, as each window is a box."""
+    if _is_even(x.shape[-len(output_size) :], output_size):
+        return NotImplemented
+    for axis, size in enumerate(output_size, start=-len(output_size)):
+        inside = _windows(x.shape[axis], size).to(x.dtype)
+        x = (x.transpose(axis, -1) @ (inside / inside.sum(-1, keepdim=True)).transpose(0, 1)).transpose(axis, -1)
+    return x
+
+
+def maximum_to(x: Any, output_size: Sequence[int]) -> Any:
+    """``adaptive_max_pool2d``: maxima along the last axis, then along the one before; of equal ones the first."""
+    height, width = x.shape[-2:]
+    if _is_even((height, width), output_size):
+        return torch._decomp.decomposition_table[aten.adaptive_max_pool2d.default](x, output_size)
+    rows, columns = output_size
+    least = torch.full((), float("-inf"), dtype=x.dtype)
+    in_rows, column = torch.where(_windows(width, columns), x.unsqueeze(-2), least).max(-1)
+    along = in_rows.transpose(-1, -2).unsqueeze(-2)
+    values, row = torch.where(_windows(height, rows), along, least).max(-1)
+    indices = row * width + column.transpose(-1, -2).gather(-1, row)
+    return values.transpose(-1, -2), indices.transpose(-1, -2)
+
+
+def _is_even(extents: Sequence[Any], results: Sequence[int]) -> bool:
+    """Whether all windows are as large as each other, as in the pools that translations make of them."""
+    pairs = zip(extents, results, strict=True)
+    return all(size == 1 or (isinstance(extent, int) and extent % size == 0) for extent, size in pairs)
+
+
+def _windows(extent: Any, results: int) -> Any:
+    """Which of the places along an axis each result is of, as ``[results, extent]``."""
+    number, places = torch.arange(results).unsqueeze(1), torch.arange(extent).unsqueeze(0)
+    return (places >= number * extent // results) & (places < ((number + 1) * extent + results - 1) // results)
+
+
+def distances(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
+    """``cdist``: norms of differences, whose gradient is 0 where the difference is."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
+
+
+def cumulative_product(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """``cumprod``: products of the entries up to each, so that the gradient is right at zeros too."""
+    x = x if dtype is None else x.to(dtype)
+    if not x.dim():
+        return x.clone()
+    x = x.movedim(dim, -1)
+    places = torch.arange(x.shape[-1])
+    before = places.unsqueeze(0) <= places.unsqueeze(1)
+    factors = torch.where(before, x.unsqueeze(-2), torch.ones((), dtype=x.dtype))
+    return factors.prod(-1).movedim(-1, dim)
+
+
+def greater_number(x: Any, y: Any) -> Any:
+    """``fmax``: the maximum, of a number and NaN the number."""
+    return torch.where((x >= y) | y.isnan(), x, y) if x.is_floating_point() else torch.maximum(x, y)
+
+
+def lesser_number(x: Any, y: Any) -> Any:
+    """``fmin``: the minimum, of a number and NaN the number."""
+    return torch.where((x <= y) | y.isnan(), x, y) if x.is_floating_point() else torch.minimum(x, y)
+
+
+def with_sign(x: Any, y: Any) -> Any:
+    """``copysign``: a magnitude with the sign of y, that of a zero too."""
+    return torch.where((y < 0) | ((y == 0) & (1 / y < 0)), -x.abs(), x.abs())
+
+
+def greatest(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """``amax`` over all axes, which its translation does not know."""
+    return _over_all_axes(aten.amax.default, x, dim, keepdim)
+
+
+def least(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """``amin`` over all axes."""
+    return _over_all_axes(aten.amin.default, x, dim, keepdim)
+
+
+def _over_all_axes(reduce: Callable[..., Any], x: Any, dim: Sequence[int], keepdim: bool) -> Any:
+    if not x.dim():
+        return x.clone()
+    return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
+
+
+def kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """``kthvalue``: one place of what is sorted."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    values, indices = (sorted_along.select(dim, k - 1) for sorted_along in torch.sort(x, dim))
+    return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
+
+
+def median_along(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """``median`` along an axis: the lower one of two in the middle, NaN if there is one."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    values, indices = kth_value(x, (x.shape[dim] + 1) // 2, dim, True)
+    if x.is_floating_point():
+        is_nan = x.isnan()
+        indices = torch.where(is_nan.any(dim, True), is_nan.long().argmax(dim, True), indices)
+        values = x.gather(dim, indices)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def median_of_all(x: Any) -> Any:
+    """``median`` of all entries; equal ones share its gradient."""
+    value, _ = median_along(x.flatten(), 0)
+    if not x.is_floating_point():
+        return value
+    equal = x == value
+    shared = torch.where(equal, x, torch.zeros((), dtype=x.dtype)).sum() / equal.sum().to(x.dtype)
+    return torch.where(equal.any(), shared, value)
+
+
+def bags(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sums and means of ``embedding_bag`` in float64, which its translation computes in float32."""
+    if weight.dtype != torch.float64 or mode == 2 or scale_grad_by_freq:
+        return NotImplemented
+    first = offsets[:-1] if include_last_offset else offsets
+    bag = (torch.arange(indices.shape[0]).unsqueeze(1) >= first.unsqueeze(0)).sum(1) - 1
+    counted = torch.ones_like(indices) if padding_idx < 0 else (indices != padding_idx).long()
+    rows = weight.index_select(0, indices) * counted.unsqueeze(1)
+    rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(1)
+    sums = torch.zeros((first.shape[0], weight.shape[1]), dtype=weight.dtype).index_add(0, bag, rows)
+    sizes = torch.zeros_like(first).index_add(0, bag, counted)
+    result = sums / sizes.clamp(min=1).unsqueeze(1) if mode == 1 else sums
+    return result, bag, sizes, sizes
+
+
+def bags_with_padding(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Any:
+    """The overload with ``padding_idx``."""
+    padding = -1 if padding_idx is None else padding_idx + (weight.shape[0] if padding_idx < 0 else 0)
+    return bags(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding)
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.avg_pool2d.default: average_pool,
+    aten.avg_pool3d.default: average_pool,
+    aten._adaptive_avg_pool3d.default: average_to,
+    aten.adaptive_max_pool2d.default: maximum_to,
+    aten.scatter_reduce.two: scatter_means,
+    aten._cdist_forward.default: distances,
+    aten.cumprod.default: cumulative_product,
+    aten.fmax.default: greater_number,
+    aten.fmin.default: lesser_number,
+    aten.copysign.Tensor: with_sign,
+    aten.amax.default: greatest,
+    aten.amin.default: least,
+    aten.kthvalue.default: kth_value,
+    aten.embedding_bag.default: bags,
+    aten.embedding_bag.padding_idx: bags_with_padding,
+    aten.median.dim: median_along,
+    aten.median.default: median_of_all,
+}
