@@ -527,8 +527,24 @@ def test_data_are_not_overwritten(run, folder, command):
         linked.symlink_to("data.npz")
     before = (folder / "data.npz").read_bytes()
     text = run(*command, linked.name, code=1).stderr
-    assert f"'{linked.name}' holds the data that are read: give the name of another file" in text
+    assert f"'{linked.name}' is read, and would be overwritten: give the name of another file" in text
     assert (folder / "data.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*TRAIN, "--export"),
+        ("finetune", "model.onnx", "--data", "data.npz", "--export"),
+        ("quantize", "model.onnx", "--data", "data.npz", "-o"),
+        ("compile", "model.onnx", "-o"),
+    ],
+)
+def test_a_model_is_not_overwritten_by_what_is_made_of_it(run, folder, command):
+    before = (folder / "model.onnx").read_bytes()
+    text = run(*command, "model.onnx", code=1).stderr
+    assert "'model.onnx' is read, and would be overwritten: give the name of another file" in text
+    assert (folder / "model.onnx").read_bytes() == before
 
 
 PLACES = [

@@ -68,7 +68,8 @@ def test_whole_floats_fill_an_integer_input_and_fractions_do_not():
     fitted = fit_data(np.float64([[1, 2]]), entry, "file")
     assert fitted.dtype == np.int32
     for wrong in ([[1, 2.5]], [[1, 3e9]]):
-        with pytest.raises(DataError, match="'tokens' takes int32, and the data hold values that are no whole numbers"):
+        message = f"'tokens' takes int32, and the data hold {wrong[0][1]}: give whole numbers in its range"
+        with pytest.raises(DataError, match=re.escape(message)):
             fit_data(np.float64(wrong), entry, "file")
 
 
@@ -123,13 +124,18 @@ def test_the_ignored_label_is_allowed():
     assert labels.tolist() == [0, -100]
 
 
+def test_labels_that_are_all_ignored_are_refused():
+    with pytest.raises(DataError, match="file: every label is -100, which the loss ignores, so nothing would train: give"):
+        fit_label(np.full(3, -100), class_entry(ignored=-100), "file")
+
+
 def test_more_class_names_than_the_model_has_outputs():
     with pytest.raises(DataError, match=r"file: 4 classes \(a \.\.\. d\), and the model has 3; take a model"):
         fit_label(np.array(list("abcd")), class_entry(), "file")
 
 
 def test_fractions_are_no_class_indices():
-    with pytest.raises(DataError, match="'labels' takes int64, and the data hold values that are no whole numbers"):
+    with pytest.raises(DataError, match=r"hold 0\.5: give whole numbers in its range, or choose a loss of real numbers"):
         fit_label(np.array([0.5, 1]), class_entry(), "file")
 
 

@@ -49,7 +49,7 @@ def compile(
             f"'{model}' is a program that is compiled already: train it (burnish train {model}), look at it "
             f"(burnish inspect {model}), or compile the ONNX file that it was made from"
         )
-    check_output(folder, "--output", is_folder=folder.suffix != ".onnx")
+    check_output(folder, "--output", is_folder=folder.suffix != ".onnx", read=[model])
     program = compilation.program(model, target=target)
     program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)

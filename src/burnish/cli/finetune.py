@@ -65,7 +65,7 @@ def finetune(
     _check_options(model, results, tuning, adapters)
     _check_data(data, pixels, results, repetition, watching)
     folder = run_folder(model, results, "-finetuned")
-    check_results(folder, results, watching, data)
+    check_results(folder, results, watching, data, model)
     results = replace(results, folder=folder)
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     command = context.meta["burnish.arguments"]

@@ -96,7 +96,7 @@ def predict(
     if path is not None and path.suffix not in (".csv", ".npz"):
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
     if path is not None:
-        check_output(path, "--output", data=[data])
+        check_output(path, "--output", read=[data])
     from burnish.data.unlabelled import open_samples
     from burnish.training.detections import is_detector
     from burnish.training.text_length import within_the_opened

@@ -97,7 +97,7 @@ def quantize(
     activations = None if integers.activations == NONE else integers.activations
     if path.suffix != ".onnx":
         raise typer.BadParameter(f"--output {path}: a model is written as .onnx")
-    check_output(path, "--output", data=[data])
+    check_output(path, "--output", read=[model, data])
     if activations is not None and data is None:
         raise typer.BadParameter(
             "the ranges of activations are measured on data: give --data, or --activations none for weights alone"

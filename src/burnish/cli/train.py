@@ -47,7 +47,7 @@ def train(
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     is_program(model)  # refuses the folder of a run
     folder = run_folder(model, results)
-    check_results(folder, results, watching, data)
+    check_results(folder, results, watching, data, model)
     check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
     workers.check()
     watching.check()

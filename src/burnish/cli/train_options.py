@@ -143,7 +143,7 @@ def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
     return results.folder or Path("runs") / f"{model.stem}{suffix}"
 
 
-def check_results(folder: Path, results: Results, watching: Watching, data: Data) -> None:
+def check_results(folder: Path, results: Results, watching: Watching, data: Data, model: Path) -> None:
     """Refuse places that nothing is to be written to, before anything is read. Of workers, the first alone writes.
 
     Raises:
@@ -154,7 +154,7 @@ def check_results(folder: Path, results: Results, watching: Watching, data: Data
     check_output(folder, "--output", is_folder=True)
     for option, path in (("--export", results.export), ("--report", watching.report)):
         if path is not None:
-            check_output(path, option, data=(data.data, data.eval_data))
+            check_output(path, option, read=(model, data.data, data.eval_data))
     if watching.tensorboard is not None:
         check_output(watching.tensorboard, "--tensorboard", is_folder=True)
 

@@ -386,8 +386,10 @@ def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         converted = array.astype(dtype)
     if not np.array_equal(converted, array):
+        value = array[converted != array].reshape(-1)[0]
+        otherwise = ", or choose a loss of real numbers, such as mse" if entry.role is Role.LABEL else ""
         raise DataError(
-            f"{source}: '{entry.name}' takes {dtype}, and the data hold values that are no whole numbers of that type"
+            f"{source}: '{entry.name}' takes {dtype}, and the data hold {value}: give whole numbers in its range{otherwise}"
         )
     return converted
 
@@ -430,7 +432,13 @@ def _check_range(labels: np.ndarray, entry: Entry, source: str, names: tuple[str
         )
     wrong = (labels < entry.minimum) | (labels > entry.maximum)
     if entry.ignored is not None:
-        wrong &= labels != entry.ignored
+        ignored = labels == entry.ignored
+        if labels.size and ignored.all():
+            raise DataError(
+                f"{source}: every label is {entry.ignored}, which the loss ignores, so nothing would train: give the samples "
+                f"labels from {entry.minimum} to {entry.maximum}"
+            )
+        wrong &= ~ignored
     if wrong.any():
         sample = int(np.argwhere(wrong)[0, 0])
         value = labels[wrong].reshape(-1)[0]

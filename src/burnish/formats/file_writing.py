@@ -72,23 +72,23 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def check_output(path: Path, option: str, *, is_folder: bool = False, data: Iterable[object] = ()) -> None:
+def check_output(path: Path, option: str, *, is_folder: bool = False, read: Iterable[object] = ()) -> None:
     """Refuse, before any work is done, a path that a result cannot be written to.
 
     Args:
         path: of the result. Nothing is made.
         option: that gives it, as the message names it.
         is_folder: whether a folder is written, and not a file.
-        data: that are read; those in files would be lost.
+        read: the model and the data that the command reads; a file among them would be lost.
 
     Raises:
-        ConfigurationError: there is a folder in place of a file, or a file in place of a folder, or the file of data; or nothing
-            can be written there.
+        ConfigurationError: there is a folder in place of a file, a file in place of a folder, or a file that is read; or
+            nothing can be written there.
     """
     try:
-        sources = [source for source in data if isinstance(source, str | os.PathLike) and os.path.exists(source)]
+        sources = [source for source in read if isinstance(source, str | os.PathLike) and os.path.exists(source)]
         if path.is_file() and any(path.samefile(source) for source in sources):
-            raise ConfigurationError(f"{option}: '{path}' holds the data that are read: give the name of another file")
+            raise ConfigurationError(f"{option}: '{path}' is read, and would be overwritten: give the name of another file")
         if path.exists() and path.is_dir() != is_folder:
             there, wanted = ("a file", "a folder") if is_folder else ("a folder", "a file")
             raise ConfigurationError(f"{option}: '{path}' is {there}: give the name of {wanted}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from burnish.program.signature import Entry
+from burnish.program.signature import Entry, GraphSignature
 
 Axes = Mapping[str, int]
 """The axis of samples by the name of an input or output; one without an entry has them along axis 0, or has none."""
@@ -57,3 +58,20 @@ def _moved(array: np.ndarray, source: int, destination: int) -> np.ndarray:
     if not axis or array.ndim <= axis:
         return array  # of too few axes, which the check of the batch names
     return np.ascontiguousarray(np.moveaxis(array, source, destination))
+
+
+def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> np.ndarray:
+    """Zeros, or the valid value next to it, for as many samples as layers take.
+
+    Args:
+        entry: of the batch.
+        shape: whose extents are taken, but that of the samples.
+        signature: of the graph that is run.
+    """
+    axis = entry.sample_axis
+    rules = [rule for rule in signature.extents if axis is not None and rule.dimension == entry.extents[axis]]
+    rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
+    least = entry.minimum or 0
+    value = least if entry.two_values else max(0, least) if entry.maximum is None else min(max(0, least), entry.maximum)
+    whole = tuple(rows if at == axis else extent for at, extent in enumerate(shape))
+    return np.full(whole, value, entry.numpy_dtype)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from burnish.distributed.runners.parts import stand_in
 from burnish.engines import Engine, ProgramRunner
 from burnish.errors import ConfigurationError
 from burnish.program import Program, Role
+from burnish.program.layout import stand_in
 from burnish.program.signature import FEATURES
 from burnish.training.inputs import BatchCheck
 

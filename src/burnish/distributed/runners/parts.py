@@ -7,9 +7,8 @@ some samples runs on the stand-in too, and every exchange takes zeros of a worke
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.program import Role
+from burnish.program.layout import stand_in
 from burnish.program.signature import Entry, GraphSignature
 
 
@@ -81,23 +81,6 @@ class PartRunner(SpreadRunner):
         rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, buffer)))
         if self._last is None:
             self._last = unpacked(rows[first].tobytes(), self._batch_inputs)
-
-
-def stand_in(entry: Entry, shape: Sequence[int], signature: GraphSignature) -> np.ndarray:
-    """Zeros, or the valid value next to it, for as many samples as layers take.
-
-    Args:
-        entry: of the batch.
-        shape: whose extents are taken, but that of the samples.
-        signature: of the graph that is run.
-    """
-    axis = entry.sample_axis
-    rules = [rule for rule in signature.extents if axis is not None and rule.dimension == entry.extents[axis]]
-    rows = next(count for count in itertools.count(1) if all(rule.takes_part(count) for rule in rules))
-    least = entry.minimum or 0
-    value = least if entry.two_values else max(0, least) if entry.maximum is None else min(max(0, least), entry.maximum)
-    whole = tuple(rows if at == axis else extent for at, extent in enumerate(shape))
-    return np.full(whole, value, entry.numpy_dtype)
 
 
 def packed(part: Mapping[str, np.ndarray]) -> bytes:

@@ -15,12 +15,12 @@ import numpy as np
 
 from burnish.distributed.graphs.table_shards import TableShards
 from burnish.distributed.runners.distributed_state import SpreadRunner
-from burnish.distributed.runners.parts import stand_in
 from burnish.engines import ProgramRunner
 from burnish.engines.base import NOTHING, Arrays, HandedOver
 from burnish.engines.communicator import Communicator
 from burnish.errors import WorkerError
 from burnish.program import Role
+from burnish.program.layout import stand_in
 from burnish.program.signature import Entry, Signature
 
 BLOCK_BYTES = 2**26

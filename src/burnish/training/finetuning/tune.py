@@ -157,7 +157,7 @@ def finetune(
     integers = None if quantize is None else Quantization.read(quantize)
     _check_options(options)
     check_together(integers, adapters, save_adapters)
-    check_output(Path(output), "output", data=(data, eval_data))
+    check_output(Path(output), "output", read=(source, data, eval_data))
     for form, path in (save_adapters or {}).items():
         check_output(Path(path), f"save_adapters[{form!r}]", is_folder=form == "peft")
     prepared, dataset = transfer(source, data, seed=seed, **where, **options)
