@@ -35,10 +35,11 @@ def dense() -> tuple[onnx.ModelProto, np.ndarray]:
 
 
 def max_pooled() -> tuple[onnx.ModelProto, np.ndarray]:
-    """The weight is before the pooling, so that its gradient goes through it."""
+    """A weight is before the pooling, so that its gradient goes through it."""
     nodes = [
         helper.make_node("Mul", ["x", "scale"], ["scaled"]),
-        helper.make_node("MaxPool", ["scaled"], ["pooled"], kernel_shape=[3, 3], strides=[1, 1]),
+        helper.make_node("Relu", ["scaled"], ["positive"]),  # it makes a layer of the product
+        helper.make_node("MaxPool", ["positive"], ["pooled"], kernel_shape=[3, 3], strides=[1, 1]),
         helper.make_node("Flatten", ["pooled"], ["flat"]),
         helper.make_node("Gemm", ["flat", "weight"], ["y"]),
     ]
@@ -59,7 +60,7 @@ def gathered() -> tuple[onnx.ModelProto, np.ndarray]:
 
 ORACLES = {
     dense: lambda x, weight, bias: x @ weight + bias,
-    max_pooled: lambda x, scale, weight: functional.max_pool2d(x * scale, 3, 1).flatten(1) @ weight,
+    max_pooled: lambda x, scale, weight: functional.max_pool2d((x * scale).relu(), 3, 1).flatten(1) @ weight,
     gathered: lambda x, table: x @ table.gather(0, torch.from_numpy(ROWS)),
 }
 

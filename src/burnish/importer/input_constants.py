@@ -123,7 +123,7 @@ def _passed(
         if not all(_is_basis(node, value) for value in others):
             return None
         has_basis = True
-    elif node.op_type not in ARITHMETIC:
+    elif node.op_type not in ARITHMETIC or any(_multiplies_out(node, value) for value in others):
         return None
     if not all(value.is_initializer() or constant_array(value) is not None for value in origins):
         return None
@@ -131,6 +131,18 @@ def _passed(
         return None
     tensors = {value for value in learned if value.shape is not None and len(value.shape) > 0 and HELD not in value.meta}
     return _Prepared(found[0].source, before | tensors, has_basis)
+
+
+def _multiplies_out(node: ir.Node, operand: ir.Value) -> bool:
+    """Whether data gets a new axis from a constant that has another axis with it, as in a product of matrices written out."""
+    shapes = [value.shape.dims for value in (*node.inputs, operand) if value is not None and value.shape is not None]
+    if len(shapes) != 3:
+        return False
+    rank = max(map(len, shapes))
+    first, second, own = ((*[1] * (rank - len(each)), *each) for each in shapes)
+    data = second if own == first else first
+    met = [of_data for of_data, extent in zip(data, own, strict=True) if extent != 1]
+    return len(met) > 1 and 1 in met
 
 
 def _all_of(found: Iterable[_Prepared]) -> frozenset[ir.Value]:
