@@ -39,6 +39,7 @@ def test_weights_alone_need_no_data(run, folder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--activations", "none", "--data", "d.npz", "-o", "t.onnx"), "--data is for the ranges of activations, and"),
         (("-o", "to-train.onnx"), "ranges of activations are measured on data: give --data, or --activations none"),
         (("-o", "to-train.npz", "--data", "data.npz"), "a model is written as .onnx"),
     ],

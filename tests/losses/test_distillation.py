@@ -255,6 +255,8 @@ def with_metadata(key: str, text: str) -> None:
         (lambda: losses.distill("t.onnx", layers=[("a",)]), "layers are {value of the student: value of the teacher}"),
         (lambda: losses.distill(loss="mse"), "the loss mean_squared_error reads no logits of classes"),
         (lambda: losses.distill(alpha=1.5), "alpha must be between 0 and 1, not 1.5"),
+        (lambda: losses.distill(alpha=0), "distill: alpha=0 learns nothing of the teacher: give one above 0, or layers"),
+        (lambda: losses.distill(hint_weight=3), "distill: hint_weight=3 is for layers: give some, or leave it out"),
         (lambda: losses.distill(temperature=0), "temperature must be a finite number above 0, not 0"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 
 import burnish
 from burnish import norms
-from burnish.errors import ConfigurationError, InputError, ModelError
+from burnish.errors import ConfigurationError, InputError, ModelError, ObjectiveWarning
 from burnish.program import Role
 from oracles.normalization_policies import MOMENTUM, batches, frozen, ghost, network, reference, renorm, train
 from oracles.standard_operators import STANDARD
@@ -251,6 +252,33 @@ def test_policies_as_objects():
 def test_policies_that_are_refused(norm, message):
     with pytest.raises(ConfigurationError, match=message):
         burnish.compile(network(2), loss="mse", norm=norm)
+
+
+@pytest.mark.parametrize("option", [{"norm": "train"}, {"norm": norms.Ghost(4)}, {"running_variance": "onnx"}], ids=str)
+def test_an_option_of_layers_that_a_model_does_not_have_is_named(option):
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[N, 3] x) => (float[N, 3] y) {y = MatMul (x, w)}'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w"))
+    name, value = next(iter(option.items()))
+    with pytest.warns(
+        ObjectiveWarning, match=f"{name}='{value}' changes nothing: the model has no batch normalization. Leave it"
+    ):
+        burnish.compile(model, loss="mse", **option)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        assert burnish.compile(model, loss="mse", norm="frozen").options["norm"] == "frozen"
+
+
+def test_a_pattern_after_which_others_match_all_is_named():
+    with pytest.warns(
+        ObjectiveWarning, match=r"norm: 'bn1' holds for no layer: patterns after it match all .* put it after them"
+    ):
+        burnish.compile(network(2), loss="mse", norm={"bn1": "frozen", "*": "train"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        program = burnish.compile(network(2), loss="mse", norm={"*": "train", "bn1": "frozen"})
+    assert program.options["norm_layers"] == {"bn1": "frozen", "bn2": "train"}
 
 
 def moved_elsewhere(source: str) -> onnx.ModelProto:

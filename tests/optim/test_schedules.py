@@ -343,6 +343,11 @@ def test_two_stateful_schedules_in_one_graph_stay_apart() -> None:
         (lambda: schedules.cosine_restarts(0.1, 5, 1.5), "cosine_restarts: growth must be a whole number of at least 1, not 1.5"),
         (lambda: schedules.polynomial(0.1, 10, 0), "polynomial: power must be above 0, not 0"),
         (lambda: schedules.exponential(0.1, -0.9), "exponential: gamma must be a finite number that is not negative, not -0.9"),
+        (
+            lambda: schedules.cyclic(0.1, 0.2, 3, gamma=0.5),
+            "cyclic: shape='triangular' with gamma=0.5: a gamma other than 1 is for",
+        ),
+        (lambda: schedules.cyclic(0.1, 0.2, 3, shape="exponential"), "'exponential' with gamma=1: .* give both, or neither"),
         (lambda: schedules.step(0.1, True), "step: every must be a whole number of at least 1, not True"),
         (lambda: schedules.piecewise(3, [0.1]), "piecewise: boundaries must be a list of numbers, not 3"),
         (lambda: schedules.piecewise([3, 3], [1, 2, 3]), r"piecewise: boundaries must ascend, not \[3, 3\]"),

@@ -321,12 +321,16 @@ def test_a_weight_whose_inputs_are_not_known_is_named() -> None:
     with pytest.warns(
         ObjectiveWarning, match="centralize leaves the gradient of 'odd' as it is: .* Freeze such weights, or leave"
     ) as said:
-        program = burnish.compile(model, optimizer=optimizer)
+        program = burnish.compile(model, optimizer=optimizer, trainable=["odd", "head"])
     assert [warning.filename for warning in said] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error", ObjectiveWarning)
-        burnish.compile(model, optimizer=optim.chain(optim.centralize(), optim.groups(optim.sgd(), {"odd": "frozen"})))
-        plain = burnish.compile(model, optimizer="sgd")
+        burnish.compile(
+            model,
+            optimizer=optim.chain(optim.centralize(), optim.groups(optim.sgd(), {"odd": "frozen"})),
+            trainable=["odd", "head"],
+        )
+        plain = burnish.compile(model, optimizer="sgd", trainable=["odd", "head"])
     with pytest.warns(ObjectiveWarning, match="centralize leaves the gradient of 'odd'"):
         plain.with_optimizer(optimizer)
     assert program.signature["step"]
@@ -353,6 +357,15 @@ OPTIONS_OF_NOTHING: dict[str, tuple[Callable[[], optim.Optimizer], list[str] | N
         lambda: optim.groups(optim.sgd(), {"w1": {"lr": 0.5}, "w*": {"lr_scale": 0.1}}),
         None,
     ),
+    "groups: decay='weights' changes nothing without weight_decay: give both, or neither": (
+        lambda: optim.groups(optim.sgd(), decay="weights"),
+        None,
+    ),
+    "sgd: dampening changes nothing without momentum: give both, or neither": (lambda: optim.sgd(dampening=0.5), None),
+    "nadam: decoupled_weight_decay changes nothing without weight_decay": (
+        lambda: optim.ema(optim.groups(optim.nadam(decoupled_weight_decay=True), {"w1": {"lr": 0.1}})),
+        None,
+    ),
 }
 
 
@@ -373,3 +386,20 @@ def test_an_option_that_changes_nothing_is_named(message: str) -> None:
             burnish.compile(model, optimizer=make())
     with pytest.warns(ObjectiveWarning, match=message):
         plain.with_optimizer(make())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optim.groups(optim.sgd(dampening=0.5), {"w1": {"momentum": 0.9}}),
+        optim.groups(optim.radam(decoupled_weight_decay=True), {"w1": {"weight_decay": 0.1}}, decay="weights"),
+    ],
+)
+def test_an_option_that_a_group_alone_reads_is_no_matter(optimizer: optim.Optimizer) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 8] x) => (float[N, 4] logits) { h = MatMul (x, w1) logits = MatMul (h, w2) }""")
+    for name, shape in {"w1": (8, 6), "w2": (6, 4)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        assert burnish.compile(model, optimizer=optimizer).step is not None

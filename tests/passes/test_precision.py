@@ -242,6 +242,8 @@ def test_diagnostics_have_a_role_of_their_own():
         ({"growth_interval": 0}, r"growth_interval must be a whole number of at least 1, or None"),
         ({"growth_factor": 1.0}, r"growth_factor must be a finite number above 1, not 1\.0"),
         ({"backoff_factor": 1.5}, r"backoff_factor must be a finite number above 0 and below 1, not 1\.5"),
+        ({"dtype": "bfloat16", "growth_factor": 3.0}, r"growth_factor=3 changes nothing with no loss_scale: leave it out"),
+        ({"growth_interval": None, "backoff_factor": 0.1}, r"backoff_factor=0\.1 changes nothing with growth_interval=None"),
         ({"keep": 3}, r"keep must be names or patterns of layers, not 3"),
         ({"colour": "red"}, r"precision has no option .colour.; it takes dtype, loss_scale"),
     ],

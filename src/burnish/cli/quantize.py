@@ -102,6 +102,8 @@ def quantize(
         raise typer.BadParameter(
             "the ranges of activations are measured on data: give --data, or --activations none for weights alone"
         )
+    if activations is None and data is not None:
+        raise typer.BadParameter("--data is for the ranges of activations, and --activations none leaves them: leave it out")
     calibration, read, axes = None, 0, read_sample_axis(sample_axis or [])
     if data is not None:
         opened = open_model(model, sample_axis=axes, to_evaluate=False)

@@ -48,6 +48,7 @@ from burnish.norms import (
     RunningVariance,
     default_running_variance,
     layer_names,
+    norm_without_effect,
     resolve_policies,
 )
 from burnish.norms import get as get_policy
@@ -113,7 +114,8 @@ def program_from(
     updater = with_aliases(updater, state.aliases)
     state, frozen, asked_for, policies = _selected(model, norm, state, updater)
     trained, departures = {*state.trainable} - frozen, tuple(find_departures(in_file))
-    doubts = (*_doubts(in_file, trained, norm, trainable), *frozen_without_statistics(policies))
+    in_vain = norm_without_effect(norm, running_variance, [*asked_for])
+    doubts = (*_doubts(in_file, trained, norm, trainable), *frozen_without_statistics(policies), *in_vain)
     _warn_of_objective(predictions, objective, doubts)
     held_rows = find_held_rows(model, state, held_rows_of(module, state, hold_rows))
     backbone = _backbone(model, cached_features, module, trained, policies, predictions, objective)

@@ -31,7 +31,7 @@ from burnish.optim.parameters import Infos
 from burnish.optim.row_updates import has_rows_of, updating_rows
 from burnish.optim.slots import parameter_of
 from burnish.optim.transforms.centralize import centralizes, uncentred
-from burnish.optim.wrapper import layers_of, options_without_effect
+from burnish.optim.wrapper import options_without_effect
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 
@@ -100,8 +100,6 @@ def warn_of_no_effect(
         forward: the graphs that predict and evaluate.
         stacklevel: as ``warnings.warn`` takes it, of this function's caller.
     """
-    if not any(isinstance(layer, optim.Groups | optim.Chain) for layer in layers_of(optimizer)):
-        return
     infos = _infos(_parameters(signature), forward)
     bound = optim.bind(optimizer, infos)
     frozen = optim.frozen_parameters(bound)

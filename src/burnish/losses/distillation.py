@@ -112,6 +112,10 @@ class Distillation(PlainSettings):
             raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
         if self.projection not in get_args(Projection):
             raise ConfigurationError(f"{self.name}: projection must be 'auto', 'never' or 'always', not {self.projection!r}")
+        if self.alpha == 0 and not (self.hints and self.hint_weight):
+            raise ConfigurationError(f"{self.name}: alpha=0 learns nothing of the teacher: give one above 0, or layers")
+        if self.hint_weight != 1 and not self.hints:
+            raise ConfigurationError(f"{self.name}: hint_weight={self.hint_weight:g} is for layers: give some, or leave it out")
         if not reads_classes(self.loss):
             raise ConfigurationError(
                 f"{self.name}: a student learns the probabilities of classes, and the loss {self.loss.name} reads no logits of "

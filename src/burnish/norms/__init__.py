@@ -22,6 +22,7 @@ from burnish.norms.policies import (
     layer_name,
     layer_names,
     matches_layer,
+    norm_without_effect,
     resolve_policies,
 )
 from burnish.norms.requirements import (
@@ -59,6 +60,7 @@ __all__ = [
     "layer_names",
     "matches_layer",
     "never_updated",
+    "norm_without_effect",
     "normalizes_by_batch",
     "resolve_policies",
     "uses_the_batch",

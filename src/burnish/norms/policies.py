@@ -6,7 +6,7 @@ is the text. Settings are separated by commas: ``ghost:32``, ``train:momentum=cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar, Literal
@@ -278,6 +278,28 @@ def resolve_policies(
         for node in matches:
             policies[node] = policy
     return policies
+
+
+def norm_without_effect(
+    norm: str | NormPolicy | Mapping[str, str | NormPolicy], running_variance: str | None, nodes: Sequence[ir.Node]
+) -> Iterator[str]:
+    """Give a sentence for each option that holds for no batch normalization node; ``auto`` and ``frozen`` may be in vain."""
+    if isinstance(norm, Mapping):
+        holding = {
+            next(pattern for pattern in reversed([*norm]) if matches_layer(node, pattern))
+            for node in nodes
+            if any(matches_layer(node, pattern) for pattern in norm)
+        }
+        for pattern in norm:
+            if pattern not in holding:
+                yield f"norm: '{pattern}' holds for no layer: patterns after it match all that it matches; put it after them"
+    given = {} if isinstance(norm, Mapping) or isinstance(get(norm), Auto | Frozen) else {"norm": str(norm)}
+    for name, value in {**given, "running_variance": running_variance}.items() if not nodes else ():
+        if value is not None:
+            yield (
+                f"{name}='{value}' changes nothing: the model has no batch normalization. Leave it out; or export the model with "
+                "it kept, or put layers in (burnish.surgery.insert)"
+            )
 
 
 def default_running_variance(model: ir.Model) -> RunningVariance:

@@ -123,6 +123,8 @@ class Groups(PlainSettings):
         for index, (pattern, _) in enumerate(self.patterns):
             if index not in chosen:
                 found.append(f"groups: '{pattern}' holds for no parameter: patterns after it match all that it matches")
+        if self.decay == "weights" and not any(getattr(method, "weight_decay", 0) for method in self.methods):
+            found.append("groups: decay='weights' changes nothing without weight_decay: give both, or neither")
         decayed = getattr(self.optimizer, "weight_decay", 0) and self.decay == "weights"
         if decayed and all(self._leaves_undecayed(name, self._overrides_of(name)[1]) for name in names):
             found.append(f"groups: weight_decay acts on none of the parameters that train: decay='weights' leaves {NO_WEIGHTS}")
@@ -134,6 +136,11 @@ class Groups(PlainSettings):
     def frozen(self) -> frozenset[str]:
         """The parameters of groups that are frozen; none before the optimizer is bound."""
         return frozenset(name for name in self.infos or () if self.freezes(name))
+
+    @property
+    def methods(self) -> list[RatedOptimizer]:
+        """The optimizers of all groups that are not frozen."""
+        return [method for method in self._group_optimizers if method is not None]
 
     @property
     def slots(self) -> tuple[Slot, ...]:

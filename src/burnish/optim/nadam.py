@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -53,6 +54,7 @@ class NAdam(RatedOptimizer):
     weight_decay: float = 0.0
     momentum_decay: float = 4e-3
     decoupled_weight_decay: bool = False
+    needs: ClassVar = {"decoupled_weight_decay": "weight_decay"}
 
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import FIRST_MOMENT, SECOND_MOMENT
@@ -49,6 +50,7 @@ class RAdam(RatedOptimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled_weight_decay: bool = False
+    needs: ClassVar = {"decoupled_weight_decay": "weight_decay"}
 
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)

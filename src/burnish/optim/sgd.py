@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -47,6 +48,7 @@ class SGD(RatedOptimizer):
     dampening: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    needs: ClassVar = {"dampening": "momentum"}
 
     def __post_init__(self) -> None:
         check_rate(self.name, self.lr)

@@ -71,7 +71,14 @@ def layers_of(optimizer: object) -> Iterator[object]:
 def options_without_effect(optimizer: object, names: Collection[str]) -> list[str]:
     """Return which options of a bound optimizer change nothing of the parameters that it updates, as sentences."""
     parts = [part for layer in layers_of(optimizer) for part in (layer, *getattr(layer, "transforms", ()))]
-    return [sentence for part in parts if isinstance(part, MayDoNothing) for sentence in part.without_effect(names)]
+    found = [sentence for part in parts if isinstance(part, MayDoNothing) for sentence in part.without_effect(names)]
+    methods = next((part.methods for part in parts if hasattr(part, "methods")), parts[-1:])
+    for method in methods:
+        for setting, needed in getattr(method, "needs", {}).items():
+            is_read = any(getattr(each, setting, 0) and getattr(each, needed, 0) for each in methods)
+            if getattr(method, setting) and not is_read:
+                found.append(f"{method.name}: {setting} changes nothing without {needed}: give both, or neither")
+    return [*dict.fromkeys(found)]
 
 
 def check_once(optimizer: Wrapper, *kinds: type) -> None:

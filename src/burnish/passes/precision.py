@@ -60,6 +60,14 @@ class MixedPrecision(PlainSettings):
         if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigurationError(f"precision: keep must be names or patterns of layers, not {self.keep!r}")
         object.__setattr__(self, "keep", tuple(patterns))
+        self._check_scaling()
+
+    def _check_scaling(self) -> None:
+        """Refuse settings of a loss scale that changes, if there is none."""
+        scale = "no loss_scale" if self.initial_scale is None else "growth_interval=None"
+        for name in ("growth_factor", "backoff_factor") if self.initial_scale is None or self.growth_interval is None else ():
+            if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                raise ConfigurationError(f"precision: {name}={value:g} changes nothing with {scale}: leave it out")
 
     @property
     def initial_scale(self) -> float | None:

@@ -108,11 +108,13 @@ def _check_schedule(begin: int, end: int, every: int, scope: str, pattern: tuple
             f"prune: begin={begin!r}, end={end!r}, every={every!r}: give whole numbers of steps, end not before begin, and every "
             "of 1 or more"
         )
-    if pattern and (end > begin or scope == "global"):
+    if pattern and (end or scope == "global"):
         raise ConfigurationError(
             f"prune: '{pattern[0]}:{pattern[1]}' masks every group from the start: leave begin, end and scope out, or give "
             "sparsity as a number"
         )
+    if every > 1 and not end:
+        raise ConfigurationError(f"prune: every={every} is for masks that change: leave it out, or say with end=... until when")
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:

@@ -262,7 +262,12 @@ REFUSED = {
     "dropout": ({"patterns": "*", "dropout": 1.0}, "lora: dropout=1.0: give the share that is dropped, from 0 to below 1"),
     "rslora": ({"patterns": "*", "rslora": 1}, "lora: rslora=1: give True or False"),
     "feedforward of a lora": ({"patterns": "*", "feedforward": "head"}, "lora: feedforward is for variant='ia3'"),
-    "dropout of an ia3": ({"patterns": "*", "variant": "ia3", "dropout": 0.1}, "lora: variant='ia3' has no rank: leave dropout"),
+    "dropout of an ia3": (
+        {"patterns": "*", "variant": "ia3", "dropout": 0.1},
+        "lora: variant='ia3' has no rank: leave rank, alpha, dropout",
+    ),
+    "alpha of an ia3": ({"patterns": "*", "variant": "ia3", "alpha": 2}, "lora: variant='ia3' has no rank: leave rank, alpha"),
+    "rank of an ia3": ({"patterns": "*", "variant": "ia3", "rank": 2}, "lora: variant='ia3' has no rank: leave rank, alpha"),
     "feedforward beside": (
         {"patterns": "dense", "variant": "ia3", "feedforward": "head"},
         "lora: feedforward matches Gemm 'classify' (output 'logits'), which patterns does not: let patterns match it too",

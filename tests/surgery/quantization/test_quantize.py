@@ -372,6 +372,8 @@ def test_a_clip_below_zero_keeps_its_range(low: float, high: float, symmetric: b
         ({"momentum": 0.5}, r"momentum=0.5 changes nothing with scales='learned': give scales='observed'"),
         ({"activations": None, "method": "entropy"}, r"method='entropy' is for activations, and activations=None leaves"),
         ({"activations": None, "symmetric": True}, r"symmetric=True is for activations, and activations=None leaves"),
+        ({"activations": None}, r"quantize: calibration is for activations, and activations=None: leave it out"),
+        ({"activations": None, "quantize_outputs": False}, r"quantize_outputs=False is for activations, and activations=None"),
         ({"method": "percentile", "percentile": 10}, r"quantize: percentile=10: give a number above 50"),
         ({"scales": "free"}, r"quantize: scales='free': give 'learned', 'observed' or 'fixed'"),
         ({"scales": "observed", "momentum": 1.0}, r"quantize: momentum=1.0: give a number from 0 to below 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import check_not_negative, power
 from burnish.optim.schedules.base import StatelessSchedule, check_choice, check_counts, check_positive, double
@@ -33,6 +34,11 @@ class Cyclic(StatelessSchedule):
         check_counts(self.name, rising=self.rising, falling=self.falling)
         check_choice(self.name, "shape", self.shape, SHAPES)
         check_positive(self.name, gamma=self.gamma)
+        if (self.shape == "exponential") == (self.gamma == 1.0):
+            raise ConfigurationError(
+                f"{self.name}: shape='{self.shape}' with gamma={self.gamma:g}: a gamma other than 1 is for shape='exponential', "
+                "which changes nothing without one: give both, or neither"
+            )
 
     def at(self, builder: Builder, step: Tensor) -> Tensor:
         period = self.rising + self.falling
@@ -57,9 +63,10 @@ def cyclic(
         falling: steps back; by default as many.
         shape: ``triangular``, ``triangular2`` (each cycle half as high as the one before) or ``exponential`` (height times
             gamma^step).
-        gamma: of the shape ``exponential``.
+        gamma: of the shape ``exponential``, and of no other.
 
     Raises:
-        ConfigurationError: a negative or non-finite rate, fewer than one step, an unknown shape, or a gamma that is not above 0.
+        ConfigurationError: a negative or non-finite rate, fewer than one step, an unknown shape, a gamma that is not above 0, or
+            one that the shape does not read.
     """
     return Cyclic(lr, highest, rising, rising if falling is None else falling, shape, gamma)

@@ -21,11 +21,13 @@ from burnish.surgery.adapters.integer_products import write_integer_products
 from burnish.surgery.adapters.layers import Layer, added_bias, find_layers, select
 from burnish.surgery.selection import warn_of_bodies
 
+RANK = 8
+
 
 def lora(
     source: Source,
     patterns: str | Sequence[str] | None = None,
-    rank: int = 8,
+    rank: int = RANK,
     alpha: float | None = None,
     variant: str = "lora",
     *,
@@ -55,7 +57,7 @@ def lora(
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         patterns: names or shell-style patterns of layers (``encoder.0.query`` for ``encoder.0.query.weight``), of nodes or of
             initializers. None: every ``MatMul``, ``Gemm`` and ``Conv`` that can be adapted, as far as its weight does not train.
-        rank: of A and B; not read for ``ia3``.
+        rank: of A and B; an ``ia3`` has none.
         alpha: None is ``rank``, a scaling of 1.
         variant: ``lora``, ``dora`` or ``ia3``.
         dropout: the share of the inputs of A that training drops; not for embeddings, which have none.
@@ -139,6 +141,8 @@ def _options(
         )
     if not is_whole(rank) or rank < 1:
         raise ConfigurationError(f"lora: rank={rank!r}: give a whole number of 1 or more")
+    if variant == "ia3" and (dropout or rslora or alpha is not None or rank != RANK):
+        raise ConfigurationError("lora: variant='ia3' has no rank: leave rank, alpha, dropout and rslora out")
     alpha = rank if alpha is None else alpha
     if not is_number(alpha) or alpha <= 0:
         raise ConfigurationError(f"lora: alpha={alpha!r}: give a number above 0; alpha / rank is what A B is multiplied by")
@@ -149,8 +153,6 @@ def _options(
     if variant != "ia3" and feedforward:
         raise ConfigurationError(f"lora: feedforward is for variant='ia3'; a '{variant}' reads and adds: leave it out")
     if variant == "ia3":
-        if dropout or rslora:
-            raise ConfigurationError("lora: variant='ia3' has no rank: leave dropout and rslora out")
         return {"rank": 0, "alpha": 0.0, "variant": variant, "dropout": 0.0, "rslora": False}
     return {"rank": int(rank), "alpha": float(alpha), "variant": variant, "dropout": float(dropout), "rslora": rslora}
 

@@ -97,7 +97,13 @@ def quantize(
     _check_useful("percentile", percentile, "method", method, "percentile")
     _check_useful("momentum", momentum, "scales", scales, "observed")
     if activations is None:
-        _check_of_weights(method=(method, "minmax"), symmetric=(symmetric, False))
+        _check_of_weights(
+            method=(method, "minmax"),
+            symmetric=(symmetric, False),
+            quantize_outputs=(quantize_outputs, True),
+        )
+        if calibration is not None:
+            raise ConfigurationError("quantize: calibration is for activations, and activations=None: leave it out")
     percentile = 99.99 if percentile is None else percentile
     check_method(method, percentile)
     training = _training(scales, 0.99 if momentum is None else momentum, freeze_observers_after)

@@ -126,6 +126,8 @@ class Quantization:
         find_sample_axes(model.graph)
         produced = next(value for value in model.graph.outputs if value.name == output).producer()
         ends_linear = produced is not None and produced.op_type in ("Gemm", "MatMul", "Conv", "Add")
+        if self.options.get("activations", "uint8") is None:
+            return quantize(model, **self.options)
         batches, _ = calibration_batches(dataset, SAMPLES, batch_size, moved_inputs(model.graph))
         given = {"quantize_outputs": ends_linear, **self.options}
         return quantize(model, calibration=batches, engine=engine, **given)
