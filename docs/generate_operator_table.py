@@ -82,14 +82,16 @@ The standard does not say which subgradient an operator has. burnish takes these
 | `Clip` | 0 on a bound; of PyTorch's `clamp` it passes there |
 | `Relu`, `Abs` | 0 at 0 |
 | `ReduceL2`; `Sqrt` or `Pow` of a sum of even powers or of powers of `Abs` | 0 where the sum is 0, as of `norm` and `std` |
-| `Sqrt` of a `Clip` from 0 | 0 at 0, as of `cdist` |
+| `Sqrt` of a `Clip` from 0 or a `Max` with 0 | 0 at 0, as of `cdist` |
 | `Pow(0, p)` | 0 by the base for p = 0 and p > 1; 0 by the exponent for p ≥ 0 |
 | the bound of a length in PyTorch's `cosine_similarity` | passes below eps |
 
 Modules (`burnish.torch.wrap`, `torch.compile`) and files of the newer exporter note the call of PyTorch with each node. The
-older exporter does not: a `Clip` in its files counts as a clamp unless its bounds are 0 and 6 or -1 and 1, and a `ReduceMax` as
-`max(dim)` only while the file asks for the indices too. `atan2`, `sinc` and `xlogy` have PyTorch's gradients at 0 in modules
-alone: what the exporters write of `atan2` and `sinc` is 0/0 there. `tests/pytorch/test_subgradients.py` holds all of this to
+older exporter does not, and the likelier call counts: a `Clip` is a clamp unless its bounds are 0 and 6 or it is the only
+operator of its module, as of `nn.Hardtanh`; a minimum of a maximum is a clamp with bounds that are tensors; and a `ReduceMax`
+along one axis is `max(dim)`, except of an `Abs`, where it is a norm. What the exporters write of `atan2`, `sinc` and
+`cosine_similarity` with 0/0 in it, or with other gradients at 0, is put in PyTorch's form.
+`tests/pytorch/test_subgradients.py` holds all of this to
 PyTorch.
 
 ## Older opsets

@@ -23,6 +23,7 @@ from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
 from burnish.importer.explicit_pads import write_pads
 from burnish.importer.export_notes import restore_parameters, tie_copies
+from burnish.importer.exported_functions import restore_exported_functions
 from burnish.importer.fixed_axes import fix_layer_axes
 from burnish.importer.functions import inline_functions
 from burnish.importer.gradients import bind_gradients
@@ -209,7 +210,8 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         name_everything(model)
         _settle_shapes(model)
     _fold_shapes(model)
-    if restore_instance_normalization(model) | normalize_by_own_statistics(model) | fix_layer_axes(model):
+    layers = (restore_instance_normalization, normalize_by_own_statistics, fix_layer_axes, restore_exported_functions)
+    if any([restore(model) for restore in layers]):
         name_everything(model)
         _settle_shapes(model)
         _fold_shapes(model)

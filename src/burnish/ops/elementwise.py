@@ -149,24 +149,33 @@ def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
     node = producer_of(value)
     if node is None or not depth:
         return False
-    if node.op_type in ("ReduceSumSquare", "Relu") or (node.op_type == "Clip" and _is_from_zero(node)):
+    if node.op_type in ("ReduceSumSquare", "Relu") or (node.op_type in ("Clip", "Max") and _is_from_zero(node)):
         return True
     if node.op_type in ("ReduceSum", "ReduceMean"):
         power = producer_of(node.inputs[0])
-        if power is None or power.op_type not in ("Mul", "Pow"):
-            return power is not None and power.op_type == "Cast" and _is_sum_of_powers(power.inputs[0], depth - 1)
-        base, other = power.inputs[:2]
-        if power.op_type == "Mul":
-            return base is other
-        exponent = None if other is None else constant_array(other)
-        return exponent is not None and exponent.size == 1 and (float(exponent.reshape(())) % 2 == 0 or _is_size(base))
+        is_cast = power is not None and power.op_type == "Cast"
+        return _is_sum_of_powers(node.inputs[0], depth - 1) if is_cast else _is_power(power)
+    if node.op_type == "Add":
+        return all(_is_power(producer_of(term)) or _is_sum_of_powers(term, depth - 1) for term in node.inputs)
     passed = {"Mul": node.inputs[:2], "Div": node.inputs[:1]}
     passed |= dict.fromkeys(("Cast", "Clip", "Identity", "Reshape", "Squeeze", "Unsqueeze"), node.inputs[:1])
     return any(_is_sum_of_powers(operand, depth - 1) for operand in passed.get(node.op_type, ()))
 
 
-def _is_from_zero(clip: ir.Node) -> bool:
-    low = constant_array(clip.inputs[1]) if len(clip.inputs) > 1 and clip.inputs[1] is not None else None
+def _is_power(node: ir.Node | None) -> bool:
+    """Whether a node computes an even power, or a power of a size."""
+    if node is None or node.op_type not in ("Mul", "Pow"):
+        return False
+    base, other = node.inputs[:2]
+    if node.op_type == "Mul":
+        return base is other
+    exponent = None if other is None else constant_array(other)
+    return exponent is not None and exponent.size == 1 and (float(exponent.reshape(())) % 2 == 0 or _is_size(base))
+
+
+def _is_from_zero(bound: ir.Node) -> bool:
+    """Whether Clip has, or Max of two, 0 as its lower bound."""
+    low = constant_array(bound.inputs[1]) if len(bound.inputs) > 1 and bound.inputs[1] is not None else None
     return low is not None and not low.any()
 
 
