@@ -334,6 +334,17 @@ def test_data_that_do_not_fit_are_named_samples_first(tmp_path):
         ArrayDataset({"x": np.zeros((STEPS, 4, FEATURES)), "labels": np.zeros(4)})
 
 
+def test_data_that_fit_along_another_axis_name_it(tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]> g (int64[7, 1] tokens) => (float[7, 1, 2] y)
+        <float[5, 2] table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}> { y = Gather(table, tokens) }"""
+    )
+    remedy = r"along axis 1 of this input, say so: sample_axis=\{'tokens': 1\} \(--sample-axis tokens=1\)"
+    np.savez(tmp_path / "rows.npz", tokens=np.zeros((4, 7), np.int64), targets=np.zeros((4, 1, 2), np.float32))
+    with pytest.raises(DataError, match=rf"wants samples of shape \[1\], and those of the data have shape \[7\]; .*{remedy}"):
+        open_dataset(tmp_path / "rows.npz", DataSpec.by(burnish.compile(model, loss="mse")))
+
+
 def test_mixup_mixes_samples_and_not_steps():
     """With all samples alike, a mixture of samples is the sample; a mixture of steps is another sequence."""
     of = Case(LastStep(torch.nn.LSTM), {"x": 1, "labels": 0})

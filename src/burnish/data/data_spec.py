@@ -358,10 +358,28 @@ def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
     is_vector = array.ndim <= 2 or len(extents) <= 2
     if is_fixed and is_vector and math.prod(sizes) == math.prod(array.shape[1:]):
         return array.reshape(len(array), *sizes)
+    other = _other_axis(array, entry)
     raise DataError(
         f"{source}: '{entry.name}' wants samples of shape {shape_text(extents[1:])}, and those of the data have shape "
-        f"{shape_text(array.shape[1:])}; resize or rearrange the data, or take a model with that input"
+        f"{shape_text(array.shape[1:])}; "
+        + (
+            "resize or rearrange the data, or take a model with that input"
+            if other is None
+            else f"where the model has its samples along axis {other} of this input, say so: "
+            f"sample_axis={{'{entry.name}': {other}}} (--sample-axis {entry.name}={other})"
+        )
     )
+
+
+def _other_axis(array: np.ndarray, entry: Entry) -> int | None:
+    """The axis of one sample, or of any number, without which an input of several has the shape of a sample of the data."""
+    several, *others = entry.extents
+    if isinstance(several, int) and several > 1:
+        for axis, extent in enumerate(others, 1):
+            rest = (several, *others[: axis - 1], *others[axis:])
+            if (extent == 1 or not isinstance(extent, int)) and _fits(array.shape, (extent, *rest)):
+                return axis
+    return None
 
 
 def turned_inputs(arrays: Mapping[str, np.ndarray], entries: Sequence[Entry]) -> str | None:
