@@ -360,3 +360,16 @@ def test_identity_that_is_an_output_stays() -> None:
     model = load(_model(helper.make_node("Identity", ["a"], ["y"]), helper.make_node("Add", ["x", "y"], ["z"])))
     assert [value.name for value in model.graph.outputs] == ["y"]
     onnx.checker.check_model(ir.to_proto(model))
+
+
+def test_weights_that_one_identity_alone_reads_keep_their_names():
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]>
+        g (float[n, 2] x) => (float[n, 2] y) <float[2, 2] kernel = {1, 2, 3, 4}, float[2] s = {1, 2}, float[2] b = {3, 4},
+        float[2] mean = {5, 6}, float[2] variance = {7, 8}> {
+        k = Identity(kernel) m = Identity(mean) v = Identity(variance)
+        h = MatMul(x, k) y = BatchNormalization(h, s, b, m, v) }""")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        state = burnish.compile(model, loss="mse", optimizer="sgd").initial_state()
+    assert {"param/kernel", "stat/mean", "stat/variance"} <= set(state)
+    assert not [warning for warning in said if "no gradient reaches" in str(warning.message)]

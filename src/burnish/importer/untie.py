@@ -9,6 +9,7 @@ transposed one, it computes for each call of the layer, and merges in the same w
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping
 
 import onnx_ir as ir
@@ -26,7 +27,8 @@ _NUMBER_OF_CALL = re.compile(r"_\d+$")
 def untie_parameters(model: ir.Model) -> bool:
     """Replace, in place, ``Identity(initializer)`` nodes whose output has a name of its own by initializers of that name.
 
-    Where a layer is called twice, and the exporter computed its weight for each call, both calls read one weight.
+    Where a layer is called twice, and the exporter computed its weight for each call, both calls read one weight. An initializer
+    that only one Identity reads was merged with nothing, and keeps its own name.
 
     Returns:
         Whether there was any.
@@ -36,11 +38,13 @@ def untie_parameters(model: ir.Model) -> bool:
     modules = {_module_and_name(node)[0] for node in graph.all_nodes()}
     layers = {value: _layer_of(value, merged, modules) for value in (*merged, *merged.values()) if is_computed(value)}
     weights = {layers[source]: source for source in merged.values() if source in layers}
+    read = Counter(merged.values())
     for output, source in merged.items():
         node, layer = output.producer(), layers.get(output)
         assert node is not None
-        if layer is not None and layer in weights:
-            replace_uses(output, weights[layer])
+        is_alone = len(source.uses()) == 1 and read[source] == 1
+        if is_alone or (layer is not None and layer in weights):
+            replace_uses(output, source if is_alone or layer is None else weights[layer])
             remove_node(node)
             continue
         tensor = source.const_value
