@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import burnish.torch
@@ -52,6 +53,13 @@ CASES = {
     "distances of the first norm": (lambda x, y: torch.cdist(x, y, p=1.0), numbers(3, 4), numbers(2, 4)),
     "cumprod": (lambda x: x.cumprod(0), numbers(5, 2)),
     "cumprod of zeros": (lambda x: x.cumprod(1), TIED),
+    "cummax": (lambda x: torch.cummax(x, 1).values, TIED),
+    "cummin and its places": (lambda x: torch.cummin(x, 0)[0] * torch.cummin(x, 0)[1], TIED),
+    "cummax of NaN": (lambda x: torch.cummax(x, 0).values, OTHER),
+    "hypot": (torch.hypot, numbers(3, 4), numbers(4) + 2),
+    "bilinear": (F.bilinear, numbers(5, 3), numbers(5, 4), numbers(2, 3, 4)),
+    "var_mean over an open axis": (lambda x: torch.stack(torch.var_mean(x)) + torch.std_mean(x, 0)[0].sum(), numbers(3, 4)),
+    "a sum with a factor of an extent": (lambda x: x.add(float(x.shape[0]), alpha=0.3).add(3.0, alpha=0.2), numbers(3, 4)),
     "fmax": (torch.fmax, HOLED, OTHER),
     "fmin": (torch.fmin, HOLED, OTHER),
     "copysign": (torch.copysign, numbers(4), torch.tensor([-0.0, 0.0, -1.0, 2.0], dtype=torch.float64)),
@@ -91,6 +99,29 @@ def test_bags_of_float64_keep_its_digits(mode, padding, last):
     found.square().sum().backward()
     wanted.square().sum().backward()
     torch.testing.assert_close(wrapped.weight.grad, bag.weight.grad, rtol=1e-14, atol=1e-14)
+
+
+def test_tensors_of_numbers_have_the_dtype_of_pytorch():
+    def made(x):
+        count = x.shape[0]
+        whole = torch.full((count, 2), 7)
+        eye = (
+            torch.eye(2)
+            + torch.linspace(0, 1, 2)
+            + torch.full((2,), 0.1)
+            + torch.ones(2) * torch.zeros(2)
+            + torch.arange(0.0, 1.0, 0.5)
+        )
+        return x @ eye, whole // 2, torch.full((count,), True)
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        x = numbers(3, 2)
+        wrapped = burnish.torch.wrap(Of(made), x)
+        torch.testing.assert_close(wrapped(numbers(4, 2)), made(numbers(4, 2)))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_every_operator_that_is_kept_is_one_that_pytorch_decomposes():

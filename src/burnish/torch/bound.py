@@ -144,6 +144,8 @@ class BoundGraph:
         except AttributeError:
             is_right = False  # no tensors
         if not is_right:
+            state = [pairs(tensor) if tensor.is_complex() else tensor for tensor in state]
+            inputs = [*data, *state]
             self._refuse_inputs(inputs)
         self.refuse_extents(data)
         if self.draws:
@@ -263,6 +265,11 @@ def bind_export(
 def draw_key(device: torch.device) -> torch.Tensor:
     """A key of random numbers, drawn from PyTorch's generator on the CPU: ``torch.manual_seed`` repeats what is drawn of it."""
     return torch.randint(WORDS, KEY_SHAPE, dtype=torch.int64).to(device=device, dtype=torch.uint32)
+
+
+def pairs(value: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts; unlike ``view_as_real``, its gradient may come in any strides."""
+    return torch.stack((value.real, value.imag), -1)
 
 
 def forget_values(graph: ir.Graph, state: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from burnish.importer import load
 from burnish.importer.pytorch import ExportedModule, Structure, export_module, open_batch, shapes_by_name
 from burnish.torch.arguments import examples_like
 from burnish.torch.autocast import all_autocast_off, autocast_off, autocast_precision, cast_input
-from burnish.torch.bound import BoundGraph, bind_export, forget_values
+from burnish.torch.bound import BoundGraph, bind_export, forget_values, pairs
 from burnish.torch.changes import Noted, Place, warn_of_hooks
 from burnish.torch.verification import check_extents, computes_the_same, saved_apart, verify_export
 
@@ -502,7 +502,7 @@ class Calls:
         values: dict[str, torch.Tensor] = {}
         for name, constant, leaf in zip(structure.names, structure.constants, leaves, strict=True):
             if name is not None:
-                values[name] = _pairs(leaf) if name in structure.kinds and leaf.is_complex() else leaf
+                values[name] = pairs(leaf) if name in structure.kinds and leaf.is_complex() else leaf
             elif leaf is not constant and not _is_same_constant(leaf, constant):
                 raise OtherArguments(
                     f"{type(self.module).__name__} was wrapped with {constant!r} where it is called with {leaf!r}: what is no "
@@ -630,8 +630,3 @@ def _modes_set(module: torch.nn.Module, modes: Modes | None) -> Iterator[None]:
     finally:
         for part, training in before:
             part.training = training
-
-
-def _pairs(value: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as real and imaginary parts; unlike ``view_as_real``, its gradient may come in any strides."""
-    return torch.stack((value.real, value.imag), -1)

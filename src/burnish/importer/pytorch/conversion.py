@@ -68,29 +68,30 @@ def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Mod
     # It lists a parameter under each of its names, and what it lists is restored where it is not there.
     model.graph.metadata_props.pop(SIGNATURE, None)
     model.graph.meta[OF_MODULE] = True
+    _refuse_complex(program, model.graph, trained=not inputs)
     tensors = {**program.state_dict, **program.constants}
     for name, value in model.graph.initializers.items():
-        value.const_value = ir.Tensor(_copied(tensors[name]), name=name)
-    _refuse_complex(model.graph)
+        tensor = tensors[name]
+        value.const_value = ir.Tensor(_copied(torch.view_as_real(tensor) if tensor.is_complex() else tensor), name=name)
     _read_originals(model.graph)
     return model, written, changed
 
 
-def _refuse_complex(graph: ir.Graph) -> None:
-    """Refuse complex parameters and constants, which no operator of ONNX reads; what a Fourier transform gives is pairs already.
+def _refuse_complex(program: torch.export.ExportedProgram, graph: ir.Graph, *, trained: bool) -> None:
+    """Refuse complex buffers that ``forward`` changes, and parameters of a program that is trained. Other tensors become pairs.
 
     Raises:
         UnsupportedOperatorError: there is one, which is named.
     """
-    constants = ((node.outputs[0].name, node.attributes["value"].as_tensor()) for node in graph if "value" in node.attributes)
-    parameters = ((name, value.const_value) for name, value in graph.initializers.items())
-    for name, tensor in (*parameters, *constants):
-        if tensor is not None and tensor.dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
-            raise UnsupportedOperatorError(
-                f"'{name}' is complex, and ONNX computes with real numbers: hold it as pairs of them, in a last axis of two, and "
-                "read it by torch.view_as_complex where it is multiplied. Or wrap the parts around it, or let PyTorch compute "
-                "it: burnish.torch.wrap(module, example_inputs, partial=True)"
-            )
+    signature = program.graph_signature
+    states = {*signature.buffers_to_mutate.values(), *(signature.parameters if trained else ())}
+    complex_states = (name for name in graph.initializers if name in states and program.state_dict[name].is_complex())
+    if (name := next(complex_states, None)) is not None:
+        raise UnsupportedOperatorError(
+            f"'{name}' is complex, and ONNX computes with real numbers: hold it as pairs of them, in a last axis of two, and "
+            "read it by torch.view_as_complex where it is multiplied. Or wrap the parts around it, or let PyTorch compute "
+            "it: burnish.torch.wrap(module, example_inputs, partial=True)"
+        )
 
 
 def _read_originals(graph: ir.Graph) -> None:

@@ -17,7 +17,9 @@ import torch
 from torch import fx
 from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.utils import _pytree as pytree
 
+from burnish.importer.pytorch.complex_decompositions import COMPLEX, WRITTEN_OUT
 from burnish.importer.pytorch.own_decompositions import OWN
 from burnish.importer.pytorch.refusals import UnreadArgumentError
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
@@ -81,6 +83,8 @@ def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[
     """
     table = {**_of_pytorch(), **OWN}
     known = torch.export.default_decompositions().materialize()
+    if has_complex_numbers(program):
+        table.update({**{operator: known[operator] for operator in WRITTEN_OUT}, **COMPLEX})
     for node in _operators(program):
         operator: Any = node.target
         if operator in REFUSED:
@@ -136,6 +140,17 @@ def refuse_misread(program: torch.export.ExportedProgram) -> None:
     for node in _operators(program):
         if (reason := _misread(node)) is not None:
             raise UnreadArgumentError(f"{node.target} has {reason}, which the translation to ONNX does not read")
+
+
+def has_complex_numbers(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program computes with complex numbers."""
+    return any(
+        isinstance(value, torch.Tensor) and value.is_complex()
+        for part in program.graph_module.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+        for value in pytree.tree_leaves(node.meta.get("val"))
+    )
 
 
 def _operators(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:

@@ -48,6 +48,7 @@ from burnish.importer.pytorch.layers import (
     keep_scales,
     loosen_views,
     neutralize,
+    say_dtypes,
     stop_gradients,
     take_parts,
     write_out_channel_dropout,
@@ -265,6 +266,7 @@ def _converted(
 def _write_out(program: torch.export.ExportedProgram) -> None:
     """Write what the exporter translates otherwise by operators that it gets right, in place."""
     stop_gradients(program)
+    say_dtypes(program)
     write_out_channel_dropout(program)
     write_out_factors(program)
     keep_scales(program)

@@ -40,6 +40,21 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+_OF_NUMBERS = {
+    aten.full.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.empty.memory_format,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.linspace.default,
+    aten.eye.default,
+    aten.eye.m,
+    aten.scalar_tensor.default,
+    aten.rand.default,
+    aten.randn.default,
+}
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
 
 IS_TRAINING, MOMENTUM = 5, 6
@@ -318,16 +333,32 @@ def _slices(node: fx.Node) -> list[fx.Node]:
     return parts
 
 
+def say_dtypes(program: torch.export.ExportedProgram) -> None:
+    """Say the dtypes of tensors that are made of numbers, in place: the exporter does not know PyTorch's default dtype."""
+    for part in program.graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.target in _OF_NUMBERS and node.kwargs.get("dtype") is None:
+                    node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+            part.recompile()
+
+
 def write_out_factors(program: torch.export.ExportedProgram) -> None:
     """Write out the factors of sums, in place: the exporter has those of ``x.add(y, alpha=0.1)`` in float32 alone."""
     for part in program.graph_module.modules():
         if isinstance(part, fx.GraphModule):
             for node in list(part.graph.nodes):
                 if node.target in _SUMS and node.kwargs.get("alpha", 1) != 1:
-                    with part.graph.inserting_before(node):
-                        scaled = part.graph.call_function(aten.mul.Tensor, (node.args[1], node.kwargs["alpha"]))
-                    scaled.meta.update(node.args[1].meta if isinstance(node.args[1], fx.Node) else node.meta)
-                    node.args = (node.args[0], scaled)
+                    summand, factor = node.args[1], node.kwargs["alpha"]
+                    if isinstance(summand, fx.Node):
+                        is_tensor = isinstance(summand.meta["val"], torch.Tensor)
+                        with part.graph.inserting_before(node):
+                            scaled = part.graph.call_function(aten.mul.Tensor if is_tensor else operator.mul, (summand, factor))
+                        scaled.meta.update(summand.meta, val=summand.meta["val"] * factor)
+                        summand = scaled
+                    else:
+                        summand = summand * factor  # type: ignore[operator]
+                    node.args = (node.args[0], summand)
                     node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
             part.recompile()
 

@@ -107,6 +107,22 @@ def distances(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
 
 
+def sums_of_products(
+    x: Any,
+    y: Any,
+    z: Any,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """``_trilinear`` as ``nn.Bilinear`` uses it."""
+    if (list(expand1), list(expand2), list(expand3), list(sumdim)) != ([1, 3], [0], [1, 2], [2, 3]):
+        return NotImplemented
+    return torch.einsum("bi,oij,bj->bo", x, y, z)
+
+
 def cumulative_product(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """``cumprod``: products of the entries up to each, so that the gradient is right at zeros too."""
     x = x if dtype is None else x.to(dtype)
@@ -117,6 +133,33 @@ def cumulative_product(x: Any, dim: int, *, dtype: torch.dtype | None = None) ->
     before = places.unsqueeze(0) <= places.unsqueeze(1)
     factors = torch.where(before, x.unsqueeze(-2), torch.ones((), dtype=x.dtype))
     return factors.prod(-1).movedim(-1, dim)
+
+
+def greatest_so_far(x: Any, dim: int) -> Any:
+    """``cummax``: of equal ones the last."""
+    return _extreme_so_far(x, dim, float("-inf"), torch.Tensor.amax)
+
+
+def least_so_far(x: Any, dim: int) -> Any:
+    """``cummin``."""
+    return _extreme_so_far(x, dim, float("inf"), torch.Tensor.amin)
+
+
+def _extreme_so_far(x: Any, dim: int, outside: float, extreme: Callable[..., Any]) -> Any:
+    if not x.dim() or not x.is_floating_point():
+        return NotImplemented
+    moved = x.movedim(dim, -1)
+    places = torch.arange(moved.shape[-1])
+    before = places.unsqueeze(0) <= places.unsqueeze(1)
+    entries = torch.where(before, moved.detach().unsqueeze(-2), torch.full((), outside, dtype=x.dtype))
+    is_extreme = before & ((entries == extreme(entries, -1, keepdim=True)) | entries.isnan())
+    index = torch.where(is_extreme, places, torch.full((), -1)).amax(-1)
+    return moved.gather(-1, index).movedim(-1, dim), index.movedim(-1, dim)
+
+
+def lengths(x: Any, y: Any) -> Any:
+    """``hypot``, as the norm of a pair."""
+    return torch.linalg.vector_norm(torch.stack(torch.broadcast_tensors(x, y)), 2, 0)
 
 
 def greater_number(x: Any, y: Any) -> Any:
@@ -229,6 +272,10 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: scatter_means,
     aten._cdist_forward.default: distances,
     aten.cumprod.default: cumulative_product,
+    aten.cummax.default: greatest_so_far,
+    aten.cummin.default: least_so_far,
+    aten.hypot.default: lengths,
+    aten._trilinear.default: sums_of_products,
     aten.fmax.default: greater_number,
     aten.fmin.default: lesser_number,
     aten.copysign.Tensor: with_sign,

@@ -60,7 +60,9 @@ def scalar_tensor(s: float, dtype: int = -1, layout: str = "", device: str = "",
 def full(
     size: Any, fill_value: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False
 ) -> TensorType:
-    """A number at every place of a shape, with all digits of its dtype."""
+    """A number at every place of a shape, with all digits of its dtype: where none is asked for, that of the number."""
+    if dtype == -1 and isinstance(fill_value, int):
+        dtype = ir.DataType.BOOL if isinstance(fill_value, bool) else ir.DataType.INT64
     value = scalar_tensor(fill_value, dtype)
     if isinstance(size, ir.Value):
         return op.Expand(value, op.Cast(size, to=ir.DataType.INT64))
@@ -175,6 +177,11 @@ def xlogy(x: TensorType, y: TensorType) -> TensorType:
     return op.Mul(x, op.Log(op.Where(nothing, _number(1, y), y)))
 
 
+def quotient(x: TensorType, y: TensorType) -> TensorType:
+    """``prims.div``, by an extent too, which the exporter holds in float32 next to any dtype."""
+    return op.Div(x, op.CastLike(y, x) if isinstance(y, ir.Value) and y.dtype != x.dtype else y)
+
+
 def constant_in_the_backward(x: TensorType) -> TensorType:
     """x, which the backward pass takes for a constant."""
     y = op.Identity(x)
@@ -197,6 +204,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.special_sinc.default: sinc,
     aten.xlogy.Tensor: xlogy,
     aten.special_xlogy.default: xlogy,
+    torch.ops.prims.div.default: quotient,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.full_like.default: full_like,
