@@ -357,7 +357,7 @@ def write_out_factors(program: torch.export.ExportedProgram) -> None:
                         scaled.meta.update(summand.meta, val=summand.meta["val"] * factor)
                         summand = scaled
                     else:
-                        summand = summand * factor  # type: ignore[operator]
+                        summand = summand * factor
                     node.args = (node.args[0], summand)
                     node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
             part.recompile()

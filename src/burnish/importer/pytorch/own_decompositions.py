@@ -159,7 +159,7 @@ def _extreme_so_far(x: Any, dim: int, outside: float, extreme: Callable[..., Any
 
 def lengths(x: Any, y: Any) -> Any:
     """``hypot``, as the norm of a pair."""
-    return torch.linalg.vector_norm(torch.stack(torch.broadcast_tensors(x, y)), 2, 0)
+    return torch.linalg.vector_norm(torch.stack(aten.broadcast_tensors.default([x, y])), 2, 0)
 
 
 def greater_number(x: Any, y: Any) -> Any:
