@@ -6,6 +6,7 @@ first layer that has weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, constant_array
-from burnish.graph.uses import origin_of, producer_of
+from burnish.graph.uses import origin_of
 from burnish.importer.export_notes import is_parameter, noted_kinds
 from burnish.importer.operands import HELD, OF_MODULE, PREPARES, WEIGHT_OPERANDS
 
@@ -43,7 +44,8 @@ LEAST_VECTORS = 8
 """Vectors that a basis has at least; a few filters may look like waves by chance."""
 LEAST_WAVE = 32
 """The fewest numbers of a vector that a wave is told by."""
-LEAST_POSITIONS = 4
+LEAST_POSITIONS, MOST = 4, 2**24
+"""Rows of a table of positions, and its numbers: a larger one is not read, as that would take memory."""
 OF_ANGLES = 4e-3
 """How far the squares of a sine and a cosine may be from 1 together: in 16 bits."""
 WIDTH = 3
@@ -83,13 +85,16 @@ def hold_input_constants(model: ir.Model) -> None:
         if value.dtype in FLOATING and HELD not in value.meta and not is_parameter(value, noted) and _tells_positions(value):
             value.meta[PREPARES] = "holds sines and cosines of positions"
     prepared = {value: _Prepared(value, frozenset()) for value in graph.inputs}
+    made: dict[ir.Value, list[ir.Value]] = {}
     before_layers: set[ir.Value] = set()
     in_layers: set[ir.Value] = set()
     for node in graph:
         found = [prepared[value] for value in node.inputs if value in prepared]
         if not found:
+            if (origins := _origins_of_result(node, made)) is not None:
+                made |= dict.fromkeys(node.outputs, origins)
             continue
-        passed = None if any(each.is_closed for each in found) else _passed(node, prepared, found, noted)
+        passed = None if any(each.is_closed for each in found) else _passed(node, prepared, found, noted, made)
         if passed is not None:
             prepared |= dict.fromkeys(node.outputs, passed)
         elif _is_layer(node):
@@ -98,21 +103,27 @@ def hold_input_constants(model: ir.Model) -> None:
             prepared |= dict.fromkeys(node.outputs, _Prepared(found[0].source, _all_of(found), is_closed=True))
         elif node.op_type in ACTIVATIONS and node.domain == "":
             in_layers |= _all_of(found)
-    for value in before_layers - in_layers:
+    if not (held := before_layers - in_layers):
+        return
+    sources = {value: each.source.name for each in reversed(prepared.values()) for value in each.constants}
+    for value in held:
         if all(_is_for_data(reader, prepared) for reader in value.consumers()):
-            source = next(each.source.name for each in prepared.values() if value in each.constants)
-            value.meta[PREPARES] = f"preprocesses '{source}'"
+            value.meta[PREPARES] = f"preprocesses '{sources[value]}'"
 
 
 def _passed(
-    node: ir.Node, prepared: Mapping[ir.Value, _Prepared], found: list[_Prepared], noted: Mapping[str, str]
+    node: ir.Node,
+    prepared: Mapping[ir.Value, _Prepared],
+    found: list[_Prepared],
+    noted: Mapping[str, str],
+    made: Mapping[ir.Value, list[ir.Value]],
 ) -> _Prepared | None:
     """What data is after a node that prepares it; None after any other."""
     if node.domain != "" or (len({each.source for each in found}) > 1 and node.op_type != "Concat"):
         return None
     has_basis, before = any(each.has_basis for each in found), _all_of(found)
     others = [value for value in node.inputs if value is not None and value not in prepared]
-    origins = [origin for value in others for origin in _origins_of(value)]
+    origins = [origin for value in others for origin in made.get(value, [value])]
     learned = {value for value in origins if value.is_initializer() and value.dtype in FLOATING}
     is_raw = all((array := constant_array(value)) is not None and array.size == 1 for value in before)
     is_function = (has_basis and node.op_type in AFTER_A_BASIS) or (is_raw and node.op_type in OF_RAW_DATA)
@@ -149,11 +160,13 @@ def _all_of(found: Iterable[_Prepared]) -> frozenset[ir.Value]:
     return frozenset[ir.Value]().union(*(each.constants for each in found))
 
 
-def _origins_of(value: ir.Value) -> list[ir.Value]:
-    """What a constant that data meets is computed from; the value itself where nothing computes it in such a way."""
-    origin = origin_of(value, ARRANGES)
-    made = producer_of(origin, *OF_CONSTANTS)
-    return [origin] if made is None else [each for operand in made.inputs if operand is not None for each in _origins_of(operand)]
+def _origins_of_result(node: ir.Node, made: Mapping[ir.Value, list[ir.Value]]) -> list[ir.Value] | None:
+    """What a node computes a constant of that data may meet; None for any other node."""
+    if node.domain != "" or node.op_type not in ARRANGES | OF_CONSTANTS:
+        return None
+    operands = [value for value in (node.inputs[:1] if node.op_type in ARRANGES else node.inputs) if value is not None]
+    origins = [*dict.fromkeys(origin for value in operands for origin in made.get(value, [value]))]
+    return origins if all(value.is_initializer() or constant_array(value) is not None for value in origins) else None
 
 
 def _is_layer(node: ir.Node) -> bool:
@@ -188,7 +201,7 @@ def _is_basis(node: ir.Node, value: ir.Value) -> bool:
 
 def _tells_positions(value: ir.Value) -> bool:
     """Whether a table has a row for each position, of sines and cosines of the same angles; rows of zeros stand for none."""
-    if value.shape is None or sum(extent != 1 for extent in value.shape.dims) != 2:
+    if value.shape is None or sum(extent != 1 for extent in value.shape.dims) != 2 or math.prod(value.shape.numpy()) > MOST:
         return False
     array = constant_array(value)
     if array is None or not np.isfinite(array := np.squeeze(np.asarray(array, np.float32))).all():
