@@ -538,6 +538,7 @@ def test_data_are_not_overwritten(run, folder, command):
         ("finetune", "model.onnx", "--data", "data.npz", "--export"),
         ("quantize", "model.onnx", "--data", "data.npz", "-o"),
         ("compile", "model.onnx", "-o"),
+        ("compare", "model.onnx", "--json"),
     ],
 )
 def test_a_model_is_not_overwritten_by_what_is_made_of_it(run, folder, command):
@@ -545,6 +546,17 @@ def test_a_model_is_not_overwritten_by_what_is_made_of_it(run, folder, command):
     text = run(*command, "model.onnx", code=1).stderr
     assert "'model.onnx' is read, and would be overwritten: give the name of another file" in text
     assert (folder / "model.onnx").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [("export", "run", "-o"), ("report", "run", "-o")])
+def test_what_a_run_was_made_of_is_not_overwritten(run, folder, command):
+    run(*TRAIN, "--epochs", "1", "-o", "run")
+    latest = "run/checkpoints/latest.safetensors"
+    before = {name: (folder / name).read_bytes() for name in ("model.onnx", "data.npz", latest)}
+    for name in [*before] if command[0] == "export" else ["model.onnx", "data.npz"]:
+        text = run(*command, name, code=1).stderr
+        assert f"'{name}' is read, and would be overwritten: give the name of another file" in text
+    assert before == {name: (folder / name).read_bytes() for name in before}
 
 
 PLACES = [

@@ -1,8 +1,11 @@
-"""Folders in the place of a model: a compiled program trains as it is, a run says what to do with it."""
+"""Programs and runs in the place of a model: a compiled program trains as it is, a run says what to do with it."""
 
 from __future__ import annotations
 
 import pytest
+
+import burnish
+from burnish.training import read_checkpoint
 
 TRAIN = ("--data", "data.npz", "--threads", "1", "--batch-size", "5")
 
@@ -24,6 +27,28 @@ def test_a_program_trains_as_the_model_it_was_compiled_from(run, folder):
     assert rows[0] == rows[1]
     run("train", "program", *TRAIN, "--epochs", "2", "-o", "runs/program", "--resume")
     assert "program can be trained: " in run("check", "program").stdout
+
+
+def test_a_program_in_one_file_trains_as_it_was_compiled_from_the_state_in_it(run, folder):
+    run("compile", "model.onnx", "-o", "program.onnx", "--optimizer", "adam", "--lr", "0.01", "--loss", "focal")
+    assert "program.onnx: loaded in" in run("train", "program.onnx", *TRAIN, "-o", "runs/first").stdout
+    text = said(run("train", "program.onnx", *TRAIN, "--optimizer", "sgd", code=2))
+    assert "--optimizer says how a model is compiled, and 'program.onnx' is a program that is compiled already" in text
+    text = said(run("compile", "program.onnx", "-o", "other", code=1))
+    assert "'program.onnx' is a program that is compiled already: train it (burnish train program.onnx)" in text
+    run("export", "runs/first", "--training", "-o", "trained.onnx")
+    run("train", "trained.onnx", *TRAIN, "-o", "runs/second")
+    first, second = (burnish.Program.load(folder / "runs" / name / "program") for name in ("first", "second"))
+    assert first.options == second.options
+    assert (first.options["optimizer"]["name"], first.options["loss"]["name"]) == ("adam", "focal")
+    steps = [
+        int(read_checkpoint(folder / "runs" / name / "checkpoints/latest.safetensors").state["step"])
+        for name in ("first", "second")
+    ]
+    assert steps[1] == 2 * steps[0]
+    run("train", "trained.onnx", *TRAIN, "--reinitialize", "kaiming", "-o", "runs/third")
+    third = read_checkpoint(folder / "runs/third/checkpoints/latest.safetensors")
+    assert int(third.state["step"]) == steps[0]
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def compare(
         raise typer.BadParameter("--extent is for random data; with --data, leave it out")
     check_data_options(options.data, label=options.label)
     if options.report is not None:
-        check_output(options.report, "--json", read=[options.data])
+        check_output(options.report, "--json", read=[model, options.data])
     program = compilation.program(model)
     comparison = compare_engines(
         program,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -28,7 +29,7 @@ from burnish.cli.console import errors, split
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import OptionGroup
 from burnish.cli.schedule_options import CONSTANT
-from burnish.errors import GradientError, ModelError, UntrainedWeightsWarning
+from burnish.errors import BurnishError, GradientError, ModelError, UntrainedWeightsWarning
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -232,7 +233,7 @@ class Compilation(OptionGroup):
 
 
 def is_program(source: Path) -> bool:
-    """Whether a path is the folder of a compiled program.
+    """Whether a path is a compiled program: its folder, or an ONNX file that ``compile`` or ``export --training`` wrote.
 
     Raises:
         ModelError: it is the folder of a run, which holds one.
@@ -240,13 +241,23 @@ def is_program(source: Path) -> bool:
     from burnish.formats.folder import MANIFEST
 
     if not source.is_dir():
-        return False
+        return source.is_file() and _holds_program(source, source.stat().st_mtime_ns)
     if (source / "checkpoints").is_dir() and (source / "program").is_dir():
         raise ModelError(
             f"'{source}' is the folder of a run: go on with the run by its own command and --resume, begin another in its state "
             f"with the model and --start-from {source}, or give the model that it has trained, '{source / 'tuned.onnx'}'"
         )
     return (source / MANIFEST).is_file()
+
+
+@functools.lru_cache(maxsize=4)
+def _holds_program(file: Path, changed: int) -> bool:
+    """Whether an ONNX file that was changed at a time holds a program; a file that is no model is refused where it is loaded."""
+    from burnish.training.trained_model import holds_program
+
+    with suppress(BurnishError):
+        return holds_program(file)
+    return False
 
 
 @contextmanager

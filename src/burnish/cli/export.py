@@ -63,11 +63,12 @@ def export(
     from burnish.formats.training_info import write_training_model
     from burnish.program import Program
     from burnish.training import Session
-    from burnish.training.saved_runs import checkpoint_of, exported_parameters, program_beside
+    from burnish.training.saved_runs import checkpoint_of, exported_parameters, files_of, program_beside
 
     _check(bool(best) and source.is_file(), training, with_preprocessing, adapters)
-    check_output(path, "--output", is_folder=adapters == "peft")
     checkpoint = checkpoint_of(source, best)
+    run = source if source.is_dir() else checkpoint.parent.parent
+    check_output(path, "--output", is_folder=adapters == "peft", read=[checkpoint, *files_of(run)])
     program = program_beside(checkpoint)
     if program is None:
         raise CheckpointError(

@@ -172,7 +172,7 @@ def _check_options(model: Path, results: Results, tuning: Tuning, adapters: Adap
 
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")
-    if is_program(model):
+    if model.is_dir() and is_program(model):
         raise typer.BadParameter(f"'{model}' is a compiled program, whose head cannot be replaced: give the ONNX file")
     check_schedule(tuning.schedule, 0, tuning.lr)
     check_together(tuning.quantization(), adapters.source(), None)

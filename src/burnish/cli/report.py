@@ -47,11 +47,11 @@ def report(
     from burnish.errors import CheckpointError
     from burnish.training.html_report import Contents, write_report
     from burnish.training.html_report.samples import judge
-    from burnish.training.saved_runs import is_run, read_record
+    from burnish.training.saved_runs import files_of, is_run, read_record
 
     if not is_run(run):
         raise CheckpointError(f"'{run}' is not the folder of a run: give the folder that burnish train or finetune wrote")
-    check_output(path or run / "report.html", "--output")
+    check_output(path or run / "report.html", "--output", read=files_of(run))
     record, configuration = read_record(run), _configuration(run)
     options = _options(configuration)
     given = data or options.get("eval-data") or options.get("data") or record.get("data")

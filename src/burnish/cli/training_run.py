@@ -373,10 +373,10 @@ class TrainingRun:
         )
 
     def _initial_state(self, program: Program) -> Mapping[str, np.ndarray] | None:
-        """Where a run that trains from scratch starts; tables in files are drawn straight into them."""
+        """Where a run starts that does not start in the weights of the model; tables in files are drawn straight into them."""
         course = self.course
         if not course.reinitialize or self.resumes:
-            return None
+            return None if self.resumes else program.saved_state
         initial = program.initial_state if course.tables is None else program.initial_entries
         return initial(course.seed, course.reinitialize)
 

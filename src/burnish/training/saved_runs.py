@@ -144,6 +144,12 @@ def remove_results(run: Path, also: Sequence[str] = ()) -> None:
                 path.rmdir()
 
 
+def files_of(run: Path) -> list[str]:
+    """The model and the data that a run was made of, as its record names them."""
+    record = read_record(run)
+    return [record[name] for name in ("model", "data") if isinstance(record.get(name), str)]
+
+
 def read_record(run: Path) -> dict[str, Any]:
     """Return what ``burnish train`` recorded of a run in its folder; empty where nothing can be read."""
     try:

@@ -198,7 +198,7 @@ def open_model(
             return _of_program(f"the program '{path}'", Program.load(path), None, average, engine)
         return _of_checkpoint(path, program, best, average, engine)
     _refuse({"best": best or None}, f"'{path}' is one model")
-    if _holds_program(path):
+    if holds_program(path):
         _refuse(objective, f"'{path}' is a program, compiled with its own")
         loaded = Program.load(path)
         return _of_program(f"the program '{path}'", loaded, loaded.saved_state, average, engine)
@@ -296,7 +296,8 @@ def _evaluation(inference: Inference, runner: Engine) -> Callable[[Batch], dict[
     return lambda batch: only_totals(evaluate(checked(batch)))
 
 
-def _holds_program(path: Path) -> bool:
+def holds_program(path: Path) -> bool:
+    """Whether an ONNX file is a program in one file, which burnish wrote."""
     return any(entry.key == TRAINING for entry in read_proto(path)[0].metadata_props)
 
 
