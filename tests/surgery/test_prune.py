@@ -150,10 +150,10 @@ def test_a_quantized_model_is_pruned_and_keeps_its_zeros_as_integers(tmp_path: P
         ({"sparsity": "4:2"}, r"prune: sparsity='4:2': give a number"),
         ({"sparsity": "2:3"}, r"prune: .*Conv.* has 4 inputs, which are no whole number of groups of 3: leave the layer out"),
         ({"sparsity": 0.5, "every": 3}, r"prune: every=3 is for masks that change: leave it out, or say with end="),
-        ({"sparsity": "2:4", "begin": 3, "end": 3}, r"prune: '2:4' masks every group from the start: leave begin, end"),
         ({"sparsity": "2:4", "end": 5}, r"prune: '2:4' masks every group from the start: leave begin, end and scope out"),
         ({"scope": "layer"}, r"prune: scope='layer': give 'tensor' or 'global'"),
-        ({"begin": 5, "end": 3}, r"prune: begin=5, end=3, every=1: give whole numbers of steps, end not before begin"),
+        ({"begin": 5, "end": 3}, r"prune: begin=5, end=3, every=1: give whole numbers of steps, end after begin or both 0"),
+        ({"begin": 3, "end": 3}, r"prune: begin=3, end=3, every=1: give whole numbers of steps, end after begin or both 0"),
         ({"layers": ["nothing"]}, r"layers: 'nothing' matches no Conv, Gemm or MatMul layer"),
     ],
 )

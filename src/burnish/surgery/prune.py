@@ -103,10 +103,10 @@ def _pattern_of(sparsity: float | str) -> tuple[int, int] | None:
 def _check_schedule(begin: int, end: int, every: int, scope: str, pattern: tuple[int, int] | None) -> None:
     if scope not in ("tensor", "global"):
         raise ConfigurationError(f"prune: scope={scope!r}: give 'tensor' or 'global'")
-    if not (is_whole(begin) and is_whole(end) and is_whole(every)) or not 0 <= begin <= end or every < 1:
+    if not (is_whole(begin) and is_whole(end) and is_whole(every)) or not 0 <= begin <= end or (begin == end > 0) or every < 1:
         raise ConfigurationError(
-            f"prune: begin={begin!r}, end={end!r}, every={every!r}: give whole numbers of steps, end not before begin, and every "
-            "of 1 or more"
+            f"prune: begin={begin!r}, end={end!r}, every={every!r}: give whole numbers of steps, end after begin or both 0, and "
+            "every of 1 or more"
         )
     if pattern and (end or scope == "global"):
         raise ConfigurationError(

@@ -20,7 +20,7 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.errors import BurnishError, CallbackError, CheckpointError, NonFiniteLossError, WorkerError
+from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.training import workers
@@ -37,6 +37,7 @@ from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.totals import Sums
 from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, watched_figure
+from burnish.training.unreached import warn_of_what_is_not_reached
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
@@ -136,6 +137,8 @@ class Trainer:
     ):
         counts = {"epochs": epochs, "batch_size": batch_size, "keep_checkpoints": keep_checkpoints}
         check_run(seed, parallel, checkpoint_every=checkpoint_every, **counts)
+        if resume and overwrite:
+            raise ConfigurationError("resume goes on with a run, and overwrite drops it: give one of them")
         # NumPy's numbers do not go into a checkpoint's record.
         epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
         data = RunData.open(program, train_data, eval_data, pixels, text, augment)
@@ -183,7 +186,10 @@ class Trainer:
         if resume:
             self._resume()
         self._first_step = self._position.step
-        self._rates.check_end(self.session.step_count, self.steps - self._position.step)
+        remaining = self.steps - self._position.step
+        self._rates.check_end(self.session.step_count, remaining)
+        if self._group.rank == 0:
+            warn_of_what_is_not_reached(self.program, self.session.step_count + remaining, self._steps_alone)
         diagnostics = [entry.name for entry in self.program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
         last_step = self._position.step if resume else None
         evaluated = () if self.eval_loader is None else evaluation_only(self.program, self._names)
