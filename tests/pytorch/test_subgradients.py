@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 import burnish
+from burnish.errors import ObjectiveWarning
 
 Case = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
 TIED = torch.tensor([[1.0, 3, 3, 2], [5, 5, 5, 5], [0, -1, 0, -1]])
@@ -196,6 +197,29 @@ def test_an_angle_of_a_file_is_that_of_runtimes_and_of_pytorch_at_the_origin():
     (of_runtime,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x.numpy()})
     np.testing.assert_allclose(found, torch.atan2(x, x.flip(0)), rtol=1e-6)
     np.testing.assert_allclose(np.delete(found, 2, 1), np.delete(of_runtime, 2, 1), rtol=1e-6)
+
+
+class Prototypes(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.tensor([[1.0, 2, 0], [0, -1, 3]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.cosine_similarity(x[:, None], self.rows[None], dim=-1)
+
+
+def test_cosines_with_a_weight_whose_squares_the_older_exporter_stores():
+    """The lengths follow the weight when it trains."""
+    x, labels = torch.tensor([[1.0, 0, 2], [0, 0, 0], [3, 1, -1]]), torch.tensor([0, 1, 1])
+    module = Prototypes()
+    with pytest.warns(ObjectiveWarning, match="of which the file does not say what they were"):
+        program = burnish.compile(exported(module, x), optimizer="sgd:lr=1.0,momentum=0")
+    (name,) = (name for name in program.initial_state() if name.startswith("param/"))
+    session = burnish.Session(program)
+    before = session.state()[name].copy()
+    session.step({"x": x.numpy(), "labels": labels.numpy()})
+    functional.cross_entropy(module(x), labels).backward()
+    np.testing.assert_allclose((before - session.state()[name]).reshape(2, 3), module.rows.grad, rtol=1e-4, atol=1e-6)
 
 
 CLIPPED = """<ir_version: 10, opset_import: ["": 18], producer_name: "{producer}">

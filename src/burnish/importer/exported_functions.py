@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, constant_array, replace_node
@@ -82,13 +83,30 @@ def _xlogy(builder: Builder, match: Match) -> Tensor:
 
 def _cosine(builder: Builder, match: Match) -> Tensor:
     """The product of two vectors by their lengths, each of which is bounded, and its bound without a gradient."""
-    epsilon = match["epsilon"]
-    lengths = [builder.op("Max", builder.op("Sqrt", builder.tensor(match[square])), epsilon) for square in ("a", "b")]
+    squares = [_sum_of_squares(builder, match[name], match["product"]) for name in ("a", "b")]
+    lengths = [builder.op("Max", builder.op("Sqrt", square), match["epsilon"]) for square in squares]
     for length in lengths:
         producer = length.value.producer()
         assert producer is not None
         producer.metadata_props[SUBGRADIENT] = WHOLE
     return builder.tensor(match["product"]) / (lengths[0] * lengths[1])
+
+
+def _sum_of_squares(builder: Builder, total: ir.Value, product: ir.Value) -> Tensor:
+    """The sum of squares; those of a weight are computed from it again, if the exporter stored them next to it."""
+    reduction, dot = producer_of(total, "ReduceSum"), producer_of(product, "ReduceSum")
+    factors = None if dot is None else producer_of(dot.inputs[0], "Mul")
+    stored = None if reduction is None else constant_array(reduction.inputs[0])
+    if reduction is None or factors is None or stored is None:
+        return builder.tensor(total)
+    for weight in factors.inputs:
+        array = constant_array(weight)
+        if weight is not None and weight.is_initializer() and array is not None and np.array_equal(array * array, stored):
+            tensor = builder.tensor(weight)
+            axes = [builder.tensor(value) for value in reduction.inputs[1:] if value is not None]
+            attributes = {name: attribute.value for name, attribute in reduction.attributes.items()}
+            return builder.op("ReduceSum", tensor * tensor, *axes, like=builder.tensor(total), **attributes)
+    return builder.tensor(total)
 
 
 def _forms() -> dict[str, tuple[tuple[Node, Callable[[Builder, Match], Tensor]], ...]]:
