@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import burnish
 import burnish.torch
-from burnish.errors import InputError, UnsupportedOperatorError
+from burnish.errors import GradientError, InputError, UnsupportedOperatorError
+from burnish.torch import module_graphs
 from burnish.torch.backend import compile_graph, reported
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -257,6 +258,39 @@ def test_a_complex_input_is_read_and_has_a_gradient():
         module(z).sum().backward()
         found.append(z.grad)
     torch.testing.assert_close(*found)
+
+
+def test_sparse_and_nested_inputs_are_refused_with_what_to_give_in_their_place():
+    wrapped = burnish.torch.wrap(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
+    with pytest.raises(InputError, match=r"the input 'input' is sparse \(torch\.sparse_coo\).*give it its to_dense\(\)"):
+        wrapped(torch.randn(2, 4).to_sparse())
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=layout)
+        with pytest.raises(InputError, match=r"'input' is nested, .*torch\.nested\.to_padded_tensor of it and a mask"):
+            wrapped(nested)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_one_sample_is_compared_once_and_computed_by_the_graph_of_several(mode, monkeypatch):
+    compared = []
+    compare = module_graphs.computes_the_same
+    monkeypatch.setattr(module_graphs, "computes_the_same", lambda *args: compared.append(compare(*args)) or compared[-1])
+    wrapped = burnish.torch.wrap(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
+    x = torch.randn(1, 4)
+    with mode():
+        for _ in range(3):
+            torch.testing.assert_close(wrapped(x), wrapped[0](x))
+    assert compared == [True]
+
+
+def test_vmap_runs_a_graph_for_extents_that_it_knows():
+    wrapped = burnish.torch.wrap(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
+    x = torch.randn(5, 1, 4)
+    with torch.no_grad():
+        with pytest.raises(GradientError, match=r"extents that are new to its graph.*Call it once with such inputs outside"):
+            torch.func.vmap(wrapped)(x)
+        wrapped(x[0])
+        torch.testing.assert_close(torch.func.vmap(wrapped)(x), wrapped[0](x))
 
 
 def test_other_extents_are_computed_by_graphs_in_which_they_are_open():

@@ -171,7 +171,18 @@ class BoundGraph:
                 )
 
     def fits(self, data: Sequence[torch.Tensor]) -> bool:
-        """Whether the inputs have the extents that the graph takes."""
+        """Whether the inputs have the extents that the graph takes.
+
+        Raises:
+            InputError: one is sparse or nested.
+        """
+        for name, tensor in zip(self.data, data, strict=True):
+            if tensor.layout is not torch.strided or tensor.is_nested:
+                raise InputError(
+                    f"the input '{name}' is {'nested' if tensor.is_nested else f'sparse ({tensor.layout})'}, and the graph "
+                    f"'{self.name}' takes dense tensors: give it "
+                    + ("torch.nested.to_padded_tensor of it and a mask" if tensor.is_nested else "its to_dense()")
+                )
         shapes = [tensor.shape for tensor in data]
         if shapes != self._fitting:
             if self.misfits(data) or ((doubts := self.doubts(data)) and doubts not in self._settled):

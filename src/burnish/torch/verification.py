@@ -145,6 +145,7 @@ class _Verification:
         self.shapes = shapes
         self.refused: Exception | None = None
         self.is_uncomputed = False
+        self.usual_alone = True
 
     def run(self, examples: Sequence[Point], others: bool = True) -> dict[bool, BoundGraph]:
         """Compare in each mode; return the graphs, by the mode that they were made for."""
@@ -252,7 +253,7 @@ class _Verification:
         counts = [state[name] for name in self.exported.counted_batches]
         step = counts[0].clone() if graph.counts else None
         data = [given[name] for name in graph.data]
-        if not graph.fits(data):
+        if not graph.fits(data) and (self.usual_alone or graph.misfits(data)):
             return None
         for gradients in (True, False):
             try:
@@ -331,7 +332,13 @@ def check_extents(
 
     Raises:
         InputError: PyTorch cannot call it with them.
+        GradientError: a transform of ``torch.func`` calls it.
     """
+    if torch._C._are_functorch_transforms_active():
+        raise GradientError(
+            f"{type(module).__name__} is called by a transform of torch.func with extents that are new to its graph",
+            "Call it once with such inputs outside of the transform, where it is compared with PyTorch",
+        )
     leaves, _ = pytree.tree_flatten((args, dict(kwargs)))
     with _apart():
         verification = _Verification(module, exported, TorchEngine(capture=False), True, {})
@@ -358,7 +365,8 @@ def computes_the_same(
     failed = {not training: UnsupportedOperatorError("the other mode is not compared")}
     exported = replace(exported, model=model, inference=inference, failed=failed)
     verification = _Verification(module, exported, engine, True, {})
-    with _apart():
+    verification.usual_alone = False
+    with _apart(), torch.enable_grad():
         try:
             verification.run([_point(module, exported, args, kwargs)], others=False)
         except UnsupportedOperatorError:
