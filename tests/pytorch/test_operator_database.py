@@ -14,7 +14,7 @@ SAMPLES = 5
 
 
 def outcomes_of_operator(name: str, count: int | None) -> list[Outcome]:
-    return [outcome(call, tuple(call.examples), {}, way) for call in operator_samples(name, count) for way in WAYS]
+    return [outcome(*sample, way) for sample in operator_samples(name, count) for way in WAYS]
 
 
 def check(outcomes: list[Outcome]) -> None:

@@ -56,4 +56,4 @@ def _batch(call: Arguments) -> int | None:
 def _kind(value: Any) -> Any:
     """The structure of a value, the dtypes and ranks of its tensors, and what is no tensor."""
     leaves, spec = pytree.tree_flatten(value)
-    return spec, [(leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return spec, [(leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves]

@@ -77,6 +77,8 @@ class ModuleGraphs:
         """
         with self._making:
             if key not in self._exports:
+                for name, parameter in module.named_parameters():
+                    _refuse_sharded(name, parameter)
                 needed = {module.training if training is None else training}
                 # Under autocast a graph has a precision of its own; a trace would hold the casts of PyTorch's besides.
                 with _modes_set(module, key.modes), saved_apart(), all_autocast_off():
@@ -464,11 +466,9 @@ class Calls:
         places = frozenset((misfit.name, misfit.axis) for misfit in misfits)
         if len(self._elsewhere) == MOST_STRUCTURES:
             raise InputError(
-                f"{type(self.module).__name__}: {misfits[0]}; there are graphs of {MOST_STRUCTURES} other extents "
-                f"already, and each "
-                "takes one: what forward does with the extent fixes it. Let forward read it from the shape, as "
-                "x.shape[1], or give "
-                "extents that were there before"
+                f"{type(self.module).__name__}: {misfits[0]}; there are graphs of {MOST_STRUCTURES} other extents already, and "
+                "each takes one: what forward does with the extent fixes it. Let forward read it from the shape, as x.shape[1], "
+                "or give extents that were there before"
             )
         names = prepared.exported.inputs.names
         opened: dict[int, list[int]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,8 +81,8 @@ def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[
     Raises:
         UnreadArgumentError: there is an operator that is translated wrong and cannot be decomposed: it is named.
     """
-    table = {**_of_pytorch(), **OWN}
     known = torch.export.default_decompositions().materialize()
+    table = {**_of_pytorch(known), **OWN}
     if has_complex_numbers(program):
         table.update({**{operator: known[operator] for operator in WRITTEN_OUT}, **COMPLEX})
     for node in _operators(program):
@@ -100,14 +100,11 @@ def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Callable[
     return table
 
 
-@functools.cache
-def _of_pytorch() -> dict[Any, Callable[..., Any]]:
+def _of_pytorch(known: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions, without those of operators that are kept and of its core that is translated."""
-    core = {**torch._decomp.decomposition_table}
-    known = torch.export.default_decompositions().materialize()
     return {
         operator: function
-        for operator, function in {**core, **known}.items()
+        for operator, function in {**torch._decomp.decomposition_table, **known}.items()
         if hasattr(operator, "_schema") and (not _is_translated(operator) or (operator in known and _name(operator) not in KEPT))
     }
 
