@@ -74,7 +74,10 @@ CASES = {
     "adaptive maxima": (nn.AdaptiveMaxPool2d((2, 3)), numbers(2, 3, 5, 7)),
     "adaptive maxima of equal entries": (nn.AdaptiveMaxPool2d((2, 3)), torch.ones(1, 1, 5, 7, dtype=torch.float64)),
     "adaptive maxima of equal windows": (nn.AdaptiveMaxPool2d(2), numbers(2, 3, 4, 6)),
-    "its places": (lambda x: nn.AdaptiveMaxPool2d((2, 3), return_indices=True)(x)[1] * x.sum(), numbers(2, 3, 5, 7)),
+    "one maximum of equal entries": (nn.AdaptiveMaxPool2d(1), torch.ones(2, 3, 4, 6, dtype=torch.float64)),
+    "stable sort": (lambda x: x.sort(dim=1, stable=True)[0], TIED),
+    "places of a stable sort": (lambda x: x.sort(dim=1, stable=True, descending=True)[1] * x, TIED),
+    "places of maxima": (lambda x: nn.AdaptiveMaxPool2d((2, 3), return_indices=True)(x)[1] * x.sum(), numbers(2, 3, 5, 7)),
 }
 
 

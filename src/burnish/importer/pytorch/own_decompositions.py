@@ -79,6 +79,8 @@ def average_to(x: Any, output_size: Sequence[int]) -> Any:
 def maximum_to(x: Any, output_size: Sequence[int]) -> Any:
     """``adaptive_max_pool2d``: maxima along the last axis, then along the one before; of equal ones the first."""
     height, width = x.shape[-2:]
+    if list(output_size) == [1, 1]:
+        return tuple(each.unsqueeze(-1) for each in x.flatten(-2).max(-1, keepdim=True))
     if _is_even((height, width), output_size):
         return torch._decomp.decomposition_table[aten.adaptive_max_pool2d.default](x, output_size)
     rows, columns = output_size
@@ -193,6 +195,11 @@ def _over_all_axes(reduce: Callable[..., Any], x: Any, dim: Sequence[int], keepd
     return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
 
 
+def stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """``sort(stable=True)``: the translation keeps the order of equal entries in any case."""
+    return torch.sort(x, dim, descending)
+
+
 def kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """``kthvalue``: one place of what is sorted."""
     if not x.dim():
@@ -281,6 +288,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.copysign.Tensor: with_sign,
     aten.amax.default: greatest,
     aten.amin.default: least,
+    aten.sort.stable: stable_sort,
     aten.kthvalue.default: kth_value,
     aten.embedding_bag.default: bags,
     aten.embedding_bag.padding_idx: bags_with_padding,
