@@ -39,6 +39,11 @@ def images(folder):
         ),
         (("compare", "model.onnx", "--data", "data.npz", "--label", "y"), "'data.npz' is an .npz file"),
         (
+            (*TRAIN, "--data", "data.npz", "--missing", "drop"),
+            "--missing drop leaves out rows of a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
+        ),
+        (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
+        (
             (*TRAIN, "--data", "data.npz", "--worker-timeout", "5"),
             "--worker-timeout says how long workers wait for each other, and one alone trains here",
         ),

@@ -193,7 +193,9 @@ def test_what_is_refused(model, tmp_path):
     write_images(tmp_path / "images")
     missing = run("finetune", model, "--data", tmp_path / "images", "--freeze-until", "stage9*", "--output", tmp_path / "a")
     assert missing.exit_code == 1
-    assert "freeze_until='stage9*' is no node, and no name or pattern of a weight" in " ".join(missing.output.split())
+    said = " ".join(missing.output.split())
+    assert "freeze_until='stage9*' is no node, and no name or pattern of a weight" in said
+    assert "or one of these" in said or "give 'head', or a weight, such as '" in said
     nothing = run("finetune", model, "--data", tmp_path / "images", "--output", tmp_path / "b", "--resume")
     assert nothing.exit_code == 1
     assert "holds no run of burnish finetune that can go on" in " ".join(nothing.output.split())

@@ -33,7 +33,11 @@ LABELS = {
 
 
 def check_data_options(
-    *sources: str | None, label: str | None = None, image_size: tuple[int, int] | None = None, pixels: str | None = None
+    *sources: str | None,
+    label: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    pixels: str | None = None,
+    missing: str | None = None,
 ) -> None:
     """Refuse options that mean nothing for any of the data.
 
@@ -42,12 +46,13 @@ def check_data_options(
         label: of ``--label``.
         image_size: of ``--image-size``.
         pixels: the first of the options of pixels that was given.
+        missing: of ``--missing``.
 
     Raises:
         DataError: there are no such data.
         typer.BadParameter: an option without a meaning; the message names it, the data, and what it is for.
     """
-    if label is None and image_size is None and pixels is None:
+    if label is None and image_size is None and pixels is None and missing != "drop":
         return
     from burnish.data.sources import data_kind
 
@@ -62,6 +67,10 @@ def check_data_options(
         raise typer.BadParameter(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
             f"{NAMES[kind]}, {LABELS[kind]}: leave it out"
+        )
+    if missing == "drop" and not kinds.keys() & {"csv", "parquet", "jsonl"}:
+        raise typer.BadParameter(
+            f"--missing drop leaves out rows of a table (.csv, .parquet), and '{source}' is {NAMES[kind]}: leave it out"
         )
     if image_size is not None and not kinds.keys() & IMAGES:
         raise typer.BadParameter(

@@ -80,7 +80,7 @@ def evaluate(
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
     if path is not None:
         check_output(path, "--output", read=[data])
-    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named)
+    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named, missing=missing)
     named_metrics = read_metrics(metrics) if metrics else None
     opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
     names, settings = opened.described.classes, pixels.settings()

@@ -182,6 +182,13 @@ def _check_options(model: Path, results: Results, tuning: Tuning, adapters: Adap
 
 def _check_data(data: Data, pixels: Pixels, results: Results, repetition: Repetition, watching: Watching) -> None:
     """Refuse data, seeds and loggers that cannot be."""
-    check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
+    check_data_options(
+        data.data,
+        data.eval_data,
+        label=data.label,
+        image_size=data.image_size,
+        pixels=pixels.first_named,
+        missing=data.missing,
+    )
     watching.check()
     check_seeds(repetition.seeds, results, watching.report)

@@ -52,7 +52,14 @@ def train(
     workers.check()
     watching.check()
     check_seeds(repetition.seeds, results, watching.report, workers.total)
-    check_data_options(data.data, data.eval_data, label=data.label, image_size=data.image_size, pixels=pixels.first_named)
+    check_data_options(
+        data.data,
+        data.eval_data,
+        label=data.label,
+        image_size=data.image_size,
+        pixels=pixels.first_named,
+        missing=data.missing,
+    )
     settings = exchange.settings(workers.is_alone)
     command = context.meta["burnish.arguments"]
     if workers.total > 1 and not launch.is_worker():

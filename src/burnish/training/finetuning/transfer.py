@@ -418,7 +418,8 @@ def _frozen(model: ir.Model, head: Head | ClassLayers, until: str | None, output
             return tuple(name for name in before if name in known)
         before |= dict.fromkeys(read)
     names = [*(node.name or "" for node in model.graph.all_nodes()), *trainable]
+    near = suggestion(until, names)
+    others = "or one of these" if near else f"or a weight, such as {', '.join(map(repr, [*trainable][:3]))}"
     raise ConfigurationError(
-        f"freeze_until={until!r} is no node, and no name or pattern of a weight{suggestion(until, names)}: give 'head', "
-        "or one of these"
+        f"freeze_until={until!r} is no node, and no name or pattern of a weight{near}: give 'head', {others}"
     )
