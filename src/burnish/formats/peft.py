@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import replacing
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
-from burnish.graph.layer_names import name_in_hugging_face
+from burnish.graph.layer_names import name_in_hugging_face, noted_module
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -36,6 +36,10 @@ PARTS = {
     "ia3_l": "scale",
 }
 """What comes after the name of a module -> the part of an adapter."""
+BASE = ".base_layer."
+"""What comes between a module that has an adapter and a parameter of its own: its bias, where that trains, or its weight."""
+FURTHER_PARTS = ("lora_", "ia3_", "trainable_tokens")
+"""What names of further parts of adapters have."""
 CHANGES_OF_THE_BASE = ("pissa", "corda", "olora", "loftq")
 """Ways to begin (``init_lora_weights``) in which PEFT changes the weights beside the adapters too, whenever it loads them."""
 OTHER_PRODUCTS = (
@@ -68,7 +72,7 @@ def _module(adapter: Adapter, names: Names) -> str:
 def _parameter(adapters: Adapters, name: str, names: Names) -> str:
     """What an initializer that is trained beside adapters is called in PyTorch."""
     found = called(name, names)
-    return adapters.names.get(name, name) if found == name else found
+    return called(adapters.names[name], names) if found == name and name in adapters.names else found
 
 
 QUICK_PATTERN = re.compile(r"[\w.^$\\|*()-]+")
@@ -88,6 +92,7 @@ class PeftAdapters:
         feedforward: the modules whose inputs an ia3 scales.
         alphas: of each module; none for ia3.
         tables: the modules that are embeddings.
+        bases: the weights beside which adapters stand, of modules that the file holds whole; they do not train.
     """
 
     variant: str
@@ -98,6 +103,7 @@ class PeftAdapters:
     feedforward: tuple[str, ...]
     alphas: Mapping[str, float]
     tables: frozenset[str] = frozenset()
+    bases: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def alpha_of(settings: Mapping[str, Any], module: str, default: float) -> float:
@@ -127,6 +133,7 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
     adapters = read_adapters(model.metadata_props)
     arrays: dict[str, np.ndarray] = {}
     modules: dict[str, Adapter] = {}
+    trained: dict[str, set[str]] = {}
     for adapter in adapters.adapters:
         module = _module(adapter, names)
         _check_convolution(adapter, module, model)
@@ -139,9 +146,14 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
         value = model.graph.initializers[name]
         array = constant_array(value)
         assert array is not None
-        arrays[f"{PREFIX}{_parameter(adapters, name, names)}"] = np.ascontiguousarray(array.T) if is_turned(value) else array
-    saved = sorted({_parameter(adapters, name, names).rpartition(".")[0] for name in adapters.also_trained})
-    configuration = _configuration(modules, saved)
+        module, _, part = _parameter(adapters, name, names).rpartition(".")
+        key = f"{module}{BASE}{part}" if module in modules else f"{module}.{part}"
+        arrays[PREFIX + key] = np.ascontiguousarray(array.T) if is_turned(value) else array
+        trained.setdefault(module, set()).add(part)
+    saved = {module for module, parts in trained.items() if module not in modules and parts != {"bias"}}
+    biases = {module for module, parts in trained.items() if "bias" in parts} - saved
+    bias = "none" if not biases else "lora_only" if biases <= modules.keys() else "all"
+    configuration = _configuration(modules, sorted(saved), bias)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_state_file(folder / WEIGHTS, arrays, {"format": "pt"})
@@ -173,6 +185,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
     kind = _kind_of(folder, configuration)
     modules: dict[str, dict[str, np.ndarray]] = {}
     others: dict[str, np.ndarray] = {}
+    bases: dict[str, np.ndarray] = {}
     tables: set[str] = set()
     for key, array in arrays.items():
         name = key.removeprefix(PREFIX)
@@ -182,10 +195,12 @@ def read_peft(folder: str | Path) -> PeftAdapters:
             modules.setdefault(module, {})[PARTS[suffix]] = array
             if "embedding" in suffix:
                 tables.add(module)
-        elif "lora_" in name or "ia3_" in name:
+        elif any(part in name for part in FURTHER_PARTS):
             raise ConfigurationError(f"'{folder}': '{key}' is a part of an adapter that burnish does not have: train without it")
+        elif name.endswith(f"{BASE}weight"):
+            bases[name.removesuffix(f"{BASE}weight")] = array
         else:
-            others[name] = array
+            others[name.replace(BASE, ".")] = array
     try:
         variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
         if kind == "LORA":
@@ -201,7 +216,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
     check_arrays(folder / WEIGHTS, variant, modules)
     feeding = _matching(modules, names)
     alphas = {module: alpha_of(configuration, module, 0.0) for module in modules} if kind == "LORA" else {}
-    return PeftAdapters(variant, modules, others, dropout, rslora, feeding, alphas, frozenset(tables))
+    return PeftAdapters(variant, modules, others, dropout, rslora, feeding, alphas, frozenset(tables), bases)
 
 
 def check_arrays(path: Path, variant: str, modules: Mapping[str, Mapping[str, np.ndarray]]) -> None:
@@ -262,11 +277,14 @@ def from_layout_of_peft(operator: str, part: str, array: np.ndarray) -> np.ndarr
 
 
 def is_turned(value: ir.Value) -> bool:
-    """Whether an initializer is a matrix [inputs, outputs], as a product reads it; PyTorch's ``Linear`` has [outputs, inputs]."""
+    """Whether an initializer is a matrix [inputs, outputs], as a product reads it; PyTorch's ``Linear`` has [outputs, inputs].
+
+    A product that reads the weight of its own module so is none: the module has this layout, as ``Conv1D`` of GPT-2.
+    """
 
     def reads_turned(node: ir.Node, place: int) -> bool:
         is_product = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute_value(node, "transB", 0))
-        return is_product and node.domain == "" and place == 1
+        return is_product and node.domain == "" and place == 1 and value.name != f"{noted_module(node)}.weight"
 
     uses = value.uses()
     return value.shape is not None and len(value.shape) == 2 and bool(uses) and all(reads_turned(*use) for use in uses)
@@ -323,7 +341,7 @@ def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
         raise ConfigurationError(f"peft: '{module}' is a dilated convolution, for which PEFT has no adapter: leave it out")
 
 
-def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str]) -> dict[str, Any]:
+def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str], bias: str) -> dict[str, Any]:
     """Return ``adapter_config.json`` of adapters."""
     variants = {adapter.variant for adapter in modules.values()}
     shared = {(adapter.dropout, adapter.rslora) for adapter in modules.values()}
@@ -356,7 +374,7 @@ def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str]) -> dict
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
         "use_dora": variants == {"dora"},
-        "bias": "none",
+        "bias": bias,
         "fan_in_fan_out": False,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import burnish
 from burnish import surgery
 from burnish.analysis.adapters import read_adapters
+from burnish.errors import ConfigurationError
 from burnish.formats.peft import in_layout_of_peft
 from oracles.peft_models import Adaptable, adaptable
 
@@ -162,3 +164,99 @@ def test_files_and_merged_weights_give_the_same_outputs_in_both(name, variant, t
     np.testing.assert_allclose(run.run(None, inputs, options)[0], predicted, rtol=1e-4, atol=1e-5)
     base = source.torch_logits(source.fresh(), feeds).detach().numpy()
     np.testing.assert_allclose(run.run(None, inputs)[0], base, rtol=1e-4, atol=1e-5)
+
+
+class Scorer(torch.nn.Module):
+    """An embedding, a layer that keeps its weight as [inputs, outputs], as those of GPT-2, and an output layer."""
+
+    def __init__(self):
+        super().__init__()
+        layers = pytest.importorskip("transformers").pytorch_utils
+        self.embed_tokens, self.mix = torch.nn.Embedding(11, 6), layers.Conv1D(6, 6)
+        self.lm_head = torch.nn.Linear(6, 11, bias=False)
+
+    def forward(self, ids):
+        return self.lm_head(torch.tanh(self.mix(self.embed_tokens(ids))))
+
+    def get_input_embeddings(self):
+        return self.embed_tokens
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+
+def scorer() -> tuple[Scorer, onnx.ModelProto]:
+    """The module, and the file of it that PyTorch's older exporter writes where it is the part 'model' of another."""
+    torch.manual_seed(0)
+    module, helper = Scorer().eval(), onnx.helper
+    arrays = {f"model.{name}": parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    arrays["onnx::MatMul_9"] = np.ascontiguousarray(arrays.pop("model.lm_head.weight").T)
+    nodes = [
+        helper.make_node("Gather", ["model.embed_tokens.weight", "ids"], ["rows"], "/model/embed_tokens/Gather"),
+        helper.make_node("MatMul", ["rows", "model.mix.weight"], ["product"], "/model/mix/MatMul"),
+        helper.make_node("Add", ["product", "model.mix.bias"], ["mixed"], "/model/mix/Add"),
+        helper.make_node("Tanh", ["mixed"], ["bounded"], "/model/Tanh"),
+        helper.make_node("MatMul", ["bounded", "onnx::MatMul_9"], ["logits"], "/model/lm_head/MatMul"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "scorer",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n", 5])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 5, 11])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    return module, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def moved(folder, **settings) -> np.ndarray:
+    """The logits of the module by PEFT, after all of its parameters moved away from where they began; its file is written."""
+    peft = pytest.importorskip("peft")
+    module = peft.get_peft_model(scorer()[0], peft.LoraConfig(r=2, lora_alpha=3, **settings)).eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad or "embed_tokens.base_layer" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    module.save_pretrained(folder)
+    return module(IDS).detach().numpy()
+
+
+IDS = torch.arange(10).reshape(2, 5)
+WHOLE = {
+    "the weights of adapted embeddings and output layers": {"target_modules": ["embed_tokens", "lm_head"]},
+    "the biases of adapted layers": {"target_modules": ["mix"], "bias": "lora_only", "fan_in_fan_out": True},
+    "the biases of other layers": {"target_modules": ["lm_head"], "bias": "all"},
+    "a square weight as its module has it": {"target_modules": ["lm_head"], "modules_to_save": ["mix"]},
+    "a head without a name in the file": {"target_modules": ["mix"], "modules_to_save": ["lm_head"], "fan_in_fan_out": True},
+}
+
+
+@pytest.mark.parametrize("held", WHOLE)
+def test_what_a_folder_holds_beside_adapters_is_read_and_written(held, tmp_path):
+    peft = pytest.importorskip("peft")
+    expected = moved(tmp_path / "theirs", **WHOLE[held])
+    model = surgery.load_peft(scorer()[1], tmp_path / "theirs")
+    run = onnxruntime.InferenceSession(burnish.graph.model_proto(model).SerializeToString())
+    np.testing.assert_allclose(run.run(None, {"ids": IDS.numpy()})[0], expected, rtol=1e-4, atol=1e-5)
+    assert not any("embed_tokens.weight" in name for name in burnish.compile(model, loss="mse").options["trainable"])
+
+    surgery.save_peft(model, tmp_path / "ours", names=lambda name: name.removeprefix("model."))
+    fresh = scorer()[0]
+    if "embed_tokens" in WHOLE[held]["target_modules"]:  # the base is not written: it is the model's
+        fresh.embed_tokens.weight.data = torch.tensor(model.graph.initializers["model.embed_tokens.weight"].const_value.numpy())
+    again = peft.PeftModel.from_pretrained(fresh, tmp_path / "ours").eval()
+    np.testing.assert_allclose(again(IDS).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_adapters_that_burnish_does_not_have_are_refused_by_name(tmp_path):
+    moved(tmp_path, target_modules=["mix"], trainable_token_indices={"embed_tokens": [1, 2]}, fan_in_fan_out=True)
+    with pytest.raises(ConfigurationError, match=r"embed_tokens.*trainable_tokens_delta' is a part of an adapter that burnish"):
+        surgery.load_peft(scorer()[1], tmp_path)
+
+
+def test_two_weights_of_a_file_for_a_shared_one_are_refused(tmp_path):
+    moved(tmp_path, target_modules=["embed_tokens", "lm_head"])
+    model = scorer()[1]
+    del model.graph.initializer[-1]
+    model.graph.node.insert(0, onnx.helper.make_node("Transpose", ["model.embed_tokens.weight"], ["onnx::MatMul_9"], perm=[1, 0]))
+    with pytest.raises(ConfigurationError, match=r"share the weight 'model.embed_tokens.weight'.*a weight for each"):
+        surgery.load_peft(model, tmp_path)

@@ -29,8 +29,8 @@ from burnish.formats.peft import (
     is_turned,
     read_peft,
 )
+from burnish.graph import FLOATING, add_initializer
 from burnish.graph import Names as FreeNames
-from burnish.graph import add_initializer
 from burnish.graph.initializers import set_initializer
 from burnish.graph.layer_names import is_called_after_another, other_names
 from burnish.graph.uses import remove_unread
@@ -88,6 +88,7 @@ def load_peft(
     read, held, chosen = chosen_in(model)
     _warn_of_others(path, read, held_by_component, component)
     _warn_of_packed(path, read, held)
+    _set_bases(held, chosen)
     _untie(model, names, held)
     others = {_initializer_of(name, names, model): array for name, array in held.others.items()}
     options = {layer: _options(held, module) for layer, module in chosen.items()}
@@ -318,6 +319,24 @@ def _untie(model: ir.Model, names: Names, held: PeftAdapters) -> None:
         # The initializer stays with the layer that it is called after.
         leaving = [layer for layer in sharing if is_called_after_another(layer.node, layer.source)]
         _give_own_weights(model, leaving or [layer for layer in sharing if layer.name != sharing[0].name])
+
+
+def _set_bases(held: PeftAdapters, chosen: Mapping[Layer, str]) -> None:
+    """Take over weights that adapters stand beside, in place; PEFT writes those of embeddings and output layers.
+
+    Raises:
+        ConfigurationError: layers share one weight, and a file has two.
+    """
+    given: dict[ir.Value, str] = {}
+    for layer, module in chosen.items():
+        if module in held.bases and layer.source.dtype in FLOATING:
+            other = given.setdefault(layer.source, module)
+            if not np.array_equal(held.bases[other], held.bases[module]):
+                raise ConfigurationError(
+                    f"load_peft: '{other}' and '{module}' share the weight '{layer.source.name}', and the file has one for each: "
+                    "export the model with a weight for each"
+                )
+            _set(layer.source, _as_read(layer.source, held.bases[module]), module)
 
 
 def _is_weight_of(layer: Layer, names: Names, parameter: str) -> bool:
