@@ -137,6 +137,8 @@ def further_names(node: ir.Node, source: ir.Value, name: str) -> tuple[str, ...]
     module = module_in(weight)
     if module is not None and (noted := names[2]) and module.startswith(f"{noted}."):
         names.pop()  # the module around it
+    if module is None and names[2]:
+        names.append(f"{names[2]}.weight")
     if not is_called_after_another(node, source):
         names += [weight, module or ""]
     names += [plain_name(each) for each in names]

@@ -426,6 +426,8 @@ def test_weights_without_names_are_those_of_their_modules():
         else:
             model.graph.node[1].name = node_name
         assert adapted_operators(model, "model.mix") == {"model.mix": "MatMul"}
+        for pattern in ("model.mix", "model.mix.weight"):
+            assert f"{name}_mask" in surgery.prune(model, 0.5, layers=pattern).graph.initializers
         program = burnish.compile(model, trainable="model.mix.*", loss="mse")
         assert program.options["trainable"] == [name]
         frozen = burnish.optim.groups(burnish.optim.sgd(lr=0.1), {"model.mix.weight": "frozen"})
