@@ -157,6 +157,7 @@ def _difference(found: list[Any], wanted: list[Any]) -> str | None:
         if isinstance(theirs, torch.Tensor) or isinstance(mine, torch.Tensor):
             mine = torch.zeros_like(theirs) if mine is None else mine
             theirs = torch.zeros_like(mine) if theirs is None else theirs
+            mine, theirs = mine.to_dense(), theirs.to_dense()
             if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
                 return f"result {index}: {mine.dtype} {list(mine.shape)} in place of {theirs.dtype} {list(theirs.shape)}"
             if not torch.allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
