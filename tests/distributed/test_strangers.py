@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -250,8 +251,16 @@ def test_the_store_of_torch_finds_nothing_at_the_port_of_a_run(door):
 
 
 def _refused_or_out_of_time(refusal: Path) -> WorkerError:
-    """The error of joining in a process that has ten minutes, which are over when another one has been refused."""
-    rendezvous.time = SimpleNamespace(monotonic=lambda: time.monotonic() + (3600 if refusal.exists() else 0), sleep=time.sleep)
+    """The error of joining in a process that has ten minutes, which are over when another one has been refused.
+
+    The clock is first asked when the ten minutes begin, which may be after that.
+    """
+    asked = itertools.count()
+
+    def monotonic() -> float:
+        return time.monotonic() + (3600 if next(asked) and refusal.exists() else 0)
+
+    rendezvous.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
     with pytest.raises(WorkerError) as raised:
         join(first_contact=600)
     refusal.touch()
