@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -18,6 +19,8 @@ from burnish.errors import ConfigurationError
 
 Made = TypeVar("Made")
 
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -65,9 +68,15 @@ def _value(text: str) -> Any:
     for read in (json.loads, float):
         try:
             return read(_PYTHON_WORDS.get(text, text))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return text
+
+
+def memory_size(text: str) -> int | None:
+    """Return the bytes that ``1.5GB``, ``64 MiB`` or ``1000`` says; None where a text says none."""
+    found = _SIZE.fullmatch(text)
+    return None if found is None else int(float(found["number"]) * _UNITS[(found["unit"] or "B").upper()])
 
 
 def with_settings(what: str, make: Callable[..., Made], settings: Mapping[str, Any]) -> Made:

@@ -42,7 +42,7 @@ def test_what_a_data_set_says_of_itself():
     ("metadata", "message"),
     [
         ({PIXELS: "{"}, r"the model: its metadata 'burnish\.pixels' cannot be read \(Expecting"),
-        ({CLASSES: "[" * 100_000}, r"'burnish\.classes' cannot be read \(maximum recursion depth"),
+        ({CLASSES: "[" * 100_000}, r"'burnish\.classes' cannot be read \(it holds more than 100 lists"),
         ({PIXELS: "[1]"}, r"'burnish\.pixels' cannot be read \(it is a list\); export it again"),
         ({PIXELS: '{"mean": "half"}'}, r"'burnish\.pixels' cannot be read \(pixels: mean='half'"),
         ({PIXELS: '{"median": 1}'}, r"'burnish\.pixels' cannot be read \(pixels has no option 'median'"),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.untrusted import UNREADABLE, read_json
 
 ADAPTERS = "burnish.adapters"
 """The entry of ``metadata_props`` that lists the adapters, as JSON."""
@@ -109,7 +110,7 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
     if ADAPTERS not in metadata:
         return Adapters()
     try:
-        entry = json.loads(metadata[ADAPTERS])
+        entry = read_json(metadata[ADAPTERS])
         version = int(entry["version"])
         if version <= VERSION:
             listed = tuple(Adapter(**dict(each)) for each in entry["adapters"])
@@ -119,7 +120,7 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
             if not all(isinstance(name, str) for name in (*adapters.also_trained, *adapters.names, *adapters.names.values())):
                 raise TypeError("also_trained is no list of names")
             return adapters
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModelError(
             f"the model's metadata '{ADAPTERS}' cannot be read ({error!r}): make the model again with burnish.surgery.lora, or "
             "remove that entry, and its adapters are weights as others are"

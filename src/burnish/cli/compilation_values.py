@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
 
 from burnish.cli.console import split
+from burnish.untrusted import read_json
 
 
 def read_recompute(texts: list[str], batch_size: int | None = None) -> str | list[str] | None:
@@ -76,8 +76,8 @@ def read_bind(texts: list[str]) -> dict[str, Any]:
         if name in bound:
             raise typer.BadParameter(f"--bind {text}: '{name}' is fixed to a value already: give it once")
         try:
-            bound[name] = json.loads(value.lower() if value.lower() in ("true", "false") else value)
-        except json.JSONDecodeError:
+            bound[name] = read_json(value.lower() if value.lower() in ("true", "false") else value)
+        except ValueError:
             bound[name] = value
     return bound
 

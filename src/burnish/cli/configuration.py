@@ -17,7 +17,6 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from typer.core import TyperCommand
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import ConfigurationError
 from burnish.settings import suggestion
+from burnish.untrusted import read_toml_file
 from burnish.version import __version__
 
 CONFIGURATION = "run.toml"
@@ -163,7 +163,7 @@ def read_configuration(context: typer.Context, path: Path, *, of_run: bool = Fal
     """
     asked = "--resume" if of_run else "--config"
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml_file(path)
     except (OSError, ValueError) as error:
         remedy = (
             "Remove it, and give the options of the run again"

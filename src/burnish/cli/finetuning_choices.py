@@ -24,6 +24,7 @@ from burnish.cli.train_options import Course, Data, Results
 from burnish.cli.tuned_files import ACCURACIES, CURVES, QUANTIZED
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import write_text
+from burnish.untrusted import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
     from burnish.training.finetuning import Plan, Quantization, Trial
@@ -274,7 +275,7 @@ def _read_unfreeze(text: str | None) -> str | list[int] | None:
 def read_choices(folder: Path) -> dict[str, Any]:
     """What was chosen when the run in a folder began."""
     try:
-        choices = dict(json.loads((folder / CHOICES).read_text(encoding="utf-8")))
+        choices = dict(read_json_file(folder / CHOICES))
         choices["lr"], choices["batch_size"], choices["samples"] = (
             float(choices["lr"]),
             int(choices["batch_size"]),
@@ -284,7 +285,7 @@ def read_choices(folder: Path) -> dict[str, Any]:
             {**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in choices["stages"]
         ]
         return choices
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(
             f"'{folder}' holds no run of burnish finetune that can go on ({error}): begin one, without --resume"
         ) from error

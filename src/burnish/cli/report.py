@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
 from burnish.formats.file_writing import check_output
+from burnish.untrusted import read_toml
 
 
 @takes_options("program", "sample_axis")
@@ -89,7 +89,7 @@ def _configuration(run: Path) -> str | None:
 def _options(configuration: str | None) -> dict[str, Any]:
     """What a run was started with; empty where its folder does not say."""
     try:
-        content = tomllib.loads(configuration or "")
+        content = read_toml(configuration or "")
     except ValueError:
         return {}
     return next((table for table in content.values() if isinstance(table, dict)), {})

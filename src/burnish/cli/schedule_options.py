@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.untrusted import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer, Schedule
@@ -213,10 +214,10 @@ def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> boo
 
     try:
         if record.exists():
-            return bool(json.loads(record.read_text(encoding="utf-8")) == _without_rate(options))
-        earlier = json.loads((folder / "program" / MANIFEST).read_text(encoding="utf-8"))["options"]
+            return bool(read_json_file(record) == _without_rate(options))
+        earlier = read_json_file(folder / "program" / MANIFEST)["options"]
         return bool(earlier != options and _without_rate(earlier) == _without_rate(options))
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return False
 
 

@@ -15,6 +15,7 @@ from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
 from burnish.importer.metadata_keys import COLUMNS, PIXELS, TEXT
 from burnish.settings import is_whole
+from burnish.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ def _entry(metadata: Mapping[str, str], key: str, kind: type, source: str) -> An
     if key not in metadata:
         return None
     try:
-        value = json.loads(metadata[key])
-    except (ValueError, RecursionError) as error:  # thousands of brackets, one in the other
+        value = read_json(metadata[key])
+    except ValueError as error:
         raise _damaged(source, key, str(error)) from error
     if not isinstance(value, kind):
         raise _damaged(source, key, f"it is a {type(value).__name__}")

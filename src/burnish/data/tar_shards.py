@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from burnish.data.image.labelled import LabelledImages, check_class_count, label
 from burnish.data.image.reader import SUFFIXES, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
+from burnish.untrusted import read_json
 
 SUFFIX = ".tar"
 LARGEST_FILE = 1 << 30
@@ -168,8 +168,8 @@ def _label(member: TarMember, kind: str) -> int | str | None:
         raise DataError(f"{member}: {member.size:,} bytes, and a class has {LARGEST_LABEL:,} at most")
     try:
         text = member.open().read().decode("utf-8").strip()
-        value = json.loads(text) if kind == JSON else int(text) if re.fullmatch(r"\d{1,9}", text) else text
-    except (ValueError, RecursionError) as error:
+        value = read_json(text) if kind == JSON else int(text) if re.fullmatch(r"\d{1,9}", text) else text
+    except ValueError as error:
         raise DataError(f"{member}: no class in UTF-8, or no JSON ({error})") from error
     if kind == JSON:
         value = next((value[key] for key in KEYS if key in value), None) if isinstance(value, dict) else None

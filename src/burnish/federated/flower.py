@@ -18,6 +18,7 @@ from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server import RoundReport, Server
 from burnish.federated.sharing import Sharing
 from burnish.installing import install_command
+from burnish.untrusted import UNREADABLE, read_json
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -162,8 +163,8 @@ def _round(message: Message, client: Client) -> Round:
     config = dict(next(iter(message.content.config_records.values()), ConfigRecord()))
     if LOCAL in config:
         try:
-            return Round.of(json.loads(str(config[LOCAL])), state)
-        except (KeyError, TypeError, ValueError, BurnishError) as error:
+            return Round.of(read_json(str(config[LOCAL])), state)
+        except (BurnishError, *UNREADABLE) as error:
             raise ConfigurationError(f"The server sent no round that can be read ({error}): is it of this burnish?") from error
     number = int(config.get("server-round", 1))
     epochs, steps = int(config.get("local-epochs", 1)), config.get("steps")

@@ -19,6 +19,7 @@ from burnish.federated.sharing import Sharing
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.program.state import Arrays
 from burnish.settings import is_number, is_whole
+from burnish.untrusted import UNREADABLE, read_json
 
 ROUND, UPDATE = "burnish federated round", "burnish federated update"
 VERSION = 1
@@ -158,11 +159,11 @@ def _read(path: Path, kind: str) -> tuple[Arrays, Any]:
         raise CheckpointError(
             f"'{path}' is of version {header.get('version')} of the format, and this burnish reads {VERSION}: update burnish"
         )
-    return state, _made(path, lambda: json.loads(header["options"]))
+    return state, _made(path, lambda: read_json(header["options"]))
 
 
 def _made(path: Path, make: Any) -> Any:
     try:
         return make()
-    except (KeyError, TypeError, ValueError, ConfigurationError) as error:
+    except (ConfigurationError, *UNREADABLE) as error:
         raise CheckpointError(f"The header of '{path}' is damaged ({error}): ask for it again") from error

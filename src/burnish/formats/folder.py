@@ -23,6 +23,7 @@ from burnish.importer import external_tensors, own_tensors
 from burnish.program import Program
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state
+from burnish.untrusted import UNREADABLE, read_json_file
 
 FORMAT = "burnish program"
 FORMAT_VERSION = 2
@@ -156,11 +157,11 @@ def load_program(directory: Path) -> Program:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json_file(path)
         if manifest["format"] != FORMAT:
             raise ValueError(f"format is {manifest['format']!r}, expected {FORMAT!r}")
         version = int(manifest["version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise _damaged(directory, f"{MANIFEST} cannot be read as one: {error}") from error
     if version > FORMAT_VERSION:
         raise CheckpointError(
@@ -176,12 +177,16 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
 
 def _check_file(directory: Path, name: str, recorded: Any) -> None:
     path = directory / name
-    if Path(name).name != name or name in ("", ".", "..") or path.resolve().parent != directory.resolve():
+    try:
+        is_inside = Path(name).name == name and name not in ("", ".", "..") and path.resolve().parent == directory.resolve()
+    except UNREADABLE as error:  # no file can have such a name
+        raise _damaged(directory, f"{MANIFEST} names a file '{name}': {error}") from error
+    if not is_inside:
         raise CheckpointError(
             f"{MANIFEST} of '{directory}' names '{name}', which lies outside the folder, and was not opened. "
             "Do not use this folder, or save the program again"
         )
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise _damaged(directory, f"{name} is missing")
     if not isinstance(recorded, dict) or path.stat().st_size != recorded.get("bytes"):
         expected = recorded.get("bytes") if isinstance(recorded, dict) else "an unknown number of"
@@ -193,7 +198,7 @@ def _check_file(directory: Path, name: str, recorded: Any) -> None:
 def _read_signature(directory: Path, manifest: dict[str, Any]) -> Signature:
     try:
         signature = Signature.from_dict(manifest["signature"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise _damaged(directory, f"the signature in {MANIFEST} cannot be read: {error!r}") from error
     if set(signature) - {FEATURES} != set(GRAPH_NAMES):
         raise _damaged(directory, f"the signature in {MANIFEST} has graphs {sorted(signature)}, expected {sorted(GRAPH_NAMES)}")

@@ -8,7 +8,6 @@ One file may hold the adapters of several models: of a denoiser and of its text 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -20,6 +19,7 @@ import numpy as np
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.peft import PREFIX, PeftAdapters, alpha_of, check_alphas, check_arrays
 from burnish.formats.state_file import read_state_file
+from burnish.untrusted import UNREADABLE, read_json
 
 NOTES = "lora_adapter_metadata"
 """The entry of a file's header in which diffusers keeps the settings of PEFT."""
@@ -138,9 +138,9 @@ def _module_of_processor(name: str) -> str:
 
 def _notes(path: Path, header: Mapping[str, str]) -> dict[str, object]:
     try:
-        notes = json.loads(header.get(NOTES, "{}"))
+        notes = read_json(header.get(NOTES, "{}"))
         return dict(notes)
-    except (TypeError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"'{path}' has settings that cannot be read ({error!r}): save the adapters again") from error
 
 

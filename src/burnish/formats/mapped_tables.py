@@ -26,6 +26,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import remove_left_behind, replacing
 from burnish.formats.row_journal import JournalledState, JournalPlace
 from burnish.program.state import Kind, LazyArrays, kind_of, read_into
+from burnish.untrusted import UNREADABLE, read_json, read_json_file
 
 try:
     import fcntl
@@ -110,7 +111,7 @@ class MappedTables:
             remove_left_behind(self.folder / name)
         if path.exists():
             try:
-                is_same = json.loads(path.read_text(encoding="utf-8")) == layout
+                is_same = read_json_file(path) == layout
             except ValueError:
                 is_same = False
             if not is_same:
@@ -212,10 +213,10 @@ class MappedTables:
 
     def _written_since(self, place: JournalPlace) -> dict[str, np.ndarray] | None:
         """The rows that were written since the tables were the same as a checkpoint; None where that is not known."""
-        with contextlib.suppress(OSError, ValueError, KeyError, struct.error, IndexError):
+        with contextlib.suppress(*UNREADABLE):
             content = (self.folder / LOG).read_bytes()
             (size,) = struct.unpack_from("<I", content)
-            header = json.loads(content[4 : 4 + size])
+            header = read_json(content[4 : 4 + size])
             if header["place"] != place.as_json() or header["boot"] != _boot() or _boot() is None:
                 return None
             written: dict[str, list[np.ndarray]] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from burnish.errors import ModelError
 from burnish.losses import Distillation, Mixed
+from burnish.untrusted import UNREADABLE, read_json
 
 TRAINING = "burnish.training"
 """The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""
@@ -41,11 +42,11 @@ def read_objective(metadata: Mapping[str, str]) -> dict[str, Any]:
     if OBJECTIVE not in metadata:
         return {}
     try:
-        entry = json.loads(metadata[OBJECTIVE])
+        entry = read_json(metadata[OBJECTIVE])
         loss, metrics, outputs = dict(entry["loss"]), entry["metrics"], entry["outputs"]
         if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (metrics, outputs)):
             raise ValueError("metrics and outputs are lists of names")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModelError(
             f"the model's metadata '{OBJECTIVE}' cannot be read ({error!r}): export it again, or remove that "
             "entry and say which loss"

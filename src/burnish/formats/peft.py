@@ -24,6 +24,7 @@ from burnish.formats.file_writing import replacing
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.layer_names import name_in_hugging_face, noted_module
+from burnish.untrusted import UNREADABLE, read_json_file
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -405,12 +406,10 @@ def check_alphas(settings: Mapping[str, Any]) -> None:
 
 def _read_configuration(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > LARGEST_CONFIGURATION:
-            raise ValueError(f"it is larger than {LARGEST_CONFIGURATION:,} bytes")
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json_file(path, LARGEST_CONFIGURATION))
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no '{path}': give a folder that save_pretrained of PEFT, or burnish, wrote") from error
-    except (OSError, TypeError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _damaged(path, error) from error
 
 

@@ -26,6 +26,7 @@ from burnish.errors import CheckpointError
 from burnish.formats.file_writing import flush_to_disk
 from burnish.formats.state_file import StateFile, encoded
 from burnish.program.state import BLOCK, Kind, LazyArrays, blocks
+from burnish.untrusted import UNREADABLE, read_json
 
 MAGIC = b"BNRJ"
 _PREFIX = struct.Struct("<4sIQQ")
@@ -81,7 +82,7 @@ class JournalPlace:
         Raises:
             ValueError, KeyError, TypeError: it is none, or names a file outside of the journal's folder.
         """
-        described = json.loads(text)
+        described = read_json(text)
         if not _NAME.fullmatch(described["base"]):
             raise ValueError(f"no base is called {described['base']!r}")
         end = JournalEnd(int(described["end"]["size"]), int(described["end"]["checksum"], 16))
@@ -192,7 +193,7 @@ class RowJournal:
         try:
             self._file = path.open("rb")
             self._scan(self._file, start_of(base), end)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except UNREADABLE as error:
             self.close()
             raise self._damaged(error) from error
         except BaseException:
@@ -216,7 +217,7 @@ class RowJournal:
                 checksum = zlib.crc32(part, checksum)
             if checksum != expected:
                 raise ValueError(f"the record at byte {offset:,} is not the one that was written")
-            if self._note(json.loads(header), begin) != begin + content_size:
+            if self._note(read_json(header), begin) != begin + content_size:
                 raise ValueError(f"the record at byte {offset:,} has another size than its rows")
             offset = begin + content_size
         if JournalEnd(offset, checksum) != end:

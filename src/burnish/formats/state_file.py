@@ -23,6 +23,7 @@ from burnish.errors import CheckpointError
 from burnish.formats.file_writing import replacing
 from burnish.program.state import BLOCK, Arrays, Kind, LazyArrays, blocks, kind_of, write_blocks
 from burnish.transfers import Transfer
+from burnish.untrusted import UNREADABLE, read_json
 
 DTYPES: Mapping[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -163,12 +164,12 @@ class StateFile(LazyArrays):
                 self.metadata = dict(checked.metadata() or {})
             self._file = path.open("rb")
             (size,) = struct.unpack("<Q", self._file.read(8))
-            described = json.loads(self._file.read(size))
+            described = read_json(self._file.read(size))
             described.pop(METADATA, None)
             self._begin = 8 + size
             self._kinds = {name: (DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))) for name, entry in described.items()}
             self._offsets = {name: int(entry["data_offsets"][0]) for name, entry in described.items()}
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+        except (SafetensorError, *UNREADABLE) as error:
             raise self._damaged(error) from error
 
     def __enter__(self) -> StateFile:

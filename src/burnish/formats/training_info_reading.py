@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from burnish.importer import load_external_data, read_proto
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
+from burnish.untrusted import UNREADABLE, read_json
 
 EXPECTED = {
     "signature": dict,
@@ -85,11 +85,11 @@ class _Reader:
 
     def _metadata(self, text: str) -> dict[str, Any]:
         try:
-            metadata = json.loads(text)
+            metadata = read_json(text)
             if metadata["format"] != FORMAT:
                 raise ValueError(f"format is {metadata['format']!r}, expected {FORMAT!r}")
             version = int(metadata["version"])
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise self._damaged(f"its metadata '{TRAINING}' cannot be read: {error!r}") from error
         if version > FORMAT_VERSION:
             raise CheckpointError(
@@ -104,7 +104,7 @@ class _Reader:
     def _signature(self) -> Signature:
         try:
             signature = Signature.from_dict(self.metadata["signature"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except UNREADABLE as error:
             raise self._damaged(f"the signature in its metadata cannot be read: {error!r}") from error
         if set(signature) != set(GRAPH_NAMES):
             raise self._damaged(f"its signature has the graphs {sorted(signature)}, expected {sorted(GRAPH_NAMES)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph.describe import describe_node
+from burnish.untrusted import UNREADABLE, read_json
 
 Mark = TypeVar("Mark")
 
@@ -28,9 +28,9 @@ def read_mark(node: ir.Node, key: str, kind: type[Mark]) -> Mark | None:
     if text is None:
         return None
     try:
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = read_json(text)
         return kind(**fields)
-    except (ValueError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModelError(
             f"{describe_node(node)} has an entry '{key}' in its metadata that this burnish cannot read ({error!r}): quantize or "
             "prune the model again, or remove the entry"

@@ -25,6 +25,7 @@ from burnish.errors import ConfigurationError
 from burnish.lowering.targets import STANDARD_DOMAINS, STANDARD_OPERATORS, TARGETS, Support, Target
 from burnish.ops.semantic import declared_operators
 from burnish.settings import is_whole, suggestion
+from burnish.untrusted import read_toml_file
 
 ALL = "*"
 SHAPES = {"symbolic": True, "static": False}
@@ -62,13 +63,11 @@ def read_target(path: str | Path) -> Target:
     Raises:
         ConfigurationError: the file cannot be read, is no TOML, or does not describe a target.
     """
-    import tomllib
-
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = read_toml_file(Path(path))
     except OSError as error:
         raise ConfigurationError(f"the target '{path}' cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"the target '{path}' is no TOML: {error}") from error
     return target_from_dict(values, f"the target '{path}'")
 

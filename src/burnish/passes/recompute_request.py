@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +9,11 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import ORIGIN_METADATA
-from burnish.settings import is_whole, matches_pattern, read_settings, with_settings
+from burnish.settings import is_whole, matches_pattern, memory_size, read_settings, with_settings
 
 RecomputeOption = str | int | Sequence[str] | None
 
 LAYERS = "layers"
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -66,14 +63,13 @@ def get(requested: RecomputeOption | Recompute) -> Recompute | None:
 
 def _from_text(text: str) -> Recompute:
     what, settings = read_settings("recompute", text)
-    amount = _BYTES.fullmatch(what)
-    if what != LAYERS and (amount is None or float(amount["number"]) == 0):
+    budget = memory_size(what)
+    if what != LAYERS and not budget:
         raise _unknown(text)
 
     def make(batch: int | None = None) -> Recompute:
         if batch is not None and (not is_whole(batch) or batch < 1):
             raise ConfigurationError(f"recompute: batch must be a whole number of samples, 1 or more, not {batch!r}")
-        budget = None if amount is None else int(float(amount["number"]) * UNITS[(amount["unit"] or "B").upper()])
         return Recompute(budget=budget, batch=batch)
 
     return with_settings(f"recompute '{what}'", make, settings)

@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from burnish.errors import ModelError
+from burnish.graph import describe_node
+from burnish.untrusted import UNREADABLE, read_json
+
 PLACES_METADATA = "burnish.random.numbered"
 """Where the node that counts rows or columns says what they number."""
 EARLIER_METADATA = "burnish.random.places"
@@ -40,7 +44,13 @@ class Places:
         if EARLIER_METADATA in node.metadata_props:
             return Places(problem="the program was compiled by an earlier version, which did not note where samples stand")
         text = node.metadata_props.get(PLACES_METADATA)
-        return None if text is None else Places(**json.loads(text))
+        try:
+            return None if text is None else Places(**read_json(text))
+        except UNREADABLE as error:
+            raise ModelError(
+                f"{describe_node(node)} has an entry '{PLACES_METADATA}' in its metadata that cannot be read ({error!r}): "
+                "compile the program again"
+            ) from error
 
 
 class Numbered(NamedTuple):

@@ -30,6 +30,7 @@ from burnish.formats.state_file import StateFile, write_state_file
 from burnish.program import Program
 from burnish.program.state import check_state, chosen, kind_of, state_differences
 from burnish.training.adapter_base import AdapterBase, OnBase
+from burnish.untrusted import UNREADABLE, read_json
 
 if TYPE_CHECKING:
     from burnish.program.carry_over import CarriedState
@@ -225,7 +226,7 @@ def place_of(path: Path) -> JournalPlace | None:
     with StateFile(path, "checkpoint") as file:
         try:
             return JournalPlace.from_json(file.metadata[JOURNAL]) if JOURNAL in file.metadata else None
-        except (KeyError, ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(f"The header of the checkpoint '{path}' is damaged ({error!r})") from error
 
 
@@ -244,13 +245,13 @@ def _described(path: Path, file: StateFile, checked: bool = True) -> Checkpoint:
             )
         if checked and CHECKSUM in header and header[CHECKSUM] != file.checksum():
             raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
-        identity = ProgramIdentity(header["program"], dict(json.loads(header["graphs"])))
-        metadata = {str(key): str(value) for key, value in json.loads(header.get("metadata", "{}")).items()}
-        extra = dict(json.loads(header["extra"]))
+        identity = ProgramIdentity(header["program"], dict(read_json(header["graphs"])))
+        metadata = {str(key): str(value) for key, value in read_json(header.get("metadata", "{}")).items()}
+        extra = dict(read_json(header["extra"]))
         journal = JournalPlace.from_json(header[JOURNAL]) if version == WITH_JOURNAL else None
         base = header[BASE] if version == OF_ADAPTERS else None
         return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal, base)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"
         ) from error

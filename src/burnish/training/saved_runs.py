@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from burnish.errors import CheckpointError
 from burnish.formats.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
 from burnish.training.reports import EVALUATION_PREFIX, STAGES, TABLE, read_rows
+from burnish.untrusted import read_json_file
 
 AVERAGE = "average"
 RECORD = "run.json"
@@ -153,7 +153,7 @@ def files_of(run: Path) -> list[str]:
 def read_record(run: Path) -> dict[str, Any]:
     """Return what ``burnish train`` recorded of a run in its folder; empty where nothing can be read."""
     try:
-        record = json.loads((run / RECORD).read_text(encoding="utf-8"))
+        record = read_json_file(run / RECORD)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import ImageReader, reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
+from burnish.untrusted import read_json_file
 
 PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")
 LARGEST_FILE = 1 << 30
@@ -95,8 +95,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     if size > LARGEST_FILE:
         raise DataError(f"{file}: {size:,} bytes, and files of instances are read up to {LARGEST_FILE:,}: split it")
     try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = read_json_file(file, LARGEST_FILE)
+    except ValueError as error:
         raise DataError(f"{file}: damaged, or no JSON ({error}); export it again") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: it holds a {type(content).__name__}, and COCO's instances are an object: export it again")

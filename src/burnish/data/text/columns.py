@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from burnish.data.missing import column_of_text
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
+from burnish.untrusted import read_json
 
 TEXT_COLUMNS = ("text", "sentence", "document", "content")
 TOKENS, MASK = "input_ids", "attention_mask"
@@ -147,8 +147,8 @@ def _json_columns(path: Path) -> tuple[dict[str, list[Any]], list[int]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            entry = read_json(line)
+        except ValueError as error:
             raise DataError(f"{path}, line {number}: no JSON ({error})") from error
         if not isinstance(entry, dict):
             raise DataError(f"{path}, line {number}: a {type(entry).__name__}, and an object is expected")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import ConfigurationError
+from burnish.untrusted import read_json
 
 GREETING = b"burnish workers 1\n"
 MESSAGE_BYTES = 2**20
@@ -84,8 +85,8 @@ class Connection:
         if length > MESSAGE_BYTES:
             raise StrangerError(f"a message of {length} bytes, of which {MESSAGE_BYTES} are allowed")
         try:
-            return json.loads(read(self.stream, length, until))
-        except (ValueError, RecursionError) as error:
+            return read_json(read(self.stream, length, until))
+        except ValueError as error:
             raise StrangerError("a message that is no JSON") from error
 
     def close(self) -> None:

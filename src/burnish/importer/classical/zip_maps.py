@@ -12,8 +12,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from burnish.errors import ModelError
 from burnish.graph import Names
 from burnish.importer.classical.attributes import CLASSICAL_DOMAIN
+from burnish.untrusted import UNREADABLE, read_json
 
 ZIP_MAPS = "burnish.zip_maps"
 """The entry of a model's metadata that says which outputs were maps: JSON, {output: attributes of the ZipMap}."""
@@ -50,11 +52,20 @@ def number_zip_maps(model: ir.Model, output: str, classes: int) -> None:
 
     Text, which said what the earlier ones were called, becomes the text of the numbers.
     """
-    maps = json.loads(model.metadata_props.get(ZIP_MAPS, "{}"))
+    maps = _maps(model.metadata_props.get(ZIP_MAPS, "{}"))
     for name, labels in maps.get(output, {}).items():
         if isinstance(labels, list) and len(labels) != classes:
             maps[output][name] = [str(number) if name == "classlabels_strings" else number for number in range(classes)]
             model.metadata_props[ZIP_MAPS] = json.dumps(maps)
+
+
+def _maps(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        return {str(output): dict(attributes) for output, attributes in read_json(text).items()}
+    except UNREADABLE as error:
+        raise ModelError(
+            f"the model's metadata '{ZIP_MAPS}' cannot be read ({error!r}): export the model again, or remove that entry"
+        ) from error
 
 
 def restore_zip_maps(proto: onnx.ModelProto) -> None:
@@ -62,7 +73,7 @@ def restore_zip_maps(proto: onnx.ModelProto) -> None:
     metadata = _metadata(proto)
     if ZIP_MAPS not in metadata:
         return
-    maps = json.loads(metadata.pop(ZIP_MAPS))
+    maps = _maps(metadata.pop(ZIP_MAPS))
     onnx.helper.set_model_props(proto, metadata)
     graph = proto.graph
     values = (name for node in graph.node for name in (*node.input, *node.output))

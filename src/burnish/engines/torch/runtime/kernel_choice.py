@@ -28,6 +28,7 @@ import torch
 
 from burnish.engines.kernels.building import cache_folder, locked, own_cache_folder
 from burnish.engines.kernels.compiling import model_name
+from burnish.untrusted import read_json_file
 
 VARIABLE = "BURNISH_KERNEL_CHOICES"
 FORMAT = 1
@@ -188,10 +189,10 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             return {}
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_json_file(path)
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
     choices: Any = held.get("choices") if isinstance(held, dict) and held.get("format") == FORMAT else None
     if not isinstance(choices, dict) or not all(isinstance(found, dict) for found in choices.values()):

@@ -1,0 +1,177 @@
+"""What readers of files from elsewhere share: JSON and TOML, which exceptions mean that a file is damaged, limits of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import ConfigurationError
+from burnish.settings import memory_size
+
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError, struct.error),
+)
+"""What reading something damaged or hostile raises, from its bytes to the values that are made of it."""
+DEEPEST = 100
+"""Lists and objects in one another; what reads, copies or writes a deeper value would exceed Python's recursion."""
+LARGEST = 64 << 20
+"""Bytes of a file of settings or notes."""
+SHARE = 8
+"""Bytes of memory for each byte of a file."""
+LEAST = 1 << 30
+MEMORY_LIMIT = "BURNISH_MEMORY_LIMIT"
+# What CPython takes for an empty list, a small object, and a value or key with its place in one.
+_LIST, _OBJECT, _VALUE = 64, 184, 40
+
+
+def allowed_memory(size: int) -> int:
+    """Return how many bytes of memory reading a file may take: 8 for each of its bytes, 1 GiB at least, or more where
+    ``BURNISH_MEMORY_LIMIT`` says so.
+
+    Raises:
+        ConfigurationError: the variable is no size.
+    """
+    least, text = max(LEAST, SHARE * size), os.environ.get(MEMORY_LIMIT)
+    if text is None:
+        return least
+    limit = memory_size(text)
+    if limit is None:
+        raise ConfigurationError(f"{MEMORY_LIMIT} is {text!r}: write a number of bytes, such as 4GiB")
+    return max(least, limit)
+
+
+def memory_excess(needed: int, size: int) -> str | None:
+    """Return why reading a file takes too much memory, with what raises the limit; None where it does not.
+
+    Args:
+        needed: bytes of memory.
+        size: bytes of the file.
+    """
+    allowed = allowed_memory(size)
+    if needed <= allowed:
+        return None
+    return (
+        f"it takes {needed:,} bytes of memory, and a file of {size:,} bytes may take {allowed:,}; if you trust it, set "
+        f"{MEMORY_LIMIT} in the environment, such as {MEMORY_LIMIT}={-(-needed >> 30)}GiB"
+    )
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none; an object has a key twice; it is deeper than a hundred lists and objects in one another, takes
+            too much memory, or holds half of a character (a lone surrogate, other than those that stand for the bytes of a file
+            name that is not UTF-8).
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
+    lists, objects = text.count("["), text.count("{")
+    excess = memory_excess(_LIST * lists + _OBJECT * objects + _VALUE * (text.count(",") + text.count(":")), len(text))
+    if excess is not None:
+        raise ValueError(excess)
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise ValueError(_too_deep()) from error
+    if lists + objects > DEEPEST:
+        _check_depth(value)
+    if r"\ud" in text or r"\uD" in text:
+        _check_characters(value)
+    return value
+
+
+def read_json_file(path: Path, largest: int = LARGEST) -> Any:
+    """Return the value in a file of JSON.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, has more bytes than ``largest``, or does not hold what ``read_json`` reads.
+    """
+    return read_json(read_bytes(path, largest))
+
+
+def read_toml_file(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is no TOML in UTF-8.
+    """
+    return read_toml(read_bytes(path).decode("utf-8"))
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        ValueError: it is none, or too deep.
+    """
+    import tomllib
+
+    try:
+        value = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(_too_deep()) from error
+    _check_depth(value)
+    return value
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """Return the content of a small file.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, is a pipe or a device, or has more bytes than ``largest``.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it is larger than {largest:,} bytes")
+    return content
+
+
+def check_regular(path: Path) -> None:
+    """Raise an OSError for a pipe, socket or device, which may keep a reader waiting for ever or never end.
+
+    What is not there passes, and is for the reader to say.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError("it is a pipe or a device, and a file is expected: write its content into a file")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ())
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_too_deep())
+
+
+def _too_deep() -> str:
+    return f"it holds more than {DEEPEST} lists and objects in one another"
+
+
+def _check_characters(value: Any) -> None:
+    """Raise UnicodeError, a ValueError, for half of a character in a text."""
+    json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
