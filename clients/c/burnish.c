@@ -5,19 +5,21 @@
  * themselves; then the sets change roles, and no parameter is copied. Sizes that a file names are checked against the file, or
  * against what memory can hold, before memory is taken; of a program's folder only files of fixed names are opened.
  */
+#undef _GNU_SOURCE /* strerror_r is POSIX's */
 #define _POSIX_C_SOURCE 200809L
 #include "burnish.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <locale.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,12 +48,56 @@ static _Thread_local char last_message[2048];
 
 const char *burnish_message(void) { return last_message; }
 
+static size_t utf8_length(const char *from);
+
+/* Add what is UTF-8 to a message, and '?' for every other byte: names of files, and text that was cut, need not be. */
+static char *add_message(char *to, const char *from, size_t count) {
+    for (const char *end = from + count; from < end;) {
+        size_t length = utf8_length(from);
+        if (length == 0 || length > (size_t)(end - from)) {
+            *to++ = '?';
+            from++;
+        }
+        while (length > 0 && length <= (size_t)(end - from) && length-- > 0) *to++ = *from++;
+    }
+    *to = 0;
+    return to;
+}
+
+/* Whether a byte of UTF-8 is another one than the first of a character. */
+static bool is_within(char byte) { return ((unsigned char)byte & 0xc0) == 0x80; }
+
+/* Keep a message; of one that is too long its beginning and its end, where the reason and the remedy stand. */
 static burnish_status fail(burnish_status status, const char *format, ...) {
-    va_list arguments;
+    size_t room = sizeof last_message - 8;
+    va_list arguments, again;
     va_start(arguments, format);
-    vsnprintf(last_message, sizeof last_message, format, arguments);
+    va_copy(again, arguments);
+    int measured = vsnprintf(NULL, 0, format, arguments);
+    size_t length = measured < 0 ? 0 : (size_t)measured;
+    char *text = malloc(length + 1);
+    if (text == NULL) {
+        vsnprintf(last_message, sizeof last_message, format, again);
+    } else {
+        vsnprintf(text, length + 1, format, again);
+        size_t end = length, begin = length;
+        if (length > room) {
+            for (end = room / 2; end > 0 && is_within(text[end]);) end--;
+            for (begin = length - room / 2; is_within(text[begin]);) begin++;
+        }
+        char *to = add_message(last_message, text, end);
+        if (length > room) add_message(add_message(to, " ... ", 5), text + begin, length - begin);
+        free(text);
+    }
     va_end(arguments);
+    va_end(again);
     return status;
+}
+
+/* The reason of the system for an error number, in `text`. */
+static const char *reason_of(int error, char text[128]) {
+    if (strerror_r(error, text, 128) != 0) snprintf(text, 128, "error %d", error);
+    return text;
 }
 
 #define TRY(call)                                  \
@@ -69,19 +115,32 @@ static burnish_status damaged(const char *path, const char *what) {
     return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is damaged: %s. Save it again, or use another copy", path, what);
 }
 
+static burnish_status damaged_entry(const char *path, const char *entry, const char *what) {
+    return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is damaged: '%s' %s. Save it again, or use another copy", path, entry, what);
+}
+
 static burnish_status join_path(char *path, const char *folder, const char *name, const char *ending) {
     int length = snprintf(path, MAX_PATH, "%s/%s%s", folder, name, ending);
     if (length < 0 || length >= MAX_PATH) return fail(BURNISH_CONFIGURATION_ERROR, "The path of '%s' is too long", name);
     return BURNISH_OK;
 }
 
+/* Open a file to read it; *file is NULL where that fails. */
 static burnish_status open_file(const char *path, FILE **file, uint64_t *size) {
     struct stat status;
-    *file = fopen(path, "rb");
-    if (*file == NULL) return fail(BURNISH_CHECKPOINT_ERROR, "'%s' cannot be opened: %s. Check the path", path, strerror(errno));
-    if (fstat(fileno(*file), &status) != 0 || !S_ISREG(status.st_mode)) {
-        fclose(*file);
+    char reason[128];
+    *file = NULL;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would be waited for */
+    if (descriptor < 0)
+        return fail(BURNISH_CHECKPOINT_ERROR, "'%s' cannot be opened: %s. Check the path", path, reason_of(errno, reason));
+    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+        close(descriptor);
         return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is not a file: give the path of one", path);
+    }
+    *file = fdopen(descriptor, "rb");
+    if (*file == NULL) {
+        close(descriptor);
+        return no_memory(path, BUFSIZ);
     }
     *size = (uint64_t)status.st_size;
     return BURNISH_OK;
@@ -121,20 +180,24 @@ static burnish_status split_path(const char *path, char *folder, const char **na
     return BURNISH_OK;
 }
 
-/* Remove <before><name><between><hexadecimal digits><after> beside a file: what killed processes, or earlier exports, left. */
+/* Remove <before><name><between><hexadecimal digits><after> beside a file: what killed processes, or earlier exports, left. A
+ * process that is alive has a lock on its own. */
 static void remove_beside(const char *path, const char *before, const char *between, size_t digits, const char *after,
                           const char *keep) {
-    char folder[MAX_PATH], other[MAX_PATH];
+    char folder[MAX_PATH], other[MAX_PATH], found[MAX_PATH];
     const char *name;
     if (split_path(path, folder, &name) != BURNISH_OK) return;
     int begin = snprintf(other, sizeof other, "%s%s%s", before, name, between);
     DIR *entries = opendir(folder);
     for (struct dirent *entry = NULL; entries != NULL && (entry = readdir(entries)) != NULL;) {
+        if (strncmp(entry->d_name, other, (size_t)begin) != 0 || strcmp(entry->d_name, keep) == 0) continue;
         const char *rest = entry->d_name + begin;
-        if (strncmp(entry->d_name, other, (size_t)begin) != 0 || !is_hex(rest, digits) || strcmp(rest + digits, after) != 0)
-            continue;
-        char found[MAX_PATH];
-        if (strcmp(entry->d_name, keep) != 0 && join_path(found, folder, entry->d_name, "") == BURNISH_OK) unlink(found);
+        if (!is_hex(rest, digits) || strcmp(rest + digits, after) != 0) continue;
+        if (join_path(found, folder, entry->d_name, "") != BURNISH_OK) continue;
+        int descriptor = open(found, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (descriptor < 0) continue;
+        if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) unlink(found);
+        close(descriptor);
     }
     if (entries != NULL) closedir(entries);
 }
@@ -143,54 +206,84 @@ static void remove_beside(const char *path, const char *before, const char *betw
 typedef struct new_file {
     char partial[MAX_PATH];
     FILE *file;
-    bool failed;
+    int error; /* the first, as errno has it */
 } new_file;
 
-static burnish_status not_written(const char *path, const char *reason) {
+static burnish_status not_written(const char *path, int error) {
+    char reason[128];
     return fail(
         BURNISH_CHECKPOINT_ERROR,
         "'%s' could not be written: %s. An earlier file there is untouched. Free space on the disk, or choose a folder you can "
         "write to",
-        path, reason);
+        path, reason_of(error, reason));
+}
+
+/* Make a file under a name that no other process or thread has, locked until it is closed. */
+static int make_partial(new_file *new, const char *path, const char *name, uint32_t distinct) {
+    struct stat status;
+    snprintf(new->partial, MAX_PATH, "%.*s.%s.%08x.partial", (int)(name - path), path, name, (unsigned)distinct);
+    int descriptor = open(new->partial, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor < 0) return -1;
+    (void)flock(descriptor, LOCK_EX); /* where the file system has no locks, nobody can take it for a dead one's either */
+    if (fstat(descriptor, &status) == 0 && status.st_nlink > 0) return descriptor;
+    close(descriptor);
+    errno = EEXIST; /* it was cleaned up before it was locked: another name */
+    return -1;
 }
 
 static burnish_status begin_file(new_file *new, const char *path) {
     char folder[MAX_PATH];
     const char *name;
-    static unsigned number;
     struct timespec now;
+    int descriptor = -1;
     TRY(split_path(path, folder, &name));
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint32_t distinct = (uint32_t)now.tv_nsec * 2654435761u ^ (uint32_t)getpid() << 8 ^ number++;
-    snprintf(new->partial, MAX_PATH, "%.*s.%s.%08x.partial", (int)(name - path), path, name, (unsigned)distinct);
-    new->failed = false;
-    new->file = fopen(new->partial, "wbx");
-    return new->file == NULL ? not_written(path, strerror(errno)) : BURNISH_OK;
+    for (uint32_t attempt = 0; descriptor < 0 && attempt < 100 && (attempt == 0 || errno == EEXIST); attempt++) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        descriptor = make_partial(
+            new, path, name,
+            ((uint32_t)now.tv_nsec + (uint32_t)now.tv_sec) * 2654435761u ^ (uint32_t)getpid() << 8 ^ (uint32_t)(uintptr_t)new);
+    }
+    new->error = 0;
+    new->file = descriptor < 0 ? NULL : fdopen(descriptor, "wb");
+    if (new->file != NULL) return BURNISH_OK;
+    int error = errno;
+    if (descriptor >= 0) {
+        unlink(new->partial);
+        close(descriptor);
+    }
+    return not_written(path, error);
 }
 
 static void put(new_file *new, const void *bytes, size_t count) {
-    if (count > 0 && fwrite(bytes, 1, count, new->file) != count) new->failed = true;
+    if (new->error == 0 && count > 0 && fwrite(bytes, 1, count, new->file) != count) new->error = errno == 0 ? EIO : errno;
 }
 
-/* Put a file in its place; `status` is how the writing went. */
-static burnish_status end_file(new_file *new, const char *path, burnish_status status) {
+/* Put a file in its place, and leave it open, which keeps its lock; `status` is how the writing went. */
+static burnish_status place_file(new_file *new, const char *path, burnish_status status) {
     char folder[MAX_PATH];
     const char *name;
-    bool is_whole = status == BURNISH_OK && !new->failed && fflush(new->file) == 0 && fsync(fileno(new->file)) == 0;
-    if (fclose(new->file) != 0) is_whole = false;
-    if (!is_whole || rename(new->partial, path) != 0) {
-        int reason = errno;
+    if (new->error == 0 && status == BURNISH_OK &&
+        (fflush(new->file) != 0 || fsync(fileno(new->file)) != 0 || rename(new->partial, path) != 0))
+        new->error = errno;
+    if (status != BURNISH_OK || new->error != 0) {
         unlink(new->partial);
-        return status != BURNISH_OK ? status : not_written(path, strerror(reason));
+        fclose(new->file);
+        return status != BURNISH_OK ? status : not_written(path, new->error);
     }
     TRY(split_path(path, folder, &name));
-    int descriptor = open(folder, O_RDONLY);
+    int descriptor = open(folder, O_RDONLY | O_CLOEXEC);
     if (descriptor >= 0) {
-        fsync(descriptor);
+        fsync(descriptor); /* the file is in its place, whether this is refused or not */
         close(descriptor);
     }
     remove_beside(path, ".", ".", 8, ".partial", "");
     return BURNISH_OK;
+}
+
+static burnish_status end_file(new_file *new, const char *path, burnish_status status) {
+    status = place_file(new, path, status);
+    if (status == BURNISH_OK) fclose(new->file);
+    return status;
 }
 
 /* SHA-256 (FIPS 180-4), of a program's files. */
@@ -262,13 +355,12 @@ static void sha256_text(sha256 *hash, char text[65]) {
 
 /* CRC-32 as zlib computes it, of a checkpoint's arrays. */
 static uint32_t crc32_of(uint32_t before, const void *bytes, size_t count) {
-    static uint32_t table[256];
-    if (table[1] == 0)
-        for (uint32_t i = 256; i-- > 0;) {
-            uint32_t value = i;
-            for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
-            table[i] = value;
-        }
+    uint32_t table[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
+        table[i] = value;
+    }
     uint32_t value = ~before;
     for (const uint8_t *at = bytes; count-- > 0; at++) value = table[(value ^ *at) & 255] ^ value >> 8;
     return ~value;
@@ -292,6 +384,7 @@ typedef struct json_reader {
     json *values;
     size_t used;
     int depth;
+    const char *fault; /* that is none of grammar */
 } json_reader;
 
 static void skip_space(json_reader *reader) { reader->at += strspn(reader->at, " \t\r\n"); }
@@ -309,7 +402,7 @@ static char *put_utf8(char *to, unsigned code) {
         return to;
     }
     int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    *to++ = (char)((0xf00u >> more & 0xffu) | code >> 6 * more);
+    *to++ = (char)((0xff00u >> (more + 1) & 0xffu) | code >> 6 * more);
     while (more-- > 0) *to++ = (char)(0x80 | (code >> 6 * more & 0x3f));
     return to;
 }
@@ -342,21 +435,38 @@ static bool read_json_string(json_reader *reader, const char **text) {
             *to++ = meaning[found - plain];
             from += 2;
         } else {
-            if (from[1] != 'u' || !read_hex(from + 2, &code) || code == 0) return false;
+            if (from[1] != 'u' || !read_hex(from + 2, &code)) return false;
+            if (code == 0) reader->fault = "holds the character U+0000, which ends a text in C";
             from += 6;
             if (code >= 0xd800 && code < 0xe000) {
-                if (code >= 0xdc00 || from[0] != '\\' || from[1] != 'u' || !read_hex(from + 2, &low) || low < 0xdc00 ||
-                    low >= 0xe000)
+                bool is_pair = code < 0xdc00 && from[0] == '\\' && from[1] == 'u' && read_hex(from + 2, &low) &&
+                               low >= 0xdc00 && low < 0xe000;
+                if (!is_pair) {
+                    reader->fault = "holds half of a surrogate pair, which is no character";
                     return false;
+                }
                 code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
                 from += 6;
             }
+            if (reader->fault != NULL) return false;
             to = put_utf8(to, code);
         }
     }
     reader->at = from + 1;
     *to = 0;
     return true;
+}
+
+/* strtod, which reads by the locale of the process. */
+static double read_decimal(const char *digits, char **end) {
+    char localized[128], half[32];
+    const char *point = strchr(digits, '.');
+    if (point == NULL) return strtod(digits, end);
+    snprintf(half, sizeof half, "%.1f", 0.5); /* localeconv is not for several threads */
+    snprintf(localized, sizeof localized, "%.*s%.*s%s", (int)(point - digits), digits, (int)strlen(half) - 2, half + 1, point + 1);
+    double number = strtod(localized, end);
+    *end = (char *)digits + (**end == 0 ? strlen(digits) : 0);
+    return number;
 }
 
 static bool read_json_number(json_reader *reader, json *value) {
@@ -387,9 +497,7 @@ static bool read_json_number(json_reader *reader, json *value) {
         value->whole = strtoll(digits, NULL, 10);
         if (errno == ERANGE) value->is_whole = false;
     }
-    char *point = strchr(digits, '.');
-    if (point != NULL) *point = *localeconv()->decimal_point; /* strtod reads by the locale */
-    value->number = strtod(digits, &end);
+    value->number = read_decimal(digits, &end);
     value->kind = JSON_NUMBER;
     reader->at = at;
     return *end == 0 && isfinite(value->number);
@@ -447,21 +555,31 @@ static bool read_json_value(json_reader *reader, json **result, const char *key)
     return read_json_number(reader, value);
 }
 
-/* Read a text of `size` bytes that ends with a zero. The caller frees *values, in which *root is the first. */
-static burnish_status parse_json(const char *path, char *text, size_t size, json **values) {
+/* Read a text of `size` bytes that ends with a zero. The caller frees *values, of which the first is the root; NULL and a fault
+ * where it cannot be read. */
+static const char *read_json(char *text, size_t size, json **values) {
     size_t most = 1;
+    *values = NULL;
     for (size_t i = 0; i < size; i++) most += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    if (most > MAX_JSON_VALUES) return damaged(path, "its JSON has more values than any program needs");
+    if (most > MAX_JSON_VALUES) return "has more values in its JSON than any program needs";
     *values = calloc(most, sizeof(json));
-    if (*values == NULL) return no_memory(path, most * sizeof(json));
-    json_reader reader = {text, *values, 0, 0};
+    if (*values == NULL) return "has more values in its JSON than there is memory for";
+    json_reader reader = {.at = text, .values = *values, .fault = NULL};
     json *root;
     bool is_read = read_json_value(&reader, &root, NULL);
     if (is_read) skip_space(&reader);
-    if (is_read && reader.at == text + size) return BURNISH_OK;
+    if (is_read && reader.at == text + size) return NULL;
     free(*values);
     *values = NULL;
-    return damaged(path, "it is not JSON, or is nested too deeply");
+    return reader.fault != NULL ? reader.fault : "is not JSON, or is nested too deeply";
+}
+
+static burnish_status parse_json(const char *path, char *text, size_t size, json **values) {
+    char what[128];
+    const char *fault = read_json(text, size, values);
+    if (fault == NULL) return BURNISH_OK;
+    snprintf(what, sizeof what, "it %s", fault);
+    return damaged(path, what);
 }
 
 static const json *member(const json *object, const char *key, json_kind kind) {
@@ -555,8 +673,15 @@ typedef struct state_entry {
 enum { INIT, STEP, EVALUATE, PREDICT, FEATURES, GRAPHS }; /* FEATURES is there where a frozen backbone's are cached */
 static const char *const GRAPH_NAMES[GRAPHS] = {"init", "step", "evaluate", "predict", "features"};
 
+/* Entries for an exported model's metadata_props, as a checkpoint has them: a JSON object of texts. */
+typedef struct metadata {
+    char *text, *read; /* as it was, and as its values refer to it */
+    json *values;
+} metadata;
+
 struct burnish_session {
-    char *folder, *models, *manifest_text, *extra, *metadata;
+    char *folder, *models, *manifest_text, *extra;
+    metadata metadata;
     json *manifest;
     burnish_options options;
     const OrtApi *ort;
@@ -569,6 +694,26 @@ struct burnish_session {
     graph *last; /* whose outputs are held */
     burnish_tensor *tensors;
 };
+
+static void free_metadata(metadata *metadata) {
+    free(metadata->text);
+    free(metadata->read);
+    free(metadata->values);
+}
+
+/* Read the metadata of a checkpoint; none are there where `text` is NULL. */
+static burnish_status read_metadata(const char *path, const char *text, metadata *metadata) {
+    if (text == NULL) return BURNISH_OK;
+    metadata->text = strdup(text);
+    metadata->read = strdup(text);
+    if (metadata->text == NULL || metadata->read == NULL) return no_memory("the checkpoint's metadata", strlen(text));
+    const char *fault = read_json(metadata->read, strlen(text), &metadata->values);
+    if (fault != NULL) return damaged_entry(path, "metadata", fault);
+    bool are_texts = metadata->values->kind == JSON_OBJECT;
+    for (const json *item = metadata->values->child; are_texts && item != NULL; item = item->next)
+        are_texts = item->kind == JSON_STRING;
+    return are_texts ? BURNISH_OK : damaged_entry(path, "metadata", "is no JSON object of texts");
+}
 
 static bool is(const char *text, const char *other) { return text != NULL && strcmp(text, other) == 0; }
 
@@ -654,7 +799,7 @@ static bool read_graph(const json *signature, const char *name, graph *graph) {
 
 static size_t find_state(const burnish_session *session, const char *name) {
     for (size_t i = 0; i < session->state_count; i++)
-        if (strcmp(session->state[i].kind->name, name) == 0) return i;
+        if (is(name, session->state[i].kind->name)) return i;
     return NONE;
 }
 
@@ -956,6 +1101,7 @@ static burnish_status open_graph(burnish_session *session, graph *graph) {
 /* One arena for all graphs that grows by what is asked for: a session's own doubles, and evaluation would add its peak to
  * training's. */
 static burnish_status open_environment(burnish_session *session) {
+    static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
     OrtArenaCfg *configuration = NULL;
     OrtMemoryInfo *arena = NULL;
     OrtStatus *status;
@@ -967,7 +1113,9 @@ static burnish_status open_environment(burnish_session *session) {
     ORT(CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &arena), "describe", "memory");
     session->memory = arena;
     status = session->ort->CreateArenaCfg(0, 1, -1, -1, &configuration);
+    pthread_mutex_lock(&registering); /* ONNX Runtime has one environment per process, and old ones add to it without a lock */
     if (status == NULL) status = session->ort->CreateAndRegisterAllocator(session->env, arena, configuration);
+    pthread_mutex_unlock(&registering);
     if (status != NULL) session->ort->ReleaseStatus(status); /* another session of the process has registered one, which serves */
     if (configuration != NULL) session->ort->ReleaseArenaCfg(configuration);
     return BURNISH_OK;
@@ -992,20 +1140,31 @@ static void release_batch(burnish_session *session, graph *graph) {
         }
 }
 
+static const char AVERAGE[] = "opt/average/";
+
+static bool is_average(const char *name) { return strncmp(name, AVERAGE, strlen(AVERAGE)) == 0; }
+
+/* The name in the source of a parameter or statistic; "" of what has none. */
+static const char *source_name(const entry *input) {
+    const char *slash = strchr(input->name, '/');
+    return slash == NULL ? "" : slash + 1;
+}
+
 /* The state entry that a graph reads where the average stands in for the parameters; the input's own where it has none. */
 static size_t averaged(const burnish_session *session, const entry *input, int flags) {
-    char name[MAX_PATH];
     if (flags != BURNISH_AVERAGE || !is(input->role, "parameter")) return input->state;
-    snprintf(name, sizeof name, "opt/average/%s", input->name + strcspn(input->name, "/") + 1);
-    size_t found = find_state(session, name);
-    return found == NONE ? input->state : found;
+    for (size_t i = 0; i < session->state_count; i++) {
+        const char *name = session->state[i].kind->name;
+        if (is_average(name) && strcmp(name + strlen(AVERAGE), source_name(input)) == 0) return i;
+    }
+    return input->state;
 }
 
 static burnish_status check_flags(const burnish_session *session, int flags) {
     if (flags != 0 && flags != BURNISH_AVERAGE)
         return fail(BURNISH_CONFIGURATION_ERROR, "flags is %d: give 0 or BURNISH_AVERAGE", flags);
     for (size_t i = 0; flags != 0 && i < session->state_count; i++)
-        if (strncmp(session->state[i].kind->name, "opt/average/", 12) == 0) return BURNISH_OK;
+        if (is_average(session->state[i].kind->name)) return BURNISH_OK;
     return flags == 0 ? BURNISH_OK
                       : fail(BURNISH_CONFIGURATION_ERROR,
                              "BURNISH_AVERAGE: the program's optimizer keeps no average of the parameters; give 0, or "
@@ -1302,6 +1461,20 @@ int64_t burnish_step_count(const burnish_session *session) {
                : *(int64_t *)session->state[found].data[session->current];
 }
 
+/* Whether a hyperparameter is a figure, such as `monitored`: it is new for one step, and NaN, its default, where nothing is. */
+static bool is_figure(const entry *input) {
+    return is(input->role, "hyperparameter") && input->has_default && isnan(input->default_value);
+}
+
+/* Put a number behind the value that the graph reads as its scalar input. */
+static void set_scalar(graph *graph, size_t input, double value) {
+    float narrow = (float)value;
+    if (graph->inputs[input].type->dtype == BURNISH_FLOAT)
+        memcpy(&graph->scalars[input], &narrow, sizeof narrow);
+    else
+        graph->scalars[input] = value;
+}
+
 burnish_status burnish_step(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs) {
     graph *step = &session->graphs[STEP];
     burnish_outputs own;
@@ -1324,16 +1497,9 @@ burnish_status burnish_step(burnish_session *session, const burnish_tensor *batc
                         "values in the batch, lower the learning rate (lr), or clip the gradients",
                         step->outputs[i].name, (long long)steps, burnish_number(outputs, step->outputs[i].name));
     session->current = 1 - session->current;
+    for (size_t i = 0; i < step->input_count; i++)
+        if (is_figure(&step->inputs[i])) set_scalar(step, i, NAN);
     return BURNISH_OK;
-}
-
-/* Put a number behind the value that the graph reads as its scalar input. */
-static void set_scalar(graph *graph, size_t input, double value) {
-    float narrow = (float)value;
-    if (graph->inputs[input].type->dtype == BURNISH_FLOAT)
-        memcpy(&graph->scalars[input], &narrow, sizeof narrow);
-    else
-        graph->scalars[input] = value;
 }
 
 burnish_status burnish_set(burnish_session *session, const char *name, double value) {
@@ -1341,8 +1507,7 @@ burnish_status burnish_set(burnish_session *session, const char *name, double va
     for (size_t i = 0; i < step->input_count; i++) {
         entry *input = &step->inputs[i];
         if (!is(input->role, "hyperparameter") || !is(name, input->name)) continue;
-        bool may_be_nan = input->has_default && isnan(input->default_value);
-        if (isinf((float)value) || (isnan(value) && !may_be_nan) || (value < 0 && !may_be_nan))
+        if (isinf((float)value) || ((isnan(value) || value < 0) && !is_figure(input)))
             return fail(BURNISH_CONFIGURATION_ERROR,
                         "The hyperparameter '%s' is %g: give one finite number that is not negative, such as 0.01", name, value);
         if (!input->has_default)
@@ -1603,6 +1768,8 @@ typedef struct state_file {
     uint64_t begin, size; /* of the arrays */
 } state_file;
 
+static const json *metadata_of(const state_file *file) { return member(file->header, "__metadata__", JSON_OBJECT); }
+
 static void close_state_file(state_file *file) {
     if (file->file != NULL) fclose(file->file);
     free(file->text);
@@ -1628,18 +1795,17 @@ static burnish_status find_array(const state_file *file, const state_entry *entr
     const json *array = member(file->header, entry->kind->name, JSON_OBJECT), *shape = member(array, "shape", JSON_ARRAY);
     const json *offsets = member(array, "data_offsets", JSON_ARRAY), *begin = offsets ? offsets->child : NULL,
                *end = begin ? begin->next : NULL;
-    char what[512];
-    snprintf(what, sizeof what, "'%.400s' is missing, or has another type, shape or size", entry->kind->name);
+    const char *what = "is missing, or has another type, shape or size";
     if (shape == NULL || end == NULL || end->next != NULL || !is(text_of(array, "dtype"), entry->kind->type->safetensors))
-        return damaged(file->path, what);
+        return damaged_entry(file->path, entry->kind->name, what);
     size_t axis = 0;
     for (const json *extent = shape->child; extent != NULL; extent = extent->next, axis++)
         if (axis >= entry->kind->rank || extent->kind != JSON_NUMBER || !extent->is_whole ||
             extent->whole != entry->kind->shape[axis])
-            return damaged(file->path, what);
+            return damaged_entry(file->path, entry->kind->name, what);
     if (axis != entry->kind->rank || !begin->is_whole || !end->is_whole || begin->whole < 0 || end->whole < begin->whole ||
         (uint64_t)end->whole > file->size || (uint64_t)(end->whole - begin->whole) != entry->bytes)
-        return damaged(file->path, what);
+        return damaged_entry(file->path, entry->kind->name, what);
     *offset = (uint64_t)begin->whole;
     return BURNISH_OK;
 }
@@ -1765,8 +1931,9 @@ burnish_status burnish_open(const char *folder, const burnish_options *options, 
     opened->folder = strdup(folder);
     if (options != NULL && options->models != NULL) opened->models = strdup(options->models);
     opened->extra = strdup("{}");
-    burnish_status status =
-        opened->folder == NULL || opened->extra == NULL ? no_memory("the session", strlen(folder)) : open_program(opened);
+    bool has_memory =
+        opened->folder != NULL && opened->extra != NULL && (options == NULL || (opened->models != NULL) == (options->models != NULL));
+    burnish_status status = has_memory ? open_program(opened) : no_memory("the session", strlen(folder));
     if (status == BURNISH_OK)
         *session = opened;
     else
@@ -1805,7 +1972,7 @@ void burnish_close(burnish_session *session) {
     free(session->folder);
     free(session->models);
     free(session->extra);
-    free(session->metadata);
+    free_metadata(&session->metadata);
     free(session);
 }
 
@@ -1822,7 +1989,8 @@ burnish_status burnish_state_at(burnish_session *session, size_t number, burnish
 burnish_status burnish_state(burnish_session *session, const char *name, burnish_tensor *tensor) {
     size_t found = find_state(session, name);
     return found != NONE ? burnish_state_at(session, found, tensor)
-                         : fail(BURNISH_CONFIGURATION_ERROR, "There is no state entry '%s': burnish_state_at lists them", name);
+                         : fail(BURNISH_CONFIGURATION_ERROR, "There is no state entry '%s': burnish_state_at lists them",
+                                name ? name : "(no name)");
 }
 
 burnish_status burnish_write_state(burnish_session *session, const burnish_tensor *given) {
@@ -1921,7 +2089,7 @@ static void add_checkpoint_header(buffer *header, const burnish_session *session
     add_pair(header, "graphs", hashes.data, hashes.size);
     add_pair(header, "engine", "onnxruntime", 11);
     add_pair(header, "extra", extra, strlen(extra));
-    if (session->metadata != NULL) add_pair(header, "metadata", session->metadata, strlen(session->metadata));
+    if (session->metadata.text != NULL) add_pair(header, "metadata", session->metadata.text, strlen(session->metadata.text));
     snprintf(number, sizeof number, "%08x", (unsigned)checksum);
     add_pair(header, "checksum", number, 8);
     add(header, "}", 1);
@@ -1945,8 +2113,8 @@ static burnish_status check_extra(const char *extra) {
     char *copy = strdup(extra);
     json *values = NULL;
     if (copy == NULL) return no_memory("extra", strlen(extra));
-    burnish_status status = parse_json("extra", copy, strlen(copy), &values);
-    bool is_object = status == BURNISH_OK && values->kind == JSON_OBJECT;
+    const char *fault = read_json(copy, strlen(copy), &values);
+    bool is_object = fault == NULL && values->kind == JSON_OBJECT;
     free(values);
     free(copy);
     return is_object ? BURNISH_OK
@@ -2004,7 +2172,7 @@ static burnish_status scan_array(const burnish_session *session, const state_fil
 }
 
 static burnish_status check_checkpoint(const burnish_session *session, const state_file *file) {
-    const json *header = member(file->header, "__metadata__", JSON_OBJECT);
+    const json *header = metadata_of(file);
     const char *version = text_of(header, "version"), *program = text_of(header, "program"),
                *checksum = text_of(header, "checksum");
     uint32_t actual = 0;
@@ -2024,6 +2192,7 @@ static burnish_status check_checkpoint(const burnish_session *session, const sta
         return fail(BURNISH_CHECKPOINT_ERROR,
                     "The checkpoint '%s' was made with another program: open the one that it was made with, or start without it",
                     file->path);
+    if (text_of(header, "extra") == NULL) return damaged(file->path, "its header lacks 'extra'");
     for (const json *array = file->header->child; array != NULL; array = array->next) count += !is(array->key, "__metadata__");
     if (count != session->state_count) return damaged(file->path, "it does not hold exactly the program's state");
     const state_entry **named = sorted_state(session, by_name);
@@ -2062,27 +2231,28 @@ static burnish_status read_state(burnish_session *session, const state_file *fil
 
 burnish_status burnish_restore(burnish_session *session, const char *path) {
     state_file file = {.path = path};
+    metadata metadata = {0};
+    char *extra = NULL;
     burnish_status status = open_file(path, &file.file, &file.size);
     if (status == BURNISH_OK) status = read_header(&file);
     if (status == BURNISH_OK) status = check_checkpoint(session, &file);
-    const json *header = member(file.header, "__metadata__", JSON_OBJECT);
-    const char *extra = text_of(header, "extra"), *metadata = text_of(header, "metadata");
-    char *own_extra = strdup(extra != NULL ? extra : "{}"), *own_metadata = metadata == NULL ? NULL : strdup(metadata);
-    if (status == BURNISH_OK && (own_extra == NULL || (metadata != NULL && own_metadata == NULL)))
+    if (status == BURNISH_OK) status = read_metadata(path, text_of(metadata_of(&file), "metadata"), &metadata);
+    if (status == BURNISH_OK && (extra = strdup(text_of(metadata_of(&file), "extra"))) == NULL)
         status = no_memory("the checkpoint", strlen(path));
     if (status == BURNISH_OK) status = read_state(session, &file);
     if (status == BURNISH_OK) {
         session->current = 1 - session->current;
         free(session->extra);
-        session->extra = own_extra;
-        if (own_metadata != NULL) {
-            free(session->metadata);
-            session->metadata = own_metadata;
+        session->extra = extra;
+        extra = NULL;
+        if (metadata.text != NULL) {
+            free_metadata(&session->metadata);
+            session->metadata = metadata;
+            metadata = (struct metadata){0};
         }
-    } else {
-        free(own_extra);
-        free(own_metadata);
     }
+    free(extra);
+    free_metadata(&metadata);
     close_state_file(&file);
     return status;
 }
@@ -2099,8 +2269,6 @@ typedef enum message_kind {
     OTHER,
     LEFT_OUT
 } message_kind;
-
-static const char *source_name(const entry *input) { return input->name + strcspn(input->name, "/") + 1; }
 
 /* The entry of the state that a name stands for, by its name in the program or in the source; NULL. */
 static const entry *weight_of(const graph *predict, span name, bool by_source) {
@@ -2201,6 +2369,7 @@ typedef struct exported {
     int flags, set;
     buffer around, graph;
     const char *location; /* of the weights' file; NULL where they are in the model */
+    new_file data;        /* that file, which is open, and so locked, until the model that names it is in its place */
 } exported;
 
 static const state_entry *weight_at(const exported *export, size_t input) {
@@ -2241,18 +2410,26 @@ static burnish_status put_data_file(exported *export, const char *path, char *da
     char folder[MAX_PATH], digest[65];
     const char *name;
     sha256 hash;
-    new_file file;
     sha256_begin(&hash);
     for (size_t i = 0; i < export->predict->input_count; i++)
         if (weight_at(export, i) != NULL) sha256_add(&hash, weight_at(export, i)->data[export->set], weight_at(export, i)->bytes);
     sha256_text(&hash, digest);
     TRY(split_path(path, folder, &name));
     snprintf(data, MAX_PATH, "%.*s-%.16s.data", MAX_PATH - 64, path, digest);
-    TRY(begin_file(&file, data));
+    TRY(begin_file(&export->data, data));
     for (size_t i = 0; i < export->predict->input_count; i++)
-        if (weight_at(export, i) != NULL) put(&file, weight_at(export, i)->data[export->set], weight_at(export, i)->bytes);
-    export->location = strrchr(data, '/') != NULL ? strrchr(data, '/') + 1 : data;
-    return end_file(&file, data, BURNISH_OK);
+        if (weight_at(export, i) != NULL)
+            put(&export->data, weight_at(export, i)->data[export->set], weight_at(export, i)->bytes);
+    burnish_status status = place_file(&export->data, data, BURNISH_OK);
+    if (status == BURNISH_OK) export->location = strrchr(data, '/') != NULL ? strrchr(data, '/') + 1 : data;
+    return status;
+}
+
+/* Whether the metadata have another value for an entry of the model's metadata_props. */
+static bool is_replaced(const metadata *metadata, span property) {
+    for (const json *item = metadata->values != NULL ? metadata->values->child : NULL; item != NULL; item = item->next)
+        if (names_value(property, 1, item->key)) return true;
+    return false;
 }
 
 static burnish_status split_model(exported *export, const char *path, span from) {
@@ -2263,7 +2440,7 @@ static burnish_status split_model(exported *export, const char *path, span from)
         is_read = read_field(&from, &number, &whole, &content);
         if (is_read && number == 7)
             is_read = rename_weights(export->predict, GRAPH_MESSAGE, content, &export->graph, 0);
-        else if (is_read)
+        else if (is_read && !(number == 14 && is_replaced(&export->session->metadata, content)))
             add(&export->around, whole.at, (size_t)(whole.end - whole.at));
     }
     if (export->around.failed || export->graph.failed) return no_memory("the export", export->graph.size);
@@ -2271,23 +2448,15 @@ static burnish_status split_model(exported *export, const char *path, span from)
 }
 
 /* The entries of metadata_props that a restored checkpoint brought. */
-static void add_metadata(buffer *to, const char *metadata) {
-    char *text = metadata != NULL ? strdup(metadata) : NULL;
-    json *values = NULL;
-    if (text == NULL || parse_json("metadata", text, strlen(text), &values) != BURNISH_OK) {
-        free(text);
-        return;
-    }
-    for (const json *item = values->kind == JSON_OBJECT ? values->child : NULL; item != NULL; item = item->next) {
+static void add_metadata(buffer *to, const metadata *metadata) {
+    for (const json *item = metadata->values != NULL ? metadata->values->child : NULL; item != NULL; item = item->next) {
         buffer pair = {0};
-        if (item->kind != JSON_STRING) continue;
         add_bytes_field(&pair, 1, item->key, strlen(item->key));
         add_bytes_field(&pair, 2, item->text, strlen(item->text));
         add_bytes_field(to, 14, pair.data, pair.size);
+        to->failed = to->failed || pair.failed;
         free(pair.data);
     }
-    free(values);
-    free(text);
 }
 
 static burnish_status write_export(exported *export, const char *path) {
@@ -2299,7 +2468,7 @@ static burnish_status write_export(exported *export, const char *path) {
         if (weight_at(export, i) != NULL) weights += weight_at(export, i)->bytes;
     if (weights > BURNISH_ONE_FILE_LIMIT) TRY(put_data_file(export, path, data));
     TRY(put_weights(export, NULL, &bytes));
-    add_metadata(&export->around, export->session->metadata);
+    add_metadata(&export->around, &export->session->metadata);
     add_varint(&tag, 7 << 3 | 2);
     add_varint(&tag, export->graph.size + bytes);
     burnish_status status = tag.failed || export->around.failed ? no_memory("the export", bytes) : begin_file(&file, path);
@@ -2332,6 +2501,7 @@ burnish_status burnish_export(burnish_session *session, const char *path, int fl
     burnish_status status = split_model(&export, source, (span){(const uint8_t *)model, (const uint8_t *)model + size});
     free(model);
     if (status == BURNISH_OK) status = write_export(&export, path);
+    if (export.location != NULL) fclose(export.data.file);
     free(export.around.data);
     free(export.graph.data);
     return status;

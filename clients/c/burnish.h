@@ -115,7 +115,8 @@ int64_t burnish_cache_computed(const burnish_cache *cache);
 /* A scalar output as a number; NaN where there is none of this name. */
 double burnish_number(const burnish_outputs *outputs, const char *name);
 
-/* Set a hyperparameter, such as "lr", for the steps to come. */
+/* Set a hyperparameter, such as "lr", for the steps to come. "monitored", the figure that a plateau goes by, is new for the next
+ * step alone. */
 burnish_status burnish_set(burnish_session *session, const char *name, double value);
 /* How many steps the state has taken. */
 int64_t burnish_step_count(const burnish_session *session);

@@ -2,11 +2,14 @@
  *
  *   ./train PROGRAM --data x=x.npy --data labels=labels.npy --batch 16 --steps 100 --checkpoint last.safetensors
  */
+#define _POSIX_C_SOURCE 200809L
 #include "burnish.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_INPUTS 16
@@ -77,65 +80,95 @@ static int read_npy_header(FILE *file, burnish_tensor *array) {
     return *at == ')' && array->rank > 0 && array->dtype != 0;
 }
 
+/* Read what is behind the header: as many bytes as its shape says, and no more. */
+static int read_npy_data(FILE *file, burnish_tensor *array) {
+    struct stat status;
+    long begin = ftell(file);
+    size_t bytes = size_of_dtype(array->dtype);
+    if (begin < 0 || fstat(fileno(file), &status) != 0 || !S_ISREG(status.st_mode)) return 0;
+    size_t left = (size_t)status.st_size - (size_t)begin;
+    for (size_t axis = 0; axis < array->rank; axis++) {
+        if (array->shape[axis] > 0 && bytes > left / (size_t)array->shape[axis]) return 0;
+        bytes *= (size_t)array->shape[axis];
+    }
+    array->data = malloc(bytes + 1);
+    return array->data != NULL && bytes == left && fread(array->data, 1, bytes, file) == bytes;
+}
+
 static int read_npy(const char *path, burnish_tensor *array) {
     FILE *file = fopen(path, "rb");
-    int is_read = file != NULL && read_npy_header(file, array);
-    if (is_read) {
-        size_t bytes = sample_bytes(array) * (size_t)array->shape[0];
-        array->data = malloc(bytes + 1);
-        is_read = array->data != NULL && fread(array->data, 1, bytes, file) == bytes;
-    }
+    int is_read = file != NULL && read_npy_header(file, array) && read_npy_data(file, array);
     if (file != NULL) fclose(file);
     return is_read;
 }
 
 static int add_array(arguments *arguments, char *text) {
     char *path = strchr(text, '=');
-    if (path == NULL || arguments->count == MAX_INPUTS) return stop("--data takes name=file.npy, not ", text);
+    if (path == NULL) return stop("--data takes name=file.npy, not ", text);
+    if (arguments->count == MAX_INPUTS) return stop("there are too many arrays, from this on: ", text);
     *path++ = 0;
     burnish_tensor *array = &arguments->arrays[arguments->count++];
     array->name = text;
-    return read_npy(path, array) ? 0 : stop("this is no .npy file of numbers in C order: ", path);
+    return read_npy(path, array) ? 0 : stop("this is no whole .npy file of numbers in C order: ", path);
+}
+
+/* The whole number, from `least` on, that an option is given. */
+static int read_number(const char *option, const char *text, int64_t least, int64_t most, int64_t *number) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end != 0 || errno != 0 || value < least || value > most) {
+        fprintf(stderr, "train: %s takes a whole number from %lld to %lld, not '%s'\n", option, (long long)least, (long long)most,
+                text);
+        return 1;
+    }
+    *number = value;
+    return 0;
+}
+
+static int read_option(arguments *to, const char *name, char *value) {
+    int64_t number = 0;
+    if (strcmp(name, "--data") == 0) return add_array(to, value);
+    if (strcmp(name, "--batch") == 0) return read_number(name, value, 1, INT32_MAX, &to->batch);
+    if (strcmp(name, "--steps") == 0) return read_number(name, value, 0, INT64_MAX, &to->steps);
+    if (strcmp(name, "--every") == 0) return read_number(name, value, 1, INT64_MAX, &to->every);
+    if (strcmp(name, "--seed") == 0) return read_number(name, value, INT64_MIN, INT64_MAX, &to->options.seed);
+    if (strcmp(name, "--threads") == 0) {
+        if (read_number(name, value, 0, 1024, &number) != 0) return 1;
+        to->options.threads = (int)number;
+    } else if (strcmp(name, "--cache") == 0) {
+        if (read_number(name, value, 0, INT32_MAX, &number) != 0) return 1;
+        to->cache = (size_t)number << 20;
+    } else if (strcmp(name, "--models") == 0) {
+        to->options.models = value;
+    } else if (strcmp(name, "--checkpoint") == 0) {
+        to->checkpoint = value;
+    } else if (strcmp(name, "--export") == 0) {
+        to->exported = value;
+    } else {
+        return stop("there is no option ", name);
+    }
+    return 0;
 }
 
 static int read_arguments(arguments *to, int count, char **given) {
     for (int i = 1; i < count; i++) {
         const char *name = given[i];
-        if (strncmp(name, "--", 2) != 0) {
+        if (strncmp(name, "--", 2) == 0) {
+            if (++i == count) return stop("a value is missing after ", name);
+            if (read_option(to, name, given[i]) != 0) return 1;
+        } else if (to->program != NULL) {
+            return stop("give one program, and no other: ", name);
+        } else {
             to->program = name;
-            continue;
         }
-        char *value = i + 1 < count ? given[++i] : NULL;
-        if (value == NULL) return stop("a value is missing after ", name);
-        if (strcmp(name, "--data") == 0) {
-            if (add_array(to, value) != 0) return 1;
-        } else if (strcmp(name, "--batch") == 0)
-            to->batch = atoll(value);
-        else if (strcmp(name, "--steps") == 0)
-            to->steps = atoll(value);
-        else if (strcmp(name, "--every") == 0)
-            to->every = atoll(value);
-        else if (strcmp(name, "--threads") == 0)
-            to->options.threads = atoi(value);
-        else if (strcmp(name, "--cache") == 0)
-            to->cache = (size_t)strtoull(value, NULL, 10) << 20;
-        else if (strcmp(name, "--seed") == 0)
-            to->options.seed = atoll(value);
-        else if (strcmp(name, "--models") == 0)
-            to->options.models = value;
-        else if (strcmp(name, "--checkpoint") == 0)
-            to->checkpoint = value;
-        else if (strcmp(name, "--export") == 0)
-            to->exported = value;
-        else
-            return stop("there is no option ", name);
     }
     if (to->program == NULL || to->count == 0)
         return stop("",
                     "usage: train PROGRAM --data NAME=FILE.npy ... [--batch N] [--steps N] [--checkpoint FILE] [--every N] "
                     "[--export FILE] [--models FOLDER] [--threads N] [--seed N] [--cache MEGABYTES]");
     for (size_t i = 0; i < to->count; i++)
-        if (to->batch < 1 || to->arrays[i].shape[0] != to->arrays[0].shape[0] || to->arrays[i].shape[0] < to->batch)
+        if (to->arrays[i].shape[0] != to->arrays[0].shape[0] || to->arrays[i].shape[0] < to->batch)
             return stop("", "the arrays are to have the same number of samples, and at least a batch");
     return 0;
 }
@@ -169,9 +202,10 @@ static size_t take_features(const arguments *from, int64_t step, burnish_session
 static int train(const arguments *arguments, burnish_session *session, burnish_cache *cache, int64_t *samples) {
     burnish_tensor batch[2 * MAX_INPUTS];
     burnish_outputs outputs;
-    if (arguments->checkpoint != NULL && access(arguments->checkpoint, F_OK) == 0 &&
-        burnish_restore(session, arguments->checkpoint) != BURNISH_OK)
-        return failed();
+    /* A checkpoint that is there and cannot be read is not to be replaced by that of a new run. */
+    bool is_new = arguments->checkpoint == NULL || (access(arguments->checkpoint, F_OK) != 0 && errno == ENOENT);
+    if (!is_new && burnish_restore(session, arguments->checkpoint) != BURNISH_OK) return failed();
+    if (burnish_step_count(session) < 0) return stop("the checkpoint counts less than no steps: ", arguments->checkpoint);
     for (int64_t step = burnish_step_count(session); step < arguments->steps; step++) {
         take_batch(arguments, step, batch);
         size_t taken = take_features(arguments, step, session, cache, samples, batch);
@@ -186,25 +220,30 @@ static int train(const arguments *arguments, burnish_session *session, burnish_c
     return 0;
 }
 
-int main(int count, char **given) {
-    arguments arguments = {.batch = 16, .steps = 100, .every = 10};
-    burnish_session *session;
-    if (read_arguments(&arguments, count, given) != 0) return 1;
-    if (arguments.every < 1) return stop("", "--every is to be 1 or more");
-    if (burnish_open(arguments.program, &arguments.options, &session) != BURNISH_OK) return failed();
-    for (size_t i = 0; i < arguments.count; i++)
-        if (burnish_sample_axis(session, arguments.arrays[i].name) != 0)
-            return stop(arguments.arrays[i].name,
-                        ": the model has its samples along another axis than the first, or none, and this program takes samples "
-                        "of the first: export the model with its samples first, or train it in Python");
+static int run(const arguments *arguments) {
+    burnish_session *session = NULL;
     burnish_cache *cache = NULL;
-    int64_t *samples = malloc(sizeof(int64_t) * (size_t)arguments.batch);
-    if (samples == NULL) return stop("there is no memory for a batch", "");
-    if (burnish_has_features(session) && burnish_cache_open(session, arguments.cache, &cache) != BURNISH_OK) return failed();
-    int status = train(&arguments, session, cache, samples);
+    int64_t *samples = malloc(sizeof(int64_t) * (size_t)arguments->batch);
+    int status = samples == NULL ? stop("there is no memory for a batch", "") : 0;
+    if (status == 0 && burnish_open(arguments->program, &arguments->options, &session) != BURNISH_OK) status = failed();
+    for (size_t i = 0; status == 0 && i < arguments->count; i++)
+        if (burnish_sample_axis(session, arguments->arrays[i].name) != 0)
+            status = stop(arguments->arrays[i].name,
+                          ": the model has its samples along another axis than the first, or none, and this program takes "
+                          "samples of the first: export the model with its samples first, or train it in Python");
+    if (status == 0 && burnish_has_features(session) && burnish_cache_open(session, arguments->cache, &cache) != BURNISH_OK)
+        status = failed();
+    if (status == 0) status = train(arguments, session, cache, samples);
     burnish_cache_close(cache);
     burnish_close(session);
     free(samples);
+    return status;
+}
+
+int main(int count, char **given) {
+    arguments arguments = {.batch = 16, .steps = 100, .every = 10};
+    int status = read_arguments(&arguments, count, given);
+    if (status == 0) status = run(&arguments);
     for (size_t i = 0; i < arguments.count; i++) free(arguments.arrays[i].data);
     return status;
 }

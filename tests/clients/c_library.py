@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ import onnxruntime
 
 SOURCES = Path(__file__).parents[2] / "clients" / "c"
 STATUSES = ("ok", "InputError", "ConfigurationError", "CheckpointError", "EngineError", "NonFiniteLossError")
-WARNINGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+WARNINGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """One set of flags for all that runs under sanitizers: compiling the client with them takes as long as most tests."""
 MAX_RANK = 8
@@ -129,8 +130,8 @@ class Client:
 
     def open(self, folder: Path, seed: int = 0, threads: int = 1, optimization: int = 0, models: Path | None = None) -> Session:
         handle = ctypes.c_void_p()
-        options = Options(seed, threads, optimization, None if models is None else str(models).encode())
-        self.check(self.library.burnish_open(str(folder).encode(), ctypes.byref(options), ctypes.byref(handle)))
+        options = Options(seed, threads, optimization, None if models is None else os.fsencode(models))
+        self.check(self.library.burnish_open(os.fsencode(folder), ctypes.byref(options), ctypes.byref(handle)))
         return Session(self, handle)
 
 
@@ -221,14 +222,14 @@ class Session:
 
     def save(self, path: Path, extra: str | None = None) -> None:
         encoded = None if extra is None else extra.encode()
-        self._client.check(self._library.burnish_save(self._handle, str(path).encode(), encoded))
+        self._client.check(self._library.burnish_save(self._handle, os.fsencode(path), encoded))
 
     def restore(self, path: Path) -> str:
-        self._client.check(self._library.burnish_restore(self._handle, str(path).encode()))
+        self._client.check(self._library.burnish_restore(self._handle, os.fsencode(path)))
         return self._library.burnish_extra(self._handle).decode()
 
     def export(self, path: Path, flags: int = 0) -> None:
-        self._client.check(self._library.burnish_export(self._handle, str(path).encode(), flags))
+        self._client.check(self._library.burnish_export(self._handle, os.fsencode(path), flags))
 
     def close(self) -> None:
         self._library.burnish_close(self._handle)
