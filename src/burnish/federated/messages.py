@@ -16,14 +16,13 @@ import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated.sharing import Sharing
+from burnish.formats.digest import FORMAT_VERSION, check_version
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.program.state import Arrays
 from burnish.settings import is_number, is_whole
 from burnish.untrusted import UNREADABLE, read_json
 
 ROUND, UPDATE = "burnish federated round", "burnish federated update"
-VERSION = 1
-CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True)
@@ -147,18 +146,15 @@ class Evaluation:
 
 def _write(path: Path, state: Mapping[str, np.ndarray], kind: str, options: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"format": kind, "version": str(VERSION), "options": json.dumps(options)}
-    write_state_file(path, state, header, checksum=CHECKSUM)
+    header = {"format": kind, "version": str(FORMAT_VERSION), "options": json.dumps(options)}
+    write_state_file(path, state, header)
 
 
 def _read(path: Path, kind: str) -> tuple[Arrays, Any]:
     state, header = read_state_file(path, kind.removeprefix("burnish "))
     if header.get("format") != kind:
         raise CheckpointError(f"'{path}' is a safetensors file, but no {kind.removeprefix('burnish ')}: check the path")
-    if header.get("version") != str(VERSION):
-        raise CheckpointError(
-            f"'{path}' is of version {header.get('version')} of the format, and this burnish reads {VERSION}: update burnish"
-        )
+    _made(path, lambda: check_version(header["version"], f"'{path}'", "send it again, with this burnish"))
     return state, _made(path, lambda: read_json(header["options"]))
 
 

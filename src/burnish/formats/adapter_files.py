@@ -14,7 +14,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.export import save_inference
 from burnish.formats.file_writing import file_path, replacing
 from burnish.formats.peft import Names, write_peft
-from burnish.formats.state_file import write_state_file
+from burnish.formats.state_file import FOR_OTHERS, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.edits import replace_uses
 from burnish.graph.uses import remove_unread
@@ -66,7 +66,7 @@ def save_with_adapters(model: ir.Model, path: str | os.PathLike[str], form: str,
     if form == "apart":
         write_onnx_adapter(arrays, path.with_suffix(ONNX_ADAPTER))
     else:
-        write_state_file(path.with_suffix(".safetensors"), arrays, {"format": "pt"})
+        write_state_file(path.with_suffix(".safetensors"), arrays, FOR_OTHERS)
     return saved
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import CheckpointError
+from burnish.formats.digest import DIGEST
 from burnish.formats.file_writing import file_path, replacing
 from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
@@ -70,7 +71,8 @@ def export_inference(
     needed = chosen(state, (entry.name for entry in entries))
     check_state(entries, needed, CheckpointError, "The state", "Pass the state of a session of this program")
     model = program.predict.clone()
-    model.metadata_props.pop(TRAINING, None)  # where the source was a program in one file, which this is not
+    for entry in (TRAINING, DIGEST):  # where the source was a program in one file, which this is not
+        model.metadata_props.pop(entry, None)
     model.metadata_props.pop(OBJECTIVE, None)
     model.metadata_props.update({**objective_entry(program.options), **(metadata or {})})
     graph = model.graph

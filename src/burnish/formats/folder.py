@@ -15,19 +15,18 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.formats.consistency import inconsistency
+from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, stamped
 from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
-from burnish.formats.identity import DIGEST, digest_of, graph_hash, program_hash, proto_hash
+from burnish.formats.identity import adapter_base, graph_hash, program_hash, proto_hash
 from burnish.formats.model_file import fits_one_file, save_model
 from burnish.formats.state_file import read_state_file, write_state_file
 from burnish.importer import external_tensors, own_tensors
 from burnish.program import Program
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state
-from burnish.untrusted import UNREADABLE, read_json_file
+from burnish.untrusted import UNREADABLE, read_bytes, read_json
 
 FORMAT = "burnish program"
-FORMAT_VERSION = 2
-"""The newest; a program says the oldest that has all that it needs: 2 where it has the graph ``features``, else 1."""
 MANIFEST = "program.json"
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
@@ -61,7 +60,7 @@ def _refuse_other_content(directory: Path) -> None:
         return
     own = {MANIFEST}
     with contextlib.suppress(CheckpointError):
-        own |= set(_read_manifest(directory)["files"])
+        own |= set(_read_manifest(directory, is_to_be_replaced=True)["files"])
     foreign = sorted(present - own)
     if foreign or MANIFEST not in present:
         names = ", ".join(f"'{name}'" for name in foreign[:3])
@@ -74,24 +73,24 @@ def _write_files(program: Program, directory: Path) -> None:
     hashes = {name: _save_graph(model, directory / f"{name}.onnx") for name, model in program.graphs.items()}
     for name, model in program.semantic.items():
         save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
-    version = 1 if program.features is None else 2
-    write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(version)})
+    write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(FORMAT_VERSION)})
     files = {}
     for path in sorted(directory.iterdir()):
         flush_to_disk(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _file_hash(path)}
     manifest = {
+        DIGEST: BLANK,
         "format": FORMAT,
-        "version": version,
+        "version": FORMAT_VERSION,
         "signature": program.signature.to_dict(),
         "options": program.options,
         # What a checkpoint says that it belongs to, for clients that cannot compute it.
         "identity": {"program": program_hash(hashes, program.signature), "graphs": hashes},
+        "base": list(adapter_base(program)),
         "files": files,
     }
-    manifest[DIGEST] = digest_of(manifest)
     path = directory / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    path.write_bytes(stamped((json.dumps(manifest, indent=1) + "\n").encode()))
     flush_to_disk(path)
     flush_to_disk(directory)
 
@@ -134,7 +133,7 @@ def load_program(directory: Path) -> Program:
     for name, recorded in manifest["files"].items():
         _check_file(directory, name, recorded)
     signature = _read_signature(directory, manifest)
-    weights, _ = read_state_file(directory / STATE_FILE, "state file")
+    weights, _ = read_state_file(directory / STATE_FILE, "state file", is_checked=True)
     entries = [entry for entry in signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)]
     check_state(
         entries, weights, CheckpointError, f"'{directory / STATE_FILE}'", "Save the program again from the original model"
@@ -149,25 +148,26 @@ def load_program(directory: Path) -> Program:
     problem = inconsistency(signature, models, manifest["options"])
     if problem is not None:
         raise _damaged(directory, f"{problem} ({MANIFEST})")
-    if manifest.get(DIGEST, digest_of(manifest)) != digest_of(manifest):
-        raise _damaged(directory, f"{MANIFEST} has changed since it was written")
     return Program(**models, semantic=semantic, signature=signature, weights=weights, options=dict(manifest["options"]))
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def _read_manifest(directory: Path, is_to_be_replaced: bool = False) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
-        manifest = read_json_file(path)
+        content = read_bytes(path)
+        manifest = read_json(content)
         if manifest["format"] != FORMAT:
             raise ValueError(f"format is {manifest['format']!r}, expected {FORMAT!r}")
-        version = int(manifest["version"])
+        if not is_to_be_replaced:
+            check_version(
+                manifest["version"],
+                f"The program in '{directory}'",
+                f"make it again from the model, with burnish compile MODEL -o {directory}",
+            )
     except UNREADABLE as error:
         raise _damaged(directory, f"{MANIFEST} cannot be read as one: {error}") from error
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"'{directory}' was saved in format version {version}, and this burnish reads up to {FORMAT_VERSION}: "
-            "update burnish, or save the program again with this version"
-        )
+    if not is_to_be_replaced and not agrees(manifest.get(DIGEST), content):
+        raise _damaged(directory, f"{MANIFEST} has changed since it was written")
     expected = {"signature": dict, "options": dict, "files": dict}
     for key, kind in expected.items():
         if not isinstance(manifest.get(key), kind):

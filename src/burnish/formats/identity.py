@@ -1,32 +1,35 @@
-"""What identifies a program and its graphs: hashes of what they compute, and a digest of what a file says of a program."""
+"""What identifies a program and its graphs: hashes of what they compute; and what its checkpoints may leave out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from burnish.analysis.adapters import read_adapters
 from burnish.graph import model_proto
 from burnish.graph.protos import graphs_within
-from burnish.program import Program, Signature
-
-DIGEST = "sha256"
-"""Of what a program says of itself, in its manifest or metadata; programs of earlier versions have none."""
-
-
-def digest_of(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a program says of itself, except the entry that holds it."""
-    rest = {key: value for key, value in record.items() if key != DIGEST}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+from burnish.program import Program, Role, Signature
 
 
 def graph_hashes(program: Program) -> dict[str, str]:
     """Return a SHA-256 of each graph: its operators, constants, inputs and outputs; not its documentation."""
     return {name: graph_hash(model) for name, model in program.graphs.items()}
+
+
+def adapter_base(program: Program) -> tuple[str, ...]:
+    """Return the state entries that stay as they are while adapters train: weights, and statistics of frozen layers.
+
+    A program without adapters has none: its checkpoints hold the whole state, whatever of it is frozen.
+    """
+    if not read_adapters(program.metadata):
+        return ()
+    trained = {f"param/{name}" for name in program.options.get("trainable", ())}
+    updated = trained | {*program.signature["grad"].updates, *program.signature["step"].updates}
+    still = (entry for entry in program.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC))
+    return tuple(entry.name for entry in still if entry.name not in updated)
 
 
 def program_hash(hashes: dict[str, str], signature: Signature) -> str:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.file_writing import replacing
-from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.formats.state_file import FOR_OTHERS, read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.layer_names import name_in_hugging_face, noted_module
 from burnish.untrusted import UNREADABLE, read_json_file
@@ -157,7 +157,7 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
     configuration = _configuration(modules, sorted(saved), bias)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_state_file(folder / WEIGHTS, arrays, {"format": "pt"})
+        write_state_file(folder / WEIGHTS, arrays, FOR_OTHERS)
         with replacing(folder / CONFIGURATION) as partial:
             partial.write_text(json.dumps(configuration, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     except OSError as error:

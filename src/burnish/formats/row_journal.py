@@ -57,12 +57,12 @@ class JournalPlace:
 
     Attributes:
         base: the name of the base's file, a whole checkpoint, in the folder of the journal.
-        base_checksum: of its arrays.
+        base_digest: of that file.
         end: where the records of this checkpoint end.
     """
 
     base: str
-    base_checksum: str
+    base_digest: str
     end: JournalEnd
 
     @property
@@ -73,7 +73,7 @@ class JournalPlace:
     def as_json(self) -> str:
         """The place as the header of a checkpoint has it."""
         end = {"size": self.end.size, "checksum": f"{self.end.checksum:08x}"}
-        return json.dumps({"base": self.base, "checksum": self.base_checksum, "end": end})
+        return json.dumps({"base": self.base, "digest": self.base_digest, "end": end})
 
     @staticmethod
     def from_json(text: str) -> JournalPlace:
@@ -86,7 +86,7 @@ class JournalPlace:
         if not _NAME.fullmatch(described["base"]):
             raise ValueError(f"no base is called {described['base']!r}")
         end = JournalEnd(int(described["end"]["size"]), int(described["end"]["checksum"], 16))
-        return JournalPlace(described["base"], str(described["checksum"]), end)
+        return JournalPlace(described["base"], str(described["digest"]), end)
 
 
 def rows_file(base: str) -> str:

@@ -6,11 +6,11 @@ arrays, little-endian and without gaps. Nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from burnish.errors import CheckpointError
+from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, blank_place, digest_text
 from burnish.formats.file_writing import replacing
 from burnish.program.state import BLOCK, Arrays, Kind, LazyArrays, blocks, kind_of, write_blocks
 from burnish.transfers import Transfer
@@ -49,19 +50,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 ALIGNMENT = 8
 """Bytes that the header is a multiple of, as safetensors writes it."""
-
-
-class Checksum:
-    """CRC-32 of names and contents, in the order of the names: a file system may give back other bits than it was given."""
-
-    def __init__(self) -> None:
-        self._total = 0
-
-    def add(self, content: bytes | memoryview) -> None:
-        self._total = zlib.crc32(content, self._total)
-
-    def text(self) -> str:
-        return f"{self._total:08x}"
+FOR_OTHERS = {"format": "pt", "burnish.version": str(FORMAT_VERSION)}
+"""The text header of files that other libraries read. Its version says that a digest belongs there, should that be spoiled."""
 
 
 def write_state_file(
@@ -69,16 +59,14 @@ def write_state_file(
     state: Mapping[str, np.ndarray],
     metadata: Mapping[str, str],
     *,
-    checksum: str | None = None,
     check: Callable[[str, np.ndarray], None] | None = None,
 ) -> None:
-    """Write arrays and a text header into one safetensors file, one array at a time, whole or not at all.
+    """Write arrays and a text header with a digest into one safetensors file, one array at a time, whole or not at all.
 
     Args:
         path: the file.
         state: arrays by name; those that are made on request are asked for once.
-        metadata: the text header.
-        checksum: the entry of the header that is to hold the ``Checksum`` of what was written; None for none.
+        metadata: the rest of the text header.
         check: called with each name and, in turn, flat parts of its array, before they are written; what it raises ends it all.
 
     Raises:
@@ -86,24 +74,21 @@ def write_state_file(
     """
     kinds = {name: kind_of(state, name) for name in state}
     offsets = _offsets(kinds)
-    counted = Checksum()
     transfer = Transfer(f"writing '{path}'", sum(map(_size, kinds.values())))
-    texts = dict(metadata) if checksum is None else {**metadata, checksum: counted.text()}
+    header = _header(kinds, offsets, {DIGEST: BLANK, **metadata})
+    total = hashlib.sha256(header)
     with replacing(path) as partial, partial.open("wb") as file:
-        begin = file.write(_header(kinds, offsets, texts))
-        for name in sorted(state):
-            file.seek(begin + offsets[name])
-            counted.add(name.encode())
+        file.write(header)
+        for name in offsets:
             for block in blocks(state[name]):
                 if check is not None:
                     check(name, block)
                 content = encoded(block)
-                counted.add(content)
+                total.update(content)
                 file.write(content)
                 transfer.advance(block.nbytes)
-        if checksum is not None:
-            file.seek(0)
-            file.write(_header(kinds, offsets, {**metadata, checksum: counted.text()}))
+        file.seek(blank_place(header))
+        file.write(digest_text(total).encode())
 
 
 def encoded(block: np.ndarray) -> memoryview:
@@ -121,7 +106,7 @@ def _size(kind: Kind) -> int:
 
 
 def _offsets(kinds: Mapping[str, Kind]) -> dict[str, int]:
-    """Where each array begins behind the header: those of large elements first, so that all are aligned."""
+    """Where each array begins after the header, in their order: those of large elements first, so that all are aligned."""
     offsets, end = {}, 0
     for name in sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name)):
         offsets[name] = end
@@ -226,38 +211,46 @@ class StateFile(LazyArrays):
     def kind(self, name: str) -> Kind:
         return self._kinds[name]
 
-    def checksum(self) -> str:
-        """Return the ``Checksum`` of the arrays, none of which is made for it."""
-        counted = Checksum()
+    def check_digest(self) -> None:
+        """Read the whole file and raise CheckpointError if it is not as it was written; other libraries' files have no digest."""
+        digest = self.metadata.get(DIGEST)
+        if digest is None and not any("burnish" in text for entry in self.metadata.items() for text in entry):
+            return
+        try:
+            self._file.seek(0)
+            is_same = agrees(digest, self._file.read(self._begin), self._blocks())
+        except OSError as error:
+            raise self._damaged(error) from error
+        if not is_same:
+            raise self._damaged("it has changed since it was written")
+
+    def _blocks(self) -> Iterator[memoryview]:
+        """What is left of the file, in parts, of which there is one at a time."""
         buffer = memoryview(bytearray(BLOCK))
         transfer = Transfer(f"checking '{self._path}'", sum(map(_size, self._kinds.values())))
-        for name in sorted(self._kinds):
-            counted.add(name.encode())
-            offset, left = self._offsets[name], _size(self._kinds[name])
-            while left:
-                part = buffer[: min(left, BLOCK)]
-                self._read_into(part, offset)
-                counted.add(part)
-                transfer.advance(len(part))
-                offset, left = offset + len(part), left - len(part)
-        return counted.text()
+        while count := self._file.readinto(buffer):
+            yield buffer[:count]
+            transfer.advance(count)
 
-    def _damaged(self, error: Exception) -> CheckpointError:
+    def _damaged(self, error: Exception | str) -> CheckpointError:
         return CheckpointError(
             f"'{self._path}' is not a whole {self._called}: it is truncated, damaged or another kind of file ({error}). "
             "Use an earlier one, or start without it"
         )
 
 
-def read_state_file(path: Path, kind: str) -> tuple[Arrays, dict[str, str]]:
+def read_state_file(path: Path, kind: str, is_checked: bool = False) -> tuple[Arrays, dict[str, str]]:
     """Read a safetensors file: arrays by name, and its text header. Sizes are checked before memory is taken.
 
     Args:
         path: the file.
         kind: what it should be, for the message: ``checkpoint``.
+        is_checked: whether the file's bytes were found to be those that were written; its digest is then not looked at.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or not a safetensors file.
+        CheckpointError: the file is missing, truncated, not a safetensors file, or has changed since it was written.
     """
     with StateFile(path, kind) as file:
+        if not is_checked:
+            file.check_digest()
         return dict(file), file.metadata

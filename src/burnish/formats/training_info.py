@@ -6,12 +6,13 @@
 ``algorithm``       step, appended to ``graph`` as the standard says: it reads its inputs and initializers by name, and keeps what
                     belongs to no inference (optimizer state, key, step) as initializers of its own
 ``functions``       grad, apply and evaluate, which no node calls: they are there for burnish and for people
-``metadata_props``  the signature and the options, as JSON; beside them what an exported model says
+``metadata_props``  a digest of the whole; the signature and the options, as JSON; next to them what an exported model says
 ==================  ========================================================================================================
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,9 +23,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError, UnsupportedOperatorError
+from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, digest_text
 from burnish.formats.export import export_inference
 from burnish.formats.file_writing import file_path, replacing
-from burnish.formats.identity import DIGEST, digest_of, graph_hashes
+from burnish.formats.identity import adapter_base, graph_hashes
 from burnish.formats.metadata import TRAINING
 from burnish.formats.model_file import constant_bytes, require_valid
 from burnish.graph import model_proto
@@ -36,7 +38,6 @@ from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role
 from burnish.program.state import check_state
 
 FORMAT = "burnish training"
-FORMAT_VERSION = 1
 FUNCTION_DOMAIN = "burnish.program"
 FUNCTIONS = ("grad", "apply", "evaluate")
 PREFIX = "training/"
@@ -87,10 +88,12 @@ def to_training_model(
         "prefix": naming.prefix,
         "opsets": {name: graph.opset_imports[""] for name, graph in program.graphs.items()},
         "hashes": graph_hashes(program),
+        "base": list(adapter_base(program)),
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
     }
-    metadata[DIGEST] = digest_of(metadata)
-    onnx.helper.set_model_props(model, {TRAINING: json.dumps(metadata, sort_keys=True), **inference.metadata_props})
+    own = {DIGEST: BLANK, TRAINING: json.dumps(metadata, sort_keys=True)}
+    onnx.helper.set_model_props(model, {**own, **inference.metadata_props})
+    model.metadata_props[0].value = digest_text(hashlib.sha256(model.SerializeToString(deterministic=True)))
     return model
 
 

@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from burnish.errors import CheckpointError
 from burnish.formats.consistency import inconsistency
-from burnish.formats.identity import DIGEST, digest_of, graph_hash
+from burnish.formats.digest import DIGEST, agrees, check_version
 from burnish.formats.metadata import TRAINING
 from burnish.formats.onnx_training_import import load_foreign_training
-from burnish.formats.training_info import FORMAT, FORMAT_VERSION, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
-from burnish.importer import load_external_data, read_proto
+from burnish.formats.training_info import FORMAT, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
+from burnish.importer import forget_data_locations, load_external_data, read_proto
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
@@ -51,7 +51,9 @@ def load_training_model(source: str | Path | onnx.ModelProto) -> Program:
             f"{name} is an ONNX model that holds no burnish program: compile it with burnish.compile, or give a file that "
             "program.to_onnx wrote"
         )
-    return _Reader(name, proto, properties[TRAINING]).program()
+    reader = _Reader(name, proto, properties[TRAINING])
+    reader.check_digest(properties.get(DIGEST), source)
+    return reader.program()
 
 
 class _Reader:
@@ -59,22 +61,27 @@ class _Reader:
         self.name = name
         self.proto = proto
         self.metadata = self._metadata(metadata)
-        self.signature = self._signature()
-        if len(proto.training_info) != 1:
-            raise self._damaged(f"it has {len(proto.training_info)} training_info, and one was written")
-        self.algorithm = proto.training_info[0].algorithm
+
+    def check_digest(self, digest: str | None, source: str | Path | onnx.ModelProto) -> None:
+        is_file = not isinstance(source, onnx.ModelProto)
+        if agrees(digest, Path(source).read_bytes() if is_file else self.proto.SerializeToString(deterministic=True)):
+            return
+        in_one_piece = onnx.ModelProto()
+        in_one_piece.CopyFrom(self.proto)
+        forget_data_locations(in_one_piece)
+        if not agrees(digest, in_one_piece.SerializeToString(deterministic=True)):
+            raise self._damaged("it has changed since it was written")
 
     def program(self) -> Program:
+        self.signature = self._signature()
+        if len(self.proto.training_info) != 1:
+            raise self._damaged(f"it has {len(self.proto.training_info)} training_info, and one was written")
+        self.algorithm = self.proto.training_info[0].algorithm
         state = self._state()
         models: dict[str, Any] = {name: self._model(name) for name in GRAPH_NAMES}
-        changed = next((name for name, model in models.items() if graph_hash(model) != self.metadata["hashes"].get(name)), None)
-        if changed is not None:
-            raise self._damaged(f"its {changed} graph has changed since it was written")
         problem = inconsistency(self.signature, models, self.metadata["options"])
         if problem is not None:
             raise self._damaged(problem)
-        if self.metadata.get(DIGEST, digest_of(self.metadata)) != digest_of(self.metadata):
-            raise self._damaged(f"its metadata '{TRAINING}' has changed since it was written")
         weights = {
             entry.name: state[entry.name] for entry in self.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)
         }
@@ -88,14 +95,11 @@ class _Reader:
             metadata = read_json(text)
             if metadata["format"] != FORMAT:
                 raise ValueError(f"format is {metadata['format']!r}, expected {FORMAT!r}")
-            version = int(metadata["version"])
+            check_version(
+                metadata["version"], self.name, "make it again from the model, with burnish compile MODEL -o program.onnx"
+            )
         except UNREADABLE as error:
             raise self._damaged(f"its metadata '{TRAINING}' cannot be read: {error!r}") from error
-        if version > FORMAT_VERSION:
-            raise CheckpointError(
-                f"{self.name} was written in format version {version}, and this burnish reads up to {FORMAT_VERSION}: "
-                "update burnish, or write the model again with this version"
-            )
         for key, kind in EXPECTED.items():
             if not isinstance(metadata.get(key), kind):
                 raise self._damaged(f"its metadata '{TRAINING}' has no '{key}'")
@@ -177,7 +181,9 @@ class _Reader:
             )
             model.ir_version = int(self.metadata["ir_versions"][name])
             if name == "predict":
-                properties = {entry.key: entry.value for entry in self.proto.metadata_props if entry.key != TRAINING}
+                properties = {
+                    entry.key: entry.value for entry in self.proto.metadata_props if entry.key not in (TRAINING, DIGEST)
+                }
                 onnx.helper.set_model_props(model, properties)
             onnx.checker.check_model(model)
             return ir.from_proto(model)

@@ -32,7 +32,7 @@ from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
 from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader
-from burnish.importer.tensors import load_external_data
+from burnish.importer.tensors import forget_data_locations, load_external_data
 from burnish.importer.untie import shared_statistics
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "exported_module",
     "external_tensors",
     "folded_layers",
+    "forget_data_locations",
     "load",
     "load_external_data",
     "lost_parameters",

@@ -52,6 +52,13 @@ def load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
         read_in_place(tensor, folder)
 
 
+def forget_data_locations(proto: onnx.ModelProto) -> None:
+    """Clear, in place, what says that data lies where it lies by default; readers of external data leave it there."""
+    for tensor in _tensors(proto):
+        if tensor.data_location == onnx.TensorProto.DEFAULT:
+            tensor.ClearField("data_location")
+
+
 def forget_external_data(proto: onnx.ModelProto) -> None:
     """Make, in place, every tensor with external data an empty one.
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import struct
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from burnish.analysis.adapters import read_adapters
-from burnish.formats.state_file import encoded
-from burnish.program import Program, Role
+from burnish.formats.identity import adapter_base
+from burnish.formats.state_file import NAMES, encoded
+from burnish.program import Program
 from burnish.program.state import Kind, LazyArrays, blocks, chosen, kind_of, read_into
 
 
 class AdapterBase:
-    """The state entries of a program that stay as they are while its adapters train: weights, and statistics of frozen layers.
-
-    A program without adapters has none: its checkpoints hold the whole state, whatever of it is frozen.
+    """The state entries of a program that ``adapter_base`` names, and their hash.
 
     Args:
         program: the program.
@@ -27,13 +25,8 @@ class AdapterBase:
     """
 
     def __init__(self, program: Program):
-        self.names: tuple[str, ...] = ()
+        self.names = adapter_base(program)
         self._hash: str | None = None
-        if read_adapters(program.metadata):
-            trained = {f"param/{name}" for name in program.options.get("trainable", ())}
-            updated = trained | {*program.signature["grad"].updates, *program.signature["step"].updates}
-            still = (entry for entry in program.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC))
-            self.names = tuple(entry.name for entry in still if entry.name not in updated)
 
     def left_out_of(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Return the rest of a state; arrays that are made on request are not made."""
@@ -41,12 +34,17 @@ class AdapterBase:
         return chosen(state, (name for name in state if name not in base)) if base else state
 
     def hash(self, state: Mapping[str, np.ndarray]) -> str | None:
-        """Return the SHA-256 of names, dtypes, shapes and bits, which no step changes; None where there is no base."""
+        """Return the SHA-256 of names, dtypes, shapes and bits, which no step changes; None where there is no base.
+
+        ``docs/program-format.md`` says how these are written one after the other.
+        """
         if self._hash is None and self.names:
             digest = hashlib.sha256()
             for name in sorted(self.names):
                 dtype, shape = kind_of(state, name)
-                digest.update(json.dumps([name, dtype.name, list(shape)]).encode())
+                for text in (name.encode(), NAMES[dtype].encode()):
+                    digest.update(struct.pack("<Q", len(text)) + text)
+                digest.update(struct.pack(f"<{1 + len(shape)}Q", len(shape), *shape))
                 for block in blocks(state[name]):
                     digest.update(encoded(block))
             self._hash = digest.hexdigest()

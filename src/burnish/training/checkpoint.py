@@ -1,12 +1,12 @@
 """Checkpoints: the whole state of a training run in one safetensors file, written whole or not at all.
 
-The file's text header holds the format version, the identity of the program, the step, the engine, a checksum of the arrays and
+The file's text header holds a digest of the whole file, the format version, the identity of the program, the step, the engine and
 what the caller adds (the position in the data). Nothing is unpickled.
 
-A checkpoint of adapters (``burnish.surgery.lora``) has format 3: what no step changes is left out, and the header has its hash.
+A checkpoint of adapters (``burnish.surgery.lora``) leaves out what no step changes, and its header has the hash of that.
 
-A checkpoint with a journal has format 2: its file holds what every step changes, and names a base and the records of changed rows
-in the folder ``journal`` beside it (``burnish.training.journal``).
+A checkpoint with a journal holds what every step changes, and names a base and the records of changed rows in the folder
+``journal`` next to it (``burnish.training.journal``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from burnish.engines.base import first_non_finite
 from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.digest import DIGEST, FORMAT_VERSION, check_version
 from burnish.formats.file_writing import file_path
 from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
@@ -36,12 +37,7 @@ if TYPE_CHECKING:
     from burnish.program.carry_over import CarriedState
 
 FORMAT = "burnish checkpoint"
-FORMAT_VERSION = 3
-WHOLE, WITH_JOURNAL, OF_ADAPTERS = 1, 2, 3
-"""The versions that are written: a state in one file, which the first burnish reads too; one that goes on from a base of a
-journal; and one of adapters, without the weights beside them."""
 EXAMPLE = "last.safetensors"
-CHECKSUM = "checksum"
 JOURNAL = "journal"
 """The entry of the header with the place in a journal, and the folder of journals beside checkpoints."""
 BASE = "base"
@@ -131,7 +127,7 @@ def write_checkpoint(
         raise CheckpointError(f"The folder of '{path}' cannot be made: {error}. Choose a folder you can write to") from error
     header = {
         "format": FORMAT,
-        "version": str(OF_ADAPTERS if base is not None else WHOLE if journal is None else WITH_JOURNAL),
+        "version": str(FORMAT_VERSION),
         "step": str(step),
         "program": identity.program,
         "graphs": json.dumps(identity.graphs),
@@ -142,7 +138,7 @@ def write_checkpoint(
         **({} if base is None else {BASE: base}),
     }
     try:
-        write_state_file(path, state, header, checksum=CHECKSUM, check=check)
+        write_state_file(path, state, header, check=check)
     except BaseException:
         if is_new_folder:
             with contextlib.suppress(OSError):  # something else is in it
@@ -167,7 +163,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint without comparing it with a program.
 
     Raises:
-        CheckpointError: the file is missing, truncated, damaged, not a checkpoint, or of a newer format.
+        CheckpointError: the file is missing, truncated, damaged, not a checkpoint, or of another format version.
     """
     with open_checkpoint(path) as checkpoint:
         return replace(checkpoint, state=dict(checkpoint.state))
@@ -177,12 +173,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def open_checkpoint(path: str | Path, is_known: Callable[[JournalPlace], bool] | None = None) -> Iterator[Checkpoint]:
     """Open a checkpoint, without comparing it with a program; the arrays of its state are read when they are asked for.
 
-    The file was read once before, and agrees with its checksum.
+    The file was read once before, and agrees with its digest.
 
     Args:
         path: the file.
         is_known: tells, of a checkpoint with a journal, whether most of its base is not needed, which is then not read for its
-            checksum.
+            digest.
 
     Raises:
         CheckpointError: as ``read_checkpoint``; also from reading an array.
@@ -209,7 +205,7 @@ def _journalled(
         )
     with StateFile(folder / place.base, "base of a journal") as base:
         described = _described(folder / place.base, base, is_known is None or not is_known(place))
-        if base.metadata.get(CHECKSUM) != place.base_checksum or described.identity.program != head.metadata["program"]:
+        if base.metadata.get(DIGEST) != place.base_digest or described.identity.program != head.metadata["program"]:
             raise CheckpointError(
                 f"'{folder / place.base}' is not the base that the checkpoint '{path}' goes on from: use an earlier checkpoint"
             )
@@ -238,19 +234,16 @@ def _described(path: Path, file: StateFile, checked: bool = True) -> Checkpoint:
             "To start from foreign weights, load them into the model before it is compiled"
         )
     try:
-        version = int(header["version"])
-        if version > FORMAT_VERSION:
-            raise CheckpointError(
-                f"'{path}' is of checkpoint format {version}, and this burnish reads up to {FORMAT_VERSION}: update burnish"
-            )
-        if checked and CHECKSUM in header and header[CHECKSUM] != file.checksum():
-            raise CheckpointError(f"'{path}' is damaged: its arrays are not those that were written. Use an earlier checkpoint")
+        check_version(
+            header["version"], f"The checkpoint '{path}'", "go on with the burnish that wrote it, or train again without it"
+        )
+        if checked:
+            file.check_digest()
         identity = ProgramIdentity(header["program"], dict(read_json(header["graphs"])))
         metadata = {str(key): str(value) for key, value in read_json(header.get("metadata", "{}")).items()}
         extra = dict(read_json(header["extra"]))
-        journal = JournalPlace.from_json(header[JOURNAL]) if version == WITH_JOURNAL else None
-        base = header[BASE] if version == OF_ADAPTERS else None
-        return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal, base)
+        journal = JournalPlace.from_json(header[JOURNAL]) if JOURNAL in header else None
+        return Checkpoint(file, int(header["step"]), identity, header["engine"], extra, metadata, journal, header.get(BASE))
     except UNREADABLE as error:
         raise CheckpointError(
             f"The header of the checkpoint '{path}' is damaged ({error!r}): use an earlier checkpoint"

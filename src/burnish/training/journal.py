@@ -22,12 +22,13 @@ import numpy as np
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines.row_writes import RowChanges, RowWriter, written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.digest import DIGEST
 from burnish.formats.file_writing import file_path
 from burnish.formats.row_journal import JournalPlace, append_changes, start_of
 from burnish.formats.state_file import StateFile
 from burnish.program import Program
 from burnish.program.state import chosen
-from burnish.training.checkpoint import CHECKSUM, EXAMPLE, JOURNAL, place_of, write_checkpoint
+from burnish.training.checkpoint import EXAMPLE, JOURNAL, place_of, write_checkpoint
 
 SHARE = 0.5
 """Bytes of records, as a share of the base's, from which on a new base is written in their place."""
@@ -168,8 +169,7 @@ def _new_base(
     name = f"base-{uuid.uuid4().hex[:8]}.safetensors"
     write_checkpoint(folder / JOURNAL / name, state, check=check, **described)
     with StateFile(folder / JOURNAL / name, "base of a journal") as written:
-        checksum = written.metadata[CHECKSUM]
-    return JournalPlace(name, checksum, start_of(name))
+        return JournalPlace(name, written.metadata[DIGEST], start_of(name))
 
 
 def _places(folder: Path) -> Iterator[tuple[Path, JournalPlace]]:
