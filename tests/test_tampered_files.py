@@ -17,11 +17,11 @@ import pytest
 import burnish
 from burnish.data import DataSpec, open_dataset
 from burnish.errors import CheckpointError, DataError
-from burnish.formats.identity import DIGEST, digest_of
 from burnish.models import residual_network
 from burnish.optim import schedules
 from burnish.program import Program
 from burnish.training import read_checkpoint, write_checkpoint
+from formats.stamping import write_manifest
 from specs.program_inputs import classification
 
 
@@ -78,8 +78,7 @@ def test_programs(program, tmp_path, change):
     shutil.copytree(program, tmp_path / "changed")
     manifest = json.loads((program / "program.json").read_text())
     apply(manifest)
-    manifest[DIGEST] = digest_of(manifest)
-    (tmp_path / "changed" / "program.json").write_text(json.dumps(manifest))
+    write_manifest(tmp_path / "changed" / "program.json", manifest)
     with pytest.raises(CheckpointError, match=rf"is not a whole saved program: .*{message}"):
         Program.load(tmp_path / "changed")
 

@@ -19,7 +19,7 @@ def test_lines_come_where_it_takes_long(tmp_path, monkeypatch):
     with transfers.transfers_reported(lines.append):
         write_state_file(path, ARRAYS, {})
         with StateFile(path, "checkpoint") as file:
-            file.checksum()
+            file.check_digest()
     assert len(lines) >= 4
     assert lines[0] == f"writing '{path}': 0.0 of 0.1 GB"
     assert lines[-1] == f"checking '{path}': 0.1 of 0.1 GB"

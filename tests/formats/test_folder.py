@@ -18,6 +18,7 @@ from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.state_file import write_state_file
 from burnish.graph import Builder
 from burnish.program import GRAPH_NAMES, Program, Signature
+from formats.stamping import write_manifest
 from oracles.open_program import open_program
 from oracles.tiny_program import tiny_batch, tiny_program
 
@@ -48,7 +49,7 @@ def edit_manifest(directory, change):
     path = directory / "program.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    path.write_text(json.dumps(manifest))
+    write_manifest(path, manifest)
 
 
 def refused(directory, message):
@@ -130,6 +131,7 @@ def test_a_save_that_fails_keeps_the_earlier_program(program, saved, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, function, fail)
+    monkeypatch.setattr(folder, "exchange", lambda *_: False)
     with pytest.raises(CheckpointError, match=r"could not be .*No space left on device"):
         tiny_program(ir.DataType.DOUBLE).save(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == content
@@ -152,9 +154,37 @@ def test_the_earlier_program_comes_back_when_the_new_one_cannot_be_put_in_place(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fail_for_new)
+    monkeypatch.setattr(folder, "exchange", lambda *_: False)
     with pytest.raises(CheckpointError, match=r"could not be saved in .*Permission denied.*What was there is untouched"):
         tiny_program(ir.DataType.DOUBLE).save(saved)
     assert identity(Program.load(saved)) == identity(program)
+    assert os.listdir(saved.parent) == ["program"]
+
+
+def killed_between_renames(program, directory):
+    """Save over a program in a process that dies when the earlier program has stepped aside."""
+    child = os.fork()
+    if not child:
+        folder.exchange = lambda *_: False
+        rename = os.rename
+        os.rename = lambda source, target: rename(source, target) if target.suffix == ".earlier" else os._exit(9)
+        program.save(directory)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_program_is_found_when_the_process_that_replaces_it_is_killed(program, saved):
+    killed_between_renames(tiny_program(ir.DataType.DOUBLE), saved)
+    assert not saved.exists()
+    assert identity(Program.load(saved)) == identity(program)
+    program.save(saved)
+    assert os.listdir(saved.parent) == ["program"]
+
+
+def test_a_save_keeps_the_program_that_it_could_not_find(program, saved):
+    killed_between_renames(program, saved)
+    wide = tiny_program(ir.DataType.DOUBLE)
+    wide.save(saved)
+    assert identity(Program.load(saved)) == identity(wide)
     assert os.listdir(saved.parent) == ["program"]
 
 
@@ -185,7 +215,7 @@ def test_a_changed_file_is_named(saved):
     refused(saved, r"step\.onnx has changed since it was written")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": "recipe", "version": 1}', '{"format": "burnish program"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": "recipe", "version": 3}', '{"format": "burnish program"}'])
 def test_a_damaged_manifest_is_named(saved, content):
     (saved / "program.json").write_text(content)
     refused(saved, r"program\.json cannot be read as one")
@@ -198,8 +228,15 @@ def test_a_truncated_manifest_is_named(saved):
 
 
 def test_a_newer_format_is_named(saved):
-    edit_manifest(saved, lambda manifest: manifest.update(version=3))
-    refused(saved, r"was saved in format version 3, and this burnish reads up to 2: update burnish")
+    edit_manifest(saved, lambda manifest: manifest.update(version=4))
+    refused(saved, r"is of format version 4, and this burnish reads version 3: update burnish")
+
+
+def test_an_older_format_is_named_and_made_again_in_its_place(program, saved):
+    edit_manifest(saved, lambda manifest: manifest.update(version=2))
+    refused(saved, r"of format version 2, and this burnish reads version 3: make it again .* burnish compile MODEL -o .*program$")
+    program.save(saved)
+    assert identity(Program.load(saved)) == identity(program)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_a_run_of_an_earlier_release_goes_on(release, form):
     assert found["logits"] == [pytest.approx(row, rel=1e-5, abs=1e-6) for row in expected["logits"]]
 
 
-def test_this_version_writes_the_lowest_format_that_fits(tmp_path):
+def test_this_version_writes_the_format_that_it_reads(tmp_path):
     write(tmp_path / "own")
     manifest = json.loads((tmp_path / "own" / PROGRAM / "program.json").read_text(encoding="utf-8"))
-    assert manifest["version"] == 1
+    assert manifest["version"] == 3
     header = (tmp_path / "own" / CHECKPOINT).read_bytes()[8:]
-    assert json.JSONDecoder().raw_decode(header.decode("utf-8", "ignore"))[0]["__metadata__"]["version"] == "1"
+    assert json.JSONDecoder().raw_decode(header.decode("utf-8", "ignore"))[0]["__metadata__"]["version"] == "3"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import weakref
-import zlib
 
 import ml_dtypes
 import numpy as np
@@ -44,14 +44,13 @@ def header_of(path):
 def test_safetensors_reads_what_is_written(tmp_path, monkeypatch, block):
     monkeypatch.setattr(state_file, "BLOCK", block)
     path = tmp_path / "state.safetensors"
-    write_state_file(path, ARRAYS, {"format": "a"}, checksum="checksum")
+    write_state_file(path, ARRAYS, {"format": "a"})
     assert_same(load_file(path), ARRAYS)
     arrays, metadata = read_state_file(path, "state file")
     assert_same(arrays, ARRAYS)
-    total = 0
-    for name in sorted(ARRAYS):
-        total = zlib.crc32(ARRAYS[name].tobytes(), zlib.crc32(name.encode(), total))
-    assert metadata == {"format": "a", "checksum": f"{total:08x}"}
+    digest = metadata["burnish.digest"]
+    blank = path.read_bytes().replace(digest.encode(), b"sha256:" + b"0" * 64)
+    assert metadata == {"burnish.digest": "sha256:" + hashlib.sha256(blank).hexdigest(), "format": "a"}
 
 
 def test_what_safetensors_writes_is_read(tmp_path):
@@ -117,7 +116,7 @@ class Watched(LazyArrays):
 def test_one_array_is_in_memory_at_a_time(tmp_path):
     watched = Watched({f"param/{index}": np.full(100, index, np.float32) for index in range(5)})
     path = tmp_path / "state.safetensors"
-    write_state_file(path, watched, {}, checksum="checksum")
+    write_state_file(path, watched, {})
     assert sorted(watched.asked) == sorted(watched.arrays)
     assert watched.most <= 2  # the next is made before the last is let go
     assert_same(load_file(path), watched.arrays)

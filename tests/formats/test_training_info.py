@@ -14,11 +14,12 @@ import pytest
 import burnish
 from burnish import surgery
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.errors import CheckpointError, ModelError
+from burnish.errors import BurnishError, CheckpointError, ModelError
 from burnish.formats import training_info
 from burnish.formats.identity import graph_hashes
 from burnish.formats.metadata import TRAINING
 from burnish.models import residual_network
+from formats.stamping import model_bytes
 from oracles.standard_operators import STANDARD
 
 
@@ -286,7 +287,8 @@ def damaged(model, damage):
 def change_metadata(**values):
     def change(model):
         metadata = metadata_of(model) | values
-        onnx.helper.set_model_props(model, {TRAINING: json.dumps({k: v for k, v in metadata.items() if v is not None})})
+        entry = next(entry for entry in model.metadata_props if entry.key == TRAINING)
+        entry.value = json.dumps({k: v for k, v in metadata.items() if v is not None})
 
     return change
 
@@ -304,7 +306,8 @@ def drop_metadata(model):
 
 
 def spoil_metadata(model):
-    model.metadata_props[0].value = model.metadata_props[0].value[:-100]
+    entry = next(entry for entry in model.metadata_props if entry.key == TRAINING)
+    entry.value = entry.value[:-100]
 
 
 def rename_state(model):
@@ -324,15 +327,6 @@ def cut_a_function_node(model):
     del model.functions[0].node[-1]
 
 
-def change_a_constant(model):
-    node = next(node for node in model.functions[1].node if node.op_type == "Constant" and node.attribute[0].t.dims == [])
-    node.attribute[0].t.raw_data = bytes(len(node.attribute[0].t.raw_data))
-
-
-def change_the_inference_graph(model):
-    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Sigmoid"
-
-
 def shorten_a_tensor(model):
     tensor = next(t for t in model.training_info[0].algorithm.initializer if t.name.startswith("opt/"))
     tensor.raw_data = tensor.raw_data[:-4]
@@ -349,7 +343,8 @@ DAMAGES = [
     (drop_metadata, CheckpointError, r"has no ai\.onnx\.preview\.training\.Gradient in its algorithm"),
     (spoil_metadata, CheckpointError, "its metadata 'burnish.training' cannot be read"),
     (change_metadata(format="other"), CheckpointError, "format is 'other', expected 'burnish training'"),
-    (change_metadata(version=99), CheckpointError, "written in format version 99.*update burnish"),
+    (change_metadata(version=99), CheckpointError, "of format version 99, and this burnish reads version 3: update burnish"),
+    (change_metadata(version=1), CheckpointError, "of format version 1, .* with burnish compile MODEL -o program.onnx"),
     (change_metadata(opsets=None), CheckpointError, "has no 'opsets'"),
     (change_metadata(signature={"step": {}}), CheckpointError, "the signature in its metadata cannot be read"),
     (change_metadata(signature={}), CheckpointError, r"its signature has the graphs \[\], expected"),
@@ -359,8 +354,6 @@ DAMAGES = [
     (reshape_state, CheckpointError, r"'param/classifier.bias' has shape \[3\], expected \[10\]"),
     (cut_a_step_node, CheckpointError, "its step graph is not valid"),
     (cut_a_function_node, CheckpointError, "its grad graph is not valid"),
-    (change_a_constant, CheckpointError, "its apply graph has changed since it was written"),
-    (change_the_inference_graph, CheckpointError, "its predict graph has changed since it was written"),
     (shorten_a_tensor, ModelError, "declares dims .* and holds"),
     (point_outside, ModelError, "external data outside the model's folder: '../secret.bin'"),
 ]
@@ -370,11 +363,25 @@ DAMAGES = [
 @pytest.mark.quick_cases(3)
 def test_damaged_models_are_refused_by_name(written, tmp_path, damage, error, message):
     path = tmp_path / "damaged.onnx"
-    path.write_bytes(damaged(written, damage).SerializeToString())
+    path.write_bytes(model_bytes(damaged(written, damage)))
     with pytest.raises(error, match=message) as raised:
         burnish.Program.load(path)
     if error is CheckpointError:
         assert "damaged.onnx" in str(raised.value)
+
+
+def test_a_bit_that_changed_anywhere_is_noticed(tmp_path):
+    path = tmp_path / "program.onnx"
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[b,2] x) => (float[b,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }""")
+    burnish.compile(model, loss="mse", optimizer="sgd").save(path)
+    content = path.read_bytes()
+    for place in range(0, len(content), 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        with pytest.raises(BurnishError):
+            burnish.Program.load(path)
+    path.write_bytes(content)
+    burnish.Program.load(path)
 
 
 def test_truncated_missing_and_foreign_files_are_refused(written, tmp_path):

@@ -114,8 +114,8 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
     whole = StateFile.read_into
     monkeypatch.setattr(StateFile, "read_into", lambda self, name, *rest: (read.append(name), whole(self, name, *rest)))
     checked = []
-    checksum = StateFile.checksum
-    monkeypatch.setattr(StateFile, "checksum", lambda self: (checked.append(self._path.name), checksum(self))[1])
+    check_digest = StateFile.check_digest
+    monkeypatch.setattr(StateFile, "check_digest", lambda self: (checked.append(self._path.name), check_digest(self))[1])
     for _ in range(2):
         with burnish.Session(program(), tables=saved.parents[1] / "tables") as session:
             session.restore(saved)

@@ -1,12 +1,13 @@
 """Files that are written whole or not at all.
 
 Such a file is written under another name, flushed to the disk and renamed: a reader finds the earlier file or the new one, never
-a part of either.
+a part of either. Who writes it holds a lock on it: what a killed process left is thereby told from what is being written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -15,6 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from burnish.errors import CheckpointError, ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux: paths are taken from the current folder; both names are there before and after."""
 
 
 def file_path(path: str | os.PathLike[str], example: str) -> Path:
@@ -47,10 +56,11 @@ def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[P
     """
     partial = partial_path(path)
     try:
-        yield partial
-        flush_to_disk(partial)
-        os.replace(partial, path if final is None else final())
-        flush_to_disk(path.parent)
+        with locked(partial):
+            yield partial
+            flush_to_disk(partial)
+            os.replace(partial, path if final is None else final())
+        flush_folder(path.parent)
         remove_left_behind(path)
     except OSError as error:
         raise CheckpointError(
@@ -108,23 +118,106 @@ def partial_path(path: Path, ending: str = "partial") -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
 
 
-def remove_left_behind(path: Path) -> None:
-    """Remove what processes that were killed left under the names that ``partial_path`` gives for ``path``."""
+@contextlib.contextmanager
+def locked(partial: Path, is_folder: bool = False) -> Iterator[None]:
+    """Make an empty file, or a folder, and hold a lock on it that ends with the process.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        if is_folder:
+            partial.mkdir(parents=True)
+        else:
+            partial.touch()
+        with contextlib.ExitStack() as holding:
+            try:
+                held = holding.enter_context(holding_lock(partial))
+                is_there = held is None or os.path.samestat(os.fstat(held), partial.stat())
+            except FileNotFoundError:  # another process took it for one that was left behind, before it was locked
+                is_there = False
+            if is_there:
+                yield
+                return
+
+
+@contextlib.contextmanager
+def holding_lock(path: Path) -> Iterator[int | None]:
+    """Hold a lock on a file or folder; gives its descriptor, or None where the system has no such locks.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if fcntl is None:
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # the disk has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def left_behind(path: Path) -> list[Path]:
+    """Return what processes that were killed left under the names that ``partial_path`` gives for ``path``."""
     named = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.(partial|earlier)")
-    with contextlib.suppress(OSError):
-        for other in [other for other in path.parent.iterdir() if named.fullmatch(other.name)]:
-            if other.is_dir():
-                shutil.rmtree(other, ignore_errors=True)
-            else:
+    try:
+        return [other for other in path.parent.iterdir() if named.fullmatch(other.name) and not _is_being_written(other)]
+    except OSError:
+        return []
+
+
+def _is_being_written(path: Path) -> bool:
+    if fcntl is None:
+        return False  # the system removes no open file
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove_left_behind(path: Path) -> None:
+    """Remove what ``left_behind`` returns."""
+    for other in left_behind(path):
+        if other.is_dir():
+            shutil.rmtree(other, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
                 other.unlink(missing_ok=True)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two files or folders in one step; return False where the system or the disk cannot."""
+    library = ctypes.CDLL(None, use_errno=True)
+    call = getattr(library, "renameat2", None)
+    if call is None:
+        return False
+    return call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of files, is on the disk, where the system offers that."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    """Wait until a file is on the disk."""
+    descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_folder(path: Path) -> None:
+    """Wait until a folder's list of files is on the disk, where the system offers that. Its files are in place either way."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

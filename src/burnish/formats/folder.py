@@ -16,7 +16,16 @@ import onnx_ir as ir
 from burnish.errors import CheckpointError
 from burnish.formats.consistency import inconsistency
 from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, stamped
-from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
+from burnish.formats.file_writing import (
+    exchange,
+    flush_folder,
+    flush_to_disk,
+    holding_lock,
+    left_behind,
+    locked,
+    partial_path,
+    remove_left_behind,
+)
 from burnish.formats.identity import adapter_base, graph_hash, program_hash, proto_hash
 from burnish.formats.model_file import fits_one_file, save_model
 from burnish.formats.state_file import read_state_file, write_state_file
@@ -37,9 +46,9 @@ def save_program(program: Program, directory: Path) -> Path:
     _refuse_other_content(directory)
     partial = partial_path(directory)
     try:
-        partial.mkdir(parents=True)
-        _write_files(program, partial)
-        _put_in_place(partial, directory)
+        with locked(partial, is_folder=True):
+            _write_files(program, partial)
+            _put_in_place(partial, directory)
     except OSError as error:
         raise CheckpointError(
             f"The program could not be saved in '{directory}': {error}. What was there is untouched. "
@@ -92,7 +101,7 @@ def _write_files(program: Program, directory: Path) -> None:
     path = directory / MANIFEST
     path.write_bytes(stamped((json.dumps(manifest, indent=1) + "\n").encode()))
     flush_to_disk(path)
-    flush_to_disk(directory)
+    flush_folder(directory)
 
 
 def _save_graph(model: ir.Model, path: Path) -> str:
@@ -102,18 +111,34 @@ def _save_graph(model: ir.Model, path: Path) -> str:
 
 
 def _put_in_place(partial: Path, directory: Path) -> None:
-    """Rename ``partial`` to ``directory``; an earlier program there steps aside first, and back if that fails."""
+    """Rename ``partial`` to ``directory``, in the place of an earlier program.
+
+    If the system cannot exchange the two, the earlier one steps aside first, and back if the rest fails; a process that is killed
+    in between leaves it to ``_recovered``.
+    """
     earlier = partial_path(directory, "earlier")
-    if directory.exists():
-        os.rename(directory, earlier)
-    try:
+    if not directory.exists():
         os.rename(partial, directory)
-    except OSError:
-        if earlier.exists():
-            os.rename(earlier, directory)
-        raise
-    flush_to_disk(directory.parent)
+    elif not exchange(partial, directory):
+        with holding_lock(directory):
+            os.rename(directory, earlier)
+            try:
+                os.rename(partial, directory)
+            except OSError:
+                os.rename(earlier, directory)
+                raise
+    flush_folder(directory.parent)
     remove_left_behind(directory)
+
+
+def _recovered(directory: Path) -> bool:
+    """Put a program back that stepped aside for one that never came, because the process that saved it was killed."""
+    aside = [path for path in left_behind(directory) if path.suffix == ".earlier" and (path / MANIFEST).is_file()]
+    for path in sorted(aside, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(OSError):
+            os.rename(path, directory)
+            return True
+    return False
 
 
 def _file_hash(path: Path) -> str:
@@ -123,7 +148,7 @@ def _file_hash(path: Path) -> str:
 
 def load_program(directory: Path) -> Program:
     """Read what ``save_program`` wrote; see ``Program.load``."""
-    if not (directory / MANIFEST).is_file():
+    if not (directory / MANIFEST).is_file() and (directory.exists() or not _recovered(directory)):
         raise CheckpointError(f"'{directory}' is not a saved program: it has no {MANIFEST}. Give the folder that was saved to")
     manifest = _read_manifest(directory)
     graphs = sorted(manifest["signature"])

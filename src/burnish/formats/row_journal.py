@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import CheckpointError
-from burnish.formats.file_writing import flush_to_disk
+from burnish.formats.file_writing import flush_folder
 from burnish.formats.state_file import StateFile, encoded
 from burnish.program.state import BLOCK, Kind, LazyArrays, blocks
 from burnish.untrusted import UNREADABLE, read_json
@@ -140,7 +140,7 @@ def append_changes(
             file.flush()
             os.fsync(file.fileno())
         if not end.size:
-            flush_to_disk(path.parent)
+            flush_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"The journal '{path}' could not be written: {error}. The last checkpoint is untouched. Free space on the disk, or "

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnxruntime
 
 from burnish.errors import CheckpointError, ConfigurationError, EngineError
-from burnish.formats.file_writing import flush_to_disk, partial_path, remove_left_behind
+from burnish.formats.file_writing import flush_folder, locked, partial_path, remove_left_behind
 from burnish.formats.folder import save_program
 from burnish.formats.model_file import constant_bytes
 from burnish.program import Program, Role
@@ -76,12 +76,12 @@ def package(program: Program, folder: Path) -> None:
         raise CheckpointError(f"'{folder}' is a file, or holds files: give the path of a new folder for the package")
     partial = partial_path(folder)
     try:
-        partial.mkdir(parents=True)
-        _write(program, partial)
-        if folder.is_dir():
-            folder.rmdir()
-        os.rename(partial, folder)
-        flush_to_disk(folder.parent)
+        with locked(partial, is_folder=True):
+            _write(program, partial)
+            if folder.is_dir():
+                folder.rmdir()
+            os.rename(partial, folder)
+        flush_folder(folder.parent)
         remove_left_behind(folder)
     except OSError as error:
         raise CheckpointError(
