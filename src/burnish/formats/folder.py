@@ -96,12 +96,19 @@ def _write_files(program: Program, directory: Path) -> None:
         # What a checkpoint says that it belongs to, for clients that cannot compute it.
         "identity": {"program": program_hash(hashes, program.signature), "graphs": hashes},
         "base": list(adapter_base(program)),
+        "opset_import": _opset_import(program),
         "files": files,
     }
     path = directory / MANIFEST
     path.write_bytes(stamped((json.dumps(manifest, indent=1) + "\n").encode()))
     flush_to_disk(path)
     flush_folder(directory)
+
+
+def _opset_import(program: Program) -> list[dict[str, Any]]:
+    """The operator sets that a runtime has to know, in ONNX's terms: the newest of the graphs'."""
+    imports = sorted((domain, version) for model in program.graphs.values() for domain, version in model.opset_imports.items())
+    return [{"domain": domain, "version": version} for domain, version in dict(imports).items()]
 
 
 def _save_graph(model: ir.Model, path: Path) -> str:
