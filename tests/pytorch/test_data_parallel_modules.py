@@ -72,9 +72,7 @@ def sharded_worker(rank: int, folder: str) -> None:
 
 
 def leave() -> None:
-    """End a worker without destructors: that of what holds a group of Gloo has the interpreter's lock while it waits for a thread,
-    and the thread may be waiting for the lock.
-    """
+    """End a worker without destructors: one that waits for a thread of Gloo keeps the lock that the thread may be waiting for."""
     os._exit(0)
 
 
