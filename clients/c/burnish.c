@@ -37,6 +37,8 @@
 #define BURNISH_ONE_FILE_LIMIT ((size_t)1 << 30) /* bytes of weights from which an export keeps them in a file beside it */
 #endif
 #define BURNISH_CACHE_LIMIT ((size_t)256 << 20) /* bytes of features, where burnish_cache_open is given no limit */
+#define FORMAT_VERSION 3
+#define FORMAT_TEXT "3"
 #define MAX_JSON_BYTES ((size_t)64 << 20)
 #define MAX_JSON_VALUES ((size_t)2 << 20)
 #define MAX_DEPTH 32
@@ -320,15 +322,15 @@ static void sha256_block(sha256 *hash, const uint8_t *block) {
                    (rotated(b, 17) ^ rotated(b, 19) ^ b >> 10);
     }
     memcpy(v, hash->state, sizeof v);
-    for (int i = 0; i < 64; i++) {
-        uint32_t one = v[7] + (rotated(v[4], 6) ^ rotated(v[4], 11) ^ rotated(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
-                       SHA256_CONSTANTS[i] + words[i];
-        uint32_t two =
-            (rotated(v[0], 2) ^ rotated(v[0], 13) ^ rotated(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
-        memmove(v + 1, v, 7 * sizeof *v);
-        v[4] += one;
-        v[0] = one + two;
-    }
+    for (int i = 0; i < 64; i += 8)
+        for (int j = 0; j < 8; j++) { /* the eight variables change places with each round; unrolled, none is moved */
+            uint32_t a = v[(8 - j) & 7], b = v[(9 - j) & 7], c = v[(10 - j) & 7], e = v[(12 - j) & 7], f = v[(13 - j) & 7],
+                     g = v[(14 - j) & 7], *d = &v[(11 - j) & 7], *h = &v[(15 - j) & 7];
+            uint32_t one = *h + (rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25)) + ((e & f) ^ (~e & g)) +
+                           SHA256_CONSTANTS[i + j] + words[i + j];
+            *d += one;
+            *h = one + (rotated(a, 2) ^ rotated(a, 13) ^ rotated(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        }
     for (int i = 0; i < 8; i++) hash->state[i] += v[i];
 }
 
@@ -353,17 +355,35 @@ static void sha256_text(sha256 *hash, char text[65]) {
     for (int i = 0; i < 8; i++) snprintf(text + 8 * i, 9, "%08x", (unsigned)hash->state[i]);
 }
 
-/* CRC-32 as zlib computes it, of a checkpoint's arrays. */
-static uint32_t crc32_of(uint32_t before, const void *bytes, size_t count) {
-    uint32_t table[256];
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t value = i;
-        for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
-        table[i] = value;
+/* The digest of a file, which stands in it: "sha256:" and the SHA-256 of the file's bytes with zeros for the digits. */
+#define DIGEST_KEY "burnish.digest"
+#define DIGEST_PREFIX "sha256:"
+#define DIGITS 64
+
+static const char ZEROS[] = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/* Find the digits of a digest in a text, and write zeros over them; false where it is no digest, or not there. */
+static bool clear_digest(char *text, size_t size, const char *digest) {
+    size_t prefix = strlen(DIGEST_PREFIX), length = prefix + DIGITS;
+    if (digest == NULL || strlen(digest) != length || memcmp(digest, DIGEST_PREFIX, prefix) != 0 || !is_hex(digest + prefix, DIGITS))
+        return false;
+    for (char *at = text; (size_t)(text + size - at) >= length; at++) {
+        at = memchr(at, *digest, (size_t)(text + size - at) - length + 1);
+        if (at == NULL) return false;
+        if (memcmp(at, digest, length) != 0) continue;
+        memcpy(at + prefix, ZEROS, DIGITS);
+        return true;
     }
-    uint32_t value = ~before;
-    for (const uint8_t *at = bytes; count-- > 0; at++) value = table[(value ^ *at) & 255] ^ value >> 8;
-    return ~value;
+    return false;
+}
+
+static burnish_status has_changed(const char *path) { return damaged(path, "it has changed since it was written"); }
+
+/* Whether a hash that was made of a file is the one that its digest, which was found there, names. */
+static burnish_status check_digest(const char *path, sha256 *hash, const char *digest) {
+    char text[65];
+    sha256_text(hash, text);
+    return strcmp(text, digest + strlen(DIGEST_PREFIX)) == 0 ? BURNISH_OK : has_changed(path);
 }
 
 /* A strict reader of JSON. Text is decoded in place; the values lie in one array, which is as long as the text needs. */
@@ -665,7 +685,7 @@ typedef struct graph {
 typedef struct state_entry {
     const entry *kind;
     size_t bytes;
-    bool is_updated;
+    bool is_updated, is_base; /* the base is what adapters stand next to: their checkpoints have its hash alone */
     void *data[2]; /* the same twice for one that no step updates */
     OrtValue *values[2];
 } state_entry;
@@ -689,7 +709,8 @@ struct burnish_session {
     OrtMemoryInfo *memory;
     graph graphs[GRAPHS];
     state_entry *state;
-    size_t state_count;
+    size_t state_count, base_count;
+    char base_hash[DIGITS + 1]; /* "" where it is not known */
     int current;
     graph *last; /* whose outputs are held */
     burnish_tensor *tensors;
@@ -1878,45 +1899,79 @@ static burnish_status run_init(burnish_session *session) {
     return status;
 }
 
-static burnish_status read_manifest(burnish_session *session) {
-    char path[MAX_PATH];
-    size_t size = 0, most = 1;
+/* See that program.json is one that this client reads, and as it was written; `raw` are its bytes. */
+static burnish_status check_manifest(const burnish_session *session, const char *path, char *raw, size_t size) {
+    const char *digest = text_of(session->manifest, DIGEST_KEY);
     int64_t version;
-    struct stat status;
-    if (stat(session->folder, &status) != 0 || !S_ISDIR(status.st_mode))
-        return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is no folder: give the folder that program.save or burnish compile wrote",
-                    session->folder);
-    TRY(join_path(path, session->folder, "program.json", ""));
-    TRY(read_file(path, MAX_JSON_BYTES, &session->manifest_text, &size));
-    TRY(parse_json(path, session->manifest_text, size, &session->manifest));
+    sha256 hash;
     if (!is(text_of(session->manifest, "format"), "burnish program") || !whole_of(session->manifest, "version", &version))
         return damaged(path, "it describes no program");
-    if (version < 1 || version > 2)
-        return fail(
-            BURNISH_CHECKPOINT_ERROR,
-            "'%s' is of format %lld, and this client reads up to format 2: use a newer client, or save the program with an "
-            "older burnish",
-            path, (long long)version);
-    if (text_of(member(session->manifest, "identity", JSON_OBJECT), "program") == NULL)
+    if (version != FORMAT_VERSION)
         return fail(BURNISH_CHECKPOINT_ERROR,
-                    "'%s' names no identity, as an older burnish wrote it: load the program in Python and save it again", path);
+                    "The program in '%s' is of format version %lld, and the C client reads version %d: %s%s",
+                    session->folder, (long long)version, FORMAT_VERSION,
+                    version > FORMAT_VERSION ? "update the C client" : "make it again from the model, with burnish compile MODEL -o ",
+                    version > FORMAT_VERSION ? "" : session->folder);
+    if (!clear_digest(raw, size, digest)) return has_changed(path);
+    sha256_begin(&hash);
+    sha256_add(&hash, raw, size);
+    return check_digest(path, &hash, digest);
+}
+
+static burnish_status read_manifest(burnish_session *session, const char *path) {
+    struct stat found;
+    char *raw = NULL;
+    size_t size = 0;
+    if (stat(session->folder, &found) != 0 || !S_ISDIR(found.st_mode))
+        return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is no folder: give the folder that program.save or burnish compile wrote",
+                    session->folder);
+    TRY(read_file(path, MAX_JSON_BYTES, &raw, &size));
+    session->manifest_text = malloc(size + 1);
+    if (session->manifest_text != NULL) memcpy(session->manifest_text, raw, size + 1);
+    burnish_status status = session->manifest_text == NULL ? no_memory(path, size)
+                                                           : parse_json(path, session->manifest_text, size, &session->manifest);
+    if (status == BURNISH_OK) status = check_manifest(session, path, raw, size);
+    free(raw);
+    return status;
+}
+
+/* Mark the state entries that no step changes while adapters train. */
+static bool mark_base(burnish_session *session) {
+    const json *base = member(session->manifest, "base", JSON_ARRAY);
+    for (const json *name = base != NULL ? base->child : NULL; name != NULL; name = name->next) {
+        size_t found = name->kind == JSON_STRING ? find_state(session, name->text) : NONE;
+        if (found == NONE || session->state[found].is_updated || session->state[found].is_base) return false;
+        session->state[found].is_base = true;
+        session->base_count++;
+    }
+    return base != NULL;
+}
+
+static burnish_status read_signature(burnish_session *session, const char *path) {
     const json *signature = member(session->manifest, "signature", JSON_OBJECT);
+    size_t most = 1;
+    if (text_of(member(session->manifest, "identity", JSON_OBJECT), "program") == NULL)
+        return damaged(path, "it names no identity");
     for (int g = 0; g < GRAPHS; g++) {
         if (g == FEATURES && member(signature, GRAPH_NAMES[g], JSON_OBJECT) == NULL) continue;
         if (!read_graph(signature, GRAPH_NAMES[g], &session->graphs[g])) return damaged(path, "its signature cannot be read");
         most = session->graphs[g].output_count > most ? session->graphs[g].output_count : most;
     }
     if (!number_state(session)) return damaged(path, "its graphs disagree about the state");
+    if (!mark_base(session)) return damaged(path, "its base is no list of state entries that stay as they are");
     session->tensors = calloc(most, sizeof(burnish_tensor));
     return session->tensors == NULL ? no_memory("outputs", most * sizeof(burnish_tensor)) : BURNISH_OK;
 }
 
 static burnish_status open_program(burnish_session *session) {
+    char path[MAX_PATH];
     if (session->options.threads < 0 || session->options.optimization < 0 || session->options.optimization > 3)
         return fail(BURNISH_CONFIGURATION_ERROR,
                     "threads is %d and optimization %d: give threads of 0 or more, and an optimization from 0 to 3",
                     session->options.threads, session->options.optimization);
-    TRY(read_manifest(session));
+    TRY(join_path(path, session->folder, "program.json", ""));
+    TRY(read_manifest(session, path));
+    TRY(read_signature(session, path));
     TRY(open_environment(session));
     TRY(read_weights(session));
     for (int g = 0; g < GRAPHS; g++) TRY(make_scalars(session, &session->graphs[g]));
@@ -2001,6 +2056,7 @@ burnish_status burnish_write_state(burnish_session *session, const burnish_tenso
         return fail(BURNISH_CONFIGURATION_ERROR,
                     "The state entry '%s' has another type or shape: give what burnish_state returns for it", given->name);
     memmove(own.data, given->data, session->state[find_state(session, given->name)].bytes);
+    *session->base_hash = 0;
     return BURNISH_OK;
 }
 
@@ -2054,18 +2110,37 @@ static const state_entry **sorted_state(const burnish_session *session, int (*or
     return sorted;
 }
 
-static uint32_t checksum_of_state(const burnish_session *session, const state_entry *const *sorted) {
-    uint32_t checksum = 0;
+static void add_number(sha256 *hash, uint64_t number) { sha256_add(hash, &number, sizeof number); }
+
+static void add_text(sha256 *hash, const char *text) {
+    add_number(hash, strlen(text));
+    sha256_add(hash, text, strlen(text));
+}
+
+/* The SHA-256 of names, types, shapes and bytes of the base, in the order of names; "" where the program has none. */
+static burnish_status hash_base(burnish_session *session) {
+    sha256 hash;
+    if (session->base_count == 0 || *session->base_hash != 0) return BURNISH_OK;
+    const state_entry **named = sorted_state(session, by_name);
+    if (named == NULL) return no_memory("the checkpoint", session->state_count);
+    sha256_begin(&hash);
     for (size_t i = 0; i < session->state_count; i++) {
-        checksum = crc32_of(checksum, sorted[i]->kind->name, strlen(sorted[i]->kind->name));
-        checksum = crc32_of(checksum, sorted[i]->data[session->current], sorted[i]->bytes);
+        const entry *kind = named[i]->kind;
+        if (!named[i]->is_base) continue;
+        add_text(&hash, kind->name);
+        add_text(&hash, kind->type->safetensors);
+        add_number(&hash, kind->rank);
+        for (size_t axis = 0; axis < kind->rank; axis++) add_number(&hash, (uint64_t)kind->shape[axis]);
+        sha256_add(&hash, named[i]->data[session->current], named[i]->bytes);
     }
-    return checksum;
+    sha256_text(&hash, session->base_hash);
+    free(named);
+    return BURNISH_OK;
 }
 
 /* The header that Python writes, byte for byte. */
 static void add_checkpoint_header(buffer *header, const burnish_session *session, const state_entry *const *placed,
-                                  const char *extra, uint32_t checksum) {
+                                  const char *extra) {
     const json *identity = member(session->manifest, "identity", JSON_OBJECT), *graphs = member(identity, "graphs", JSON_OBJECT);
     const char *program = text_of(identity, "program");
     buffer hashes = {0};
@@ -2081,8 +2156,9 @@ static void add_checkpoint_header(buffer *header, const burnish_session *session
         }
     add(&hashes, "}", 1);
     add(header, "{\"__metadata__\":{", 17);
+    add_format(header, "\"%s\":\"%s%s\"", DIGEST_KEY, DIGEST_PREFIX, ZEROS);
     add_pair(header, "format", "burnish checkpoint", 18);
-    add_pair(header, "version", "1", 1);
+    add_pair(header, "version", FORMAT_TEXT, strlen(FORMAT_TEXT));
     snprintf(number, sizeof number, "%lld", (long long)burnish_step_count(session));
     add_pair(header, "step", number, strlen(number));
     add_pair(header, "program", program, strlen(program));
@@ -2090,11 +2166,11 @@ static void add_checkpoint_header(buffer *header, const burnish_session *session
     add_pair(header, "engine", "onnxruntime", 11);
     add_pair(header, "extra", extra, strlen(extra));
     if (session->metadata.text != NULL) add_pair(header, "metadata", session->metadata.text, strlen(session->metadata.text));
-    snprintf(number, sizeof number, "%08x", (unsigned)checksum);
-    add_pair(header, "checksum", number, 8);
+    if (session->base_count > 0) add_pair(header, "base", session->base_hash, strlen(session->base_hash));
     add(header, "}", 1);
     for (size_t i = 0; i < session->state_count; i++) {
         const entry *kind = placed[i]->kind;
+        if (placed[i]->is_base) continue;
         add(header, ",", 1);
         add_json_text(header, kind->name, strlen(kind->name));
         add_format(header, ":{\"dtype\":\"%s\",\"shape\":[", kind->type->safetensors);
@@ -2107,6 +2183,20 @@ static void add_checkpoint_header(buffer *header, const burnish_session *session
     while (header->size % 8 != 0 && !header->failed) add(header, " ", 1);
     header->failed = header->failed || hashes.failed;
     free(hashes.data);
+}
+
+/* Write the digest of a checkpoint into its header, in place of the zeros that begin it. */
+static void set_digest(const burnish_session *session, const state_entry *const *placed, buffer *header) {
+    char text[DIGITS + 1];
+    uint64_t length = header->size;
+    sha256 hash;
+    sha256_begin(&hash);
+    sha256_add(&hash, &length, 8);
+    sha256_add(&hash, header->data, header->size);
+    for (size_t i = 0; i < session->state_count; i++)
+        if (!placed[i]->is_base) sha256_add(&hash, placed[i]->data[session->current], placed[i]->bytes);
+    sha256_text(&hash, text);
+    memcpy(strchr(header->data, '0'), text, DIGITS);
 }
 
 static burnish_status check_extra(const char *extra) {
@@ -2135,75 +2225,118 @@ burnish_status burnish_save(burnish_session *session, const char *path, const ch
                         "untouched: restore "
                         "it and lower the learning rate (lr), or clip the gradients",
                         path, session->state[i].kind->name);
-    const state_entry **named = sorted_state(session, by_name), **placed = sorted_state(session, by_place);
-    if (named != NULL && placed != NULL)
-        add_checkpoint_header(&header, session, placed, extra, checksum_of_state(session, named));
-    burnish_status status =
-        named == NULL || placed == NULL || header.failed ? no_memory("the checkpoint", header.size) : begin_file(&file, path);
+    TRY(hash_base(session));
+    const state_entry **placed = sorted_state(session, by_place);
+    if (placed != NULL) add_checkpoint_header(&header, session, placed, extra);
+    burnish_status status = placed == NULL || header.failed ? no_memory("the checkpoint", header.size) : begin_file(&file, path);
     if (status == BURNISH_OK) {
         uint64_t length = header.size;
+        set_digest(session, placed, &header);
         put(&file, &length, 8);
         put(&file, header.data, header.size);
-        for (size_t i = 0; i < session->state_count; i++) put(&file, placed[i]->data[session->current], placed[i]->bytes);
+        for (size_t i = 0; i < session->state_count; i++)
+            if (!placed[i]->is_base) put(&file, placed[i]->data[session->current], placed[i]->bytes);
         status = end_file(&file, path, BURNISH_OK);
     }
-    free(named);
     free(placed);
     free(header.data);
     return status;
 }
 
-/* Read an array in blocks: add it to a checksum, and tell whether it differs from what the state has. */
-static burnish_status scan_array(const burnish_session *session, const state_file *file, const state_entry *entry,
-                                 uint32_t *checksum, bool *differs) {
+/* Tell whether an array differs from what the state has. */
+static burnish_status compare_array(const burnish_session *session, const state_file *file, const state_entry *entry,
+                                    bool *differs) {
     char block[BLOCK];
     uint64_t offset;
     TRY(find_array(file, entry, &offset));
-    *checksum = crc32_of(*checksum, entry->kind->name, strlen(entry->kind->name));
     *differs = false;
     if (fseeko(file->file, (off_t)(file->begin + offset), SEEK_SET) != 0) return damaged(file->path, "it ends too early");
-    for (size_t done = 0, count; done < entry->bytes; done += count) {
+    for (size_t done = 0, count; done < entry->bytes && !*differs; done += count) {
         count = entry->bytes - done < BLOCK ? entry->bytes - done : BLOCK;
         if (fread(block, 1, count, file->file) != count) return damaged(file->path, "it ends too early");
-        *checksum = crc32_of(*checksum, block, count);
-        if (memcmp(block, (const char *)entry->data[session->current] + done, count) != 0) *differs = true;
+        *differs = memcmp(block, (const char *)entry->data[session->current] + done, count) != 0;
     }
     return BURNISH_OK;
 }
 
-static burnish_status check_checkpoint(const burnish_session *session, const state_file *file) {
+/* See that a safetensors file is as it was written. */
+static burnish_status check_state_file(const state_file *file) {
+    const char *digest = text_of(metadata_of(file), DIGEST_KEY);
+    char block[BLOCK];
+    size_t head = (size_t)file->begin;
+    uint64_t left = file->size;
+    sha256 hash;
+    char *raw = malloc(head);
+    if (raw == NULL) return no_memory(file->path, head);
+    rewind(file->file);
+    bool is_found = fread(raw, 1, head, file->file) == head && clear_digest(raw + 8, head - 8, digest);
+    sha256_begin(&hash);
+    sha256_add(&hash, raw, head);
+    free(raw);
+    if (!is_found) return has_changed(file->path);
+    for (size_t count; left > 0; left -= count) {
+        count = left < BLOCK ? (size_t)left : BLOCK;
+        if (fread(block, 1, count, file->file) != count) return damaged(file->path, "it ends too early");
+        sha256_add(&hash, block, count);
+    }
+    return check_digest(file->path, &hash, digest);
+}
+
+/* Whether a checkpoint leaves an entry of the state out. */
+static bool is_left_out(const state_file *file, const state_entry *entry) {
+    return entry->is_base && text_of(metadata_of(file), "base") != NULL;
+}
+
+/* See that a checkpoint of adapters goes with the weights that are there. */
+static burnish_status check_base(burnish_session *session, const char *path, const char *base) {
+    if (base == NULL) return BURNISH_OK;
+    if (session->base_count == 0)
+        return fail(BURNISH_CHECKPOINT_ERROR,
+                    "The checkpoint '%s' holds adapters alone, and the program has none: compile the model that it was made "
+                    "with, with its adapters (burnish.surgery.lora)",
+                    path);
+    TRY(hash_base(session));
+    return strcmp(base, session->base_hash) == 0
+               ? BURNISH_OK
+               : fail(BURNISH_CHECKPOINT_ERROR,
+                      "The checkpoint '%s' holds adapters of another model: the weights next to them had the SHA-256 %.16s..., "
+                      "and those of this program have %.16s.... Compile the file that they were trained on",
+                      path, base, session->base_hash);
+}
+
+static burnish_status check_checkpoint(burnish_session *session, const state_file *file) {
     const json *header = metadata_of(file);
-    const char *version = text_of(header, "version"), *program = text_of(header, "program"),
-               *checksum = text_of(header, "checksum");
-    uint32_t actual = 0;
-    char text[9];
-    size_t count = 0;
-    bool differs;
+    const char *version = text_of(header, "version"), *base = text_of(header, "base");
+    size_t count = 0, expected = session->state_count - (base != NULL ? session->base_count : 0);
+    uint64_t offset;
     if (!is(text_of(header, "format"), "burnish checkpoint"))
         return fail(
             BURNISH_CHECKPOINT_ERROR,
             "'%s' is a safetensors file, but not a burnish checkpoint: give a file that burnish_save or save_checkpoint wrote",
             file->path);
-    if (!is(version, "1"))
+    if (!is(version, FORMAT_TEXT))
         return fail(BURNISH_CHECKPOINT_ERROR,
-                    "'%s' is of checkpoint format %s, and this client reads format 1: save it whole, without a journal",
-                    file->path, version ? version : "?");
-    if (!is(program, text_of(member(session->manifest, "identity", JSON_OBJECT), "program")))
+                    "The checkpoint '%s' is of format version %s, and the C client reads version %d: %s", file->path,
+                    version ? version : "?", FORMAT_VERSION,
+                    version != NULL && strtol(version, NULL, 10) > FORMAT_VERSION
+                        ? "update the C client"
+                        : "go on with the burnish that wrote it, or train again without it");
+    TRY(check_state_file(file));
+    if (text_of(header, "journal") != NULL)
+        return fail(BURNISH_CHECKPOINT_ERROR,
+                    "'%s' is a checkpoint with a journal, which the C client does not read: restore it in Python and save it whole",
+                    file->path);
+    if (!is(text_of(header, "program"), text_of(member(session->manifest, "identity", JSON_OBJECT), "program")))
         return fail(BURNISH_CHECKPOINT_ERROR,
                     "The checkpoint '%s' was made with another program: open the one that it was made with, or start without it",
                     file->path);
     if (text_of(header, "extra") == NULL) return damaged(file->path, "its header lacks 'extra'");
+    TRY(check_base(session, file->path, base));
     for (const json *array = file->header->child; array != NULL; array = array->next) count += !is(array->key, "__metadata__");
-    if (count != session->state_count) return damaged(file->path, "it does not hold exactly the program's state");
-    const state_entry **named = sorted_state(session, by_name);
-    burnish_status status = named == NULL ? no_memory("the checkpoint", session->state_count) : BURNISH_OK;
-    for (size_t i = 0; status == BURNISH_OK && i < session->state_count; i++)
-        status = scan_array(session, file, named[i], &actual, &differs);
-    free(named);
-    snprintf(text, sizeof text, "%08x", (unsigned)actual);
-    if (status == BURNISH_OK && checksum != NULL && strcmp(checksum, text) != 0)
-        status = damaged(file->path, "its arrays are not those that were written");
-    return status;
+    if (count != expected) return damaged(file->path, "it does not hold exactly the program's state");
+    for (size_t i = 0; i < session->state_count; i++)
+        if (!is_left_out(file, &session->state[i])) TRY(find_array(file, &session->state[i], &offset));
+    return BURNISH_OK;
 }
 
 /* Read the state into the set that is not current; entries that have one buffer, and differ, into memory of their own first. */
@@ -2212,9 +2345,8 @@ static burnish_status read_state(burnish_session *session, const state_file *fil
     burnish_status status = apart == NULL ? no_memory("the checkpoint", session->state_count) : BURNISH_OK;
     for (size_t i = 0; status == BURNISH_OK && i < session->state_count; i++) {
         state_entry *entry = &session->state[i];
-        uint32_t checksum = 0;
-        bool differs = true;
-        if (!entry->is_updated) status = scan_array(session, file, entry, &checksum, &differs);
+        bool differs = !is_left_out(file, entry);
+        if (differs && !entry->is_updated) status = compare_array(session, file, entry, &differs);
         if (status != BURNISH_OK || !differs) continue;
         if (!entry->is_updated && (apart[i] = malloc(entry->bytes + 1)) == NULL)
             status = no_memory(entry->kind->name, entry->bytes);
@@ -2222,7 +2354,10 @@ static burnish_status read_state(burnish_session *session, const state_file *fil
             status = read_array(file, entry, entry->is_updated ? entry->data[1 - session->current] : apart[i]);
     }
     for (size_t i = 0; apart != NULL && i < session->state_count; i++) {
-        if (status == BURNISH_OK && apart[i] != NULL) memcpy(session->state[i].data[0], apart[i], session->state[i].bytes);
+        if (status == BURNISH_OK && apart[i] != NULL) {
+            memcpy(session->state[i].data[0], apart[i], session->state[i].bytes);
+            *session->base_hash = 0;
+        }
         free(apart[i]);
     }
     free(apart);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+from burnish.formats.digest import BLANK, stamped
 
 SOURCES = Path(__file__).parents[2] / "clients" / "c"
 STATUSES = ("ok", "InputError", "ConfigurationError", "CheckpointError", "EngineError", "NonFiniteLossError")
@@ -71,6 +73,13 @@ def build(folder: Path, name: str, *sources: Path, flags: tuple[str, ...] = ()) 
 def _run(command: list[str]) -> None:
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
+
+
+def restamped(content: bytes) -> bytes:
+    """A file that was changed, with the digest that belongs to it: what is behind the check of the digest is to be reached."""
+    entry = re.compile(rb'("burnish\.digest"\s*:\s*")sha256:[0-9a-f]{64}')
+    blank = entry.sub(rb"\g<1>" + BLANK.encode(), content, count=1)
+    return stamped(blank) if entry.search(content) else content
 
 
 class Tensor(ctypes.Structure):

@@ -231,14 +231,27 @@ def test_a_wrong_checkpoint_is_a_named_error_and_changes_nothing(client, folder,
     other.close()
     flipped = bytearray(content)
     flipped[-5] ^= 1
+    restamped, engine = c_library.restamped, b'"engine":"onnxruntime"'
     cases = {
-        "short": (content[:-8], "its data|ends too early|another type, shape or size"),
+        "short": (content[:-8], "has changed since it was written"),
+        "short and stamped": (restamped(content[:-8]), "another type, shape or size"),
         "stub": (content[:5], "no whole safetensors file"),
-        "flipped": (bytes(flipped), "its arrays are not those that were written"),
+        "flipped": (bytes(flipped), "has changed since it was written"),
+        "without a digest": (content.replace(b"burnish.digest", b"burnish_digest"), "has changed since it was written"),
+        "of another form": (content.replace(b"sha256:", b"SHA256:"), "has changed since it was written"),
         "huge": (b"\xff" * 8 + content[8:], "no whole safetensors file"),
         "other": ((tmp_path / "other.safetensors").read_bytes(), "was made with another program"),
         "foreign": (content.replace(b"burnish checkpoint", b"another checkpoint"), "not a burnish checkpoint"),
-        "newer": (content.replace(b'"version":"1"', b'"version":"2"'), "of checkpoint format 2, and this client reads format 1"),
+        "older": (
+            content.replace(b'"version":"3"', b'"version":"1"'),
+            "of format version 1, and the C client reads .* train again",
+        ),
+        "newer": (content.replace(b'"version":"3"', b'"version":"4"'), "of format version 4, and .* update the C client"),
+        "journal": (restamped(content.replace(engine, b'"journal":"{}","x":"y"')), "with a journal, .* save it whole"),
+        "adapters": (
+            restamped(content.replace(engine, b'"base":"0","y":"onnxr"')),
+            "holds adapters alone, and the program has",
+        ),
     }
     for name, (changed, message) in cases.items():
         (tmp_path / f"{name}.safetensors").write_bytes(changed)

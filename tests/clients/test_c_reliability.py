@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import c_library
+import numpy as np
 import onnx
+import onnx_ir as ir
 import programs
 import pytest
 
@@ -141,3 +146,90 @@ def test_sessions_in_several_threads_do_not_meet(client, folder, tmp_path) -> No
         contents = set(threads.map(train, range(4)))
     assert len(contents) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"shared.safetensors", *(f"{number}.safetensors" for number in range(4))}
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory) -> Callable[[int], Path]:
+    """Programs of adapters, on weights that the number chooses."""
+    root = tmp_path_factory.mktemp("adapted")
+
+    def saved(number: int) -> Path:
+        if not (root / str(number)).exists():
+            model = perceptron()
+            head = model.graph.initializers["head.bias"]
+            head.const_value = ir.tensor(np.full(head.shape, number, np.float32), name="head.bias")
+            burnish.compile(burnish.surgery.lora(model, rank=2, alpha=4), optimizer="adamw").save(root / str(number))
+        return root / str(number)
+
+    return saved
+
+
+def test_checkpoints_of_adapters_are_pythons_byte_for_byte(client, adapted, tmp_path) -> None:
+    theirs, ours = burnish.Session(burnish.Program.load(adapted(1)), engine=STANDARD, threads=1), client.open(adapted(1))
+    batch = batch_of(perceptron())
+    for _ in range(2):
+        assert ours.step(batch) == theirs.step(batch)
+    ours.save(tmp_path / "c.safetensors")
+    theirs.save_checkpoint(tmp_path / "python.safetensors")
+    assert (tmp_path / "c.safetensors").read_bytes() == (tmp_path / "python.safetensors").read_bytes()
+    assert b'"base":"' in (tmp_path / "c.safetensors").read_bytes()
+    assert b'param/first.weight"' not in (tmp_path / "c.safetensors").read_bytes()
+    resumed = client.open(adapted(1), seed=3)
+    resumed.restore(tmp_path / "python.safetensors")
+    assert_same_state(resumed.state(), theirs.state())
+    other = client.open(adapted(2))
+    before = other.state()
+    with pytest.raises(
+        c_library.ClientError, match=r"CheckpointError: .* holds adapters of another model: .* Compile the file that"
+    ):
+        other.restore(tmp_path / "c.safetensors")
+    assert_same_state(other.state(), before)
+    other.write_state("param/head.bias", ours.state_entry("param/head.bias"))  # now it has the base
+    other.restore(tmp_path / "c.safetensors")
+    assert_same_state(other.state(), ours.state())
+    for opened in (ours, resumed, other):
+        opened.close()
+
+
+def flips(content: bytes, count: int | None) -> list[int]:
+    """Bits of a file: some that are drawn, or all."""
+    bits = range(8 * len(content))
+    return list(bits) if count is None else random.Random(7).sample(bits, count)
+
+
+COUNTS = (200, pytest.param(None, marks=pytest.mark.campaign))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kind", ["state", "adapters"])
+def test_no_bit_of_a_checkpoint_changes_unseen(client, folder, adapted, tmp_path, kind: str, count: int | None) -> None:
+    opened = client.open(folder("dropout") if kind == "state" else adapted(1))
+    opened.save(tmp_path / "good.safetensors")
+    content = (tmp_path / "good.safetensors").read_bytes()
+    before = opened.state()
+    path = tmp_path / "flipped.safetensors"
+    for bit in flips(content, count):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(c_library.ClientError, match="CheckpointError"):
+            opened.restore(path)
+    assert_same_state(opened.state(), before)
+    opened.close()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", ["program.json", "state.safetensors", "init.onnx", "predict.onnx"])
+def test_no_bit_of_a_program_changes_unseen(client, folder, tmp_path, name: str, count: int | None) -> None:
+    root = shutil.copytree(folder("dropout"), tmp_path / "program")
+    content = (root / name).read_bytes()
+    batch = {"x": programs.program("dropout")[1]["x"]}
+    opened = client.open(root) if name == "predict.onnx" else None
+    for bit in flips(content, count if count is None or opened is None else 20):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        (root / name).write_bytes(changed)
+        with pytest.raises(c_library.ClientError, match="CheckpointError"):
+            client.open(root) if opened is None else opened.predict(batch)
+    if opened is not None:
+        opened.close()
