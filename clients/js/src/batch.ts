@@ -1,14 +1,16 @@
 /** Checks of a batch before anything runs: names, dtypes, shapes and class indices, in messages that name the input. */
 
 import { ConfigurationError, InputError } from "./errors.js";
+import { isRecord, shown } from "./options.js";
 import { entriesOf, type Entry, type GraphSignature } from "./signature.js";
 import {
-  FLOATS, INTEGERS, bfloat16Bits, emptyTensor, float16Bits, numberAt, scalar, sizeOf, type DType, type Tensor, type TypedArray,
+  FLOATS, INTEGERS, bfloat16Bits, bytesIn, copyOf, dtypeOfArray, emptyTensor, float16Bits, numberAt, scalar, tensorOfBytes, viewOf, type Tensor,
+  type TypedArray,
 } from "./tensor.js";
 
 /**
  * What an input may be given as: an array with a dtype and a shape; a tensor of ONNX Runtime; a typed array, whose shape follows from
- * the program where one of its extents is open; or plain numbers, nested by axis or flat.
+ * the program where one of its extents is open; or plain numbers, nested by axis or flat, whose last axis may be typed arrays.
  */
 export type ArrayLike =
   | Tensor
@@ -16,14 +18,13 @@ export type ArrayLike =
   | { data: TypedArray; shape: readonly number[] }
   | TypedArray
   | Numbers;
-export type Numbers = number | bigint | boolean | readonly Numbers[];
+export type Numbers = number | bigint | boolean | readonly Numbers[] | readonly TypedArray[];
 export type Batch = Record<string, ArrayLike>;
 
 /**
- * The batch as the arrays that a graph takes.
+ * The batch as the arrays that a graph takes, which are copies: what is done to the batch after that changes no call.
  *
- * Arrays of the right dtype are passed through, not copied. Floating-point values are rounded to the graph's type, and integers
- * widened or narrowed where every value fits.
+ * Floating-point values are rounded to the graph's type, and integers widened or narrowed where every value fits.
  *
  * @param ignored names that may be in the batch, and are not used.
  * @param features names of inputs that are computed from the model's own, once for each sample.
@@ -34,7 +35,7 @@ export function checkBatch(
 ): Map<string, Tensor> {
   const entries = entriesOf(signature.inputs, "data", "label");
   const expected = new Map(entries.map((entry) => [entry.name, entry]));
-  if (typeof batch !== "object" || batch === null || Array.isArray(batch) || ArrayBuffer.isView(batch)) {
+  if (!isRecord(batch)) {
     throw new InputError(`A batch is an object of arrays by input name: give {${[...expected.keys()].map((name) => `'${name}': ...`).join(", ")}}`);
   }
   checkNames(expected, batch, ignored, features);
@@ -75,6 +76,9 @@ export function checkBatch(
  * @throws ConfigurationError for an unknown name, a rate that the graph computes itself, or a value that is no rate.
  */
 export function checkHyperparameters(signature: GraphSignature, requested: Readonly<Record<string, number>>): Map<string, Tensor> {
+  if (!isRecord(requested)) {
+    throw new ConfigurationError(`Hyperparameters are an object, such as {lr: 0.01}, not ${shown(requested)}: give numbers by name`);
+  }
   const computed = new Set(entriesOf(signature.outputs, "rate").map((entry) => entry.name));
   const entries = new Map(entriesOf(signature.inputs, "hyperparameter").map((entry) => [entry.name, entry]));
   for (const name of Object.keys(requested)) {
@@ -92,8 +96,8 @@ export function checkHyperparameters(signature: GraphSignature, requested: Reado
   }
   const values = new Map<string, Tensor>();
   for (const [name, entry] of entries) {
-    const value = requested[name] ?? entry.default;
-    if (value === undefined) {
+    const value = Object.hasOwn(requested, name) ? (requested[name] as unknown) : entry.default;
+    if (value === undefined && !Object.hasOwn(requested, name)) {
       throw new ConfigurationError(`The hyperparameter '${name}' has no default: give it with every step, {${name}: ...}`);
     }
     const mayBeAny = entry.default !== undefined && Number.isNaN(entry.default);
@@ -101,7 +105,7 @@ export function checkHyperparameters(signature: GraphSignature, requested: Reado
     const isRate = typeof value === "number" && value >= 0 && value <= largest;
     if (!isRate && !(mayBeAny && typeof value === "number" && !(Math.abs(value) > largest))) {
       throw new ConfigurationError(
-        `The hyperparameter '${name}' is ${String(value)}: give one finite number` +
+        `The hyperparameter '${name}' is ${shown(value)}: give one finite number` +
           (mayBeAny ? ", or leave it out where nothing is new" : ` that is not negative, such as {${name}: 0.01}`),
       );
     }
@@ -133,65 +137,110 @@ function extentsText(shape: readonly (number | string | null)[]): string {
   return shape.map((extent) => extent ?? "?").join(", ");
 }
 
-const DTYPE_OF_ARRAY: [new (...parameters: any[]) => TypedArray, DType][] = [
-  [Float32Array, "float32"], [Float64Array, "float64"], [BigInt64Array, "int64"], [BigUint64Array, "uint64"],
-  [Int32Array, "int32"], [Uint32Array, "uint32"], [Int16Array, "int16"], [Uint16Array, "uint16"],
-  [Int8Array, "int8"], [Uint8Array, "uint8"],
-];
-
-function dtypeOfArray(data: unknown): DType | undefined {
-  if (data instanceof Uint8ClampedArray) return "uint8";
-  return DTYPE_OF_ARRAY.find(([arrayClass]) => data instanceof arrayClass)?.[1];
-}
-
-function asTensor(entry: Entry, value: ArrayLike): Tensor {
-  if (ArrayBuffer.isView(value)) {
-    const dtype = dtypeOfArray(value);
-    if (dtype !== undefined) return { dtype, shape: inferredShape(entry, (value as TypedArray).length), data: value as TypedArray };
-  } else if (Array.isArray(value) || typeof value !== "object") {
-    return ofNumbers(entry, value as Numbers);
-  } else if (value !== null && "data" in value) {
-    const given = value as { data: unknown; shape?: readonly number[]; dims?: readonly number[]; dtype?: DType; type?: string };
-    const dtype = given.dtype ?? (given.type as DType | undefined) ?? dtypeOfArray(given.data);
-    const shape = given.shape ?? given.dims;
-    if (dtype !== undefined && shape !== undefined && ArrayBuffer.isView(given.data)) {
-      const data = given.data as unknown as TypedArray;
-      if (sizeOf(shape) !== data.length) {
-        throw new InputError(
-          `The input '${entry.name}' has ${data.length} elements, and shape [${shape.join(", ")}] has ${sizeOf(shape)}: give the shape of the data`,
-        );
-      }
-      return { dtype, shape, data };
-    }
+function asTensor(entry: Entry, value: unknown): Tensor {
+  const dtype = dtypeOfArray(value);
+  if (dtype !== undefined) {
+    const data = value as TypedArray;
+    return tensorOfBytes(dtype, inferredShape(entry, data.length), bytesIn(data));
   }
-  throw new InputError(
-    `The input '${entry.name}' is not an array: give {data, shape}, a typed array or numbers, ${described(entry)}`,
-  );
+  if (Array.isArray(value) || typeof value !== "object") return ofNumbers(entry, value);
+  let reason = "is not an array";
+  if (value !== null && "data" in value) {
+    const tensor = viewOf(fieldsOf(entry.name, value as GivenTensor));
+    if (typeof tensor !== "string") return tensor;
+    reason = `has ${tensor}`;
+  }
+  throw new InputError(`The input '${entry.name}' ${reason}: give {data, shape}, a typed array or numbers, ${described(entry)}`);
 }
 
-function ofNumbers(entry: Entry, value: Numbers): Tensor {
+type GivenTensor = { data: unknown; shape?: unknown; dims?: unknown; dtype?: unknown; type?: unknown; location?: unknown };
+
+/** What this client calls the fields of a tensor of ONNX Runtime; of another object its own. */
+function fieldsOf(name: string, given: GivenTensor): { data: unknown; dtype: unknown; shape: unknown } {
+  if (given.location !== undefined && given.location !== "cpu") {
+    throw new InputError(`The input '${name}' is a tensor whose elements are on a device: give {data: await tensor.getData(), shape}`);
+  }
+  return { data: given.data, dtype: given.dtype ?? given.type, shape: given.shape ?? given.dims };
+}
+
+/** A batch as it can be sent to a worker, where a tensor of ONNX Runtime would be without its elements. */
+export function sendable(batch: Batch): Batch {
+  if (!isRecord(batch)) return batch;
+  const isTensor = (value: unknown) => typeof value === "object" && value !== null && "dims" in value && "data" in value;
+  const entries = Object.entries(batch).map(([name, value]) => [name, isTensor(value) ? fieldsOf(name, value as GivenTensor) : value]);
+  return Object.fromEntries(entries) as Batch;
+}
+
+/** An array of numbers that are nested by axis; the last axis may be typed arrays, all of one kind. */
+function ofNumbers(entry: Entry, value: unknown): Tensor {
   const shape: number[] = [];
-  for (let part: unknown = value; Array.isArray(part); part = part[0]) shape.push(part.length);
-  const flat = (Array.isArray(value) ? value.flat(Infinity) : [value]) as unknown[];
-  if (flat.length !== sizeOf(shape)) {
-    throw new InputError(`The input '${entry.name}' has rows of different lengths: give ${described(entry)}`);
-  }
-  const other = flat.find((item) => !["number", "bigint", "boolean"].includes(typeof item));
-  if (other !== undefined) {
-    throw new InputError(`The input '${entry.name}' holds ${JSON.stringify(other) ?? typeof other}, which is not a number: give ${described(entry)}`);
+  let first: unknown = value;
+  for (; Array.isArray(first); first = first[0]) shape.push(first.length);
+  const kind = shape.length ? dtypeOfArray(first) : undefined;
+  if (kind !== undefined) shape.push((first as TypedArray).length);
+  const numbers: (number | bigint | boolean)[] = [];
+  const rows: TypedArray[] = [];
+  const index: number[] = [];
+  const gather = (part: unknown): void => {
+    const wanted = shape[index.length];
+    const isRow = kind !== undefined && index.length === shape.length - 1;
+    if (wanted === undefined) {
+      if (!["number", "bigint", "boolean"].includes(typeof part)) {
+        throw new InputError(`The input '${entry.name}' holds ${shown(part)}, which is not a number, at [${index.join(", ")}]: give ${described(entry)}`);
+      }
+      numbers.push(part as number);
+      return;
+    }
+    if (isRow ? dtypeOfArray(part) !== kind : !Array.isArray(part)) {
+      const row = isRow ? `row of ${kind}` : "row";
+      throw new InputError(`The input '${entry.name}' holds ${shown(part)} at [${index.join(", ")}], which is no ${row} as the first: give ${described(entry)}`);
+    }
+    const { length } = part as unknown[];
+    if (length !== wanted) {
+      const earlier = index.map(() => 0).join(", ");
+      throw new InputError(
+        `The input '${entry.name}' has rows of different lengths: ${wanted} at [${earlier}] and ${length} at [${index.join(", ")}]. Give ${described(entry)}`,
+      );
+    }
+    if (isRow) {
+      rows.push(part as TypedArray);
+      return;
+    }
+    for (let place = 0; place < length; place++) {
+      index.push(place);
+      gather((part as unknown[])[place]);
+      index.pop();
+    }
+  };
+  gather(value);
+  if (kind !== undefined) {
+    const joined = emptyTensor(kind, shape);
+    const bytes = bytesIn(joined.data);
+    rows.forEach((row, place) => bytes.set(bytesIn(row), place * row.byteLength));
+    return joined;
   }
   const rank = entry.shape?.length ?? 0;
-  const placed = shape.length === 1 && rank > 1 ? inferredShape(entry, flat.length) : shape;
+  const placed = shape.length === 1 && rank > 1 ? inferredShape(entry, numbers.length) : shape;
+  const refuse = (place: number, reason: string) => {
+    throw new InputError(`The input '${entry.name}' holds ${String(numbers[place])} at ${position(place, placed)}, expected ${entry.dtype}; ${reason}`);
+  };
   if (INTEGERS.has(entry.dtype)) {
-    const broken = flat.findIndex((item) => typeof item === "number" && !Number.isSafeInteger(item));
-    if (broken >= 0) {
-      const reason = entry.role === "label" ? "class indices are integers" : "it takes integers";
-      throw new InputError(`The input '${entry.name}' holds ${String(flat[broken])} at [${broken}], expected ${entry.dtype}; ${reason}: round it`);
-    }
-    return { dtype: "int64", shape: placed, data: BigInt64Array.from(flat as number[], (item) => BigInt(item)) };
+    const broken = numbers.findIndex((item) => typeof item === "number" && !Number.isSafeInteger(item));
+    if (broken >= 0) refuse(broken, `${entry.role === "label" ? "class indices are integers" : "it takes integers"}: round it`);
+    return { dtype: "int64", shape: placed, data: BigInt64Array.from(numbers, (item) => fitting(entry, BigInt(item))) };
   }
-  if (entry.dtype === "bool") return { dtype: "bool", shape: placed, data: Uint8Array.from(flat as boolean[], Number) };
-  return { dtype: "float64", shape: placed, data: Float64Array.from(flat as number[], Number) };
+  if (entry.dtype === "bool") {
+    const broken = numbers.findIndex((item) => Number(item) !== 0 && Number(item) !== 1);
+    if (broken >= 0) refuse(broken, "give true or false, 1 or 0");
+    return { dtype: "bool", shape: placed, data: Uint8Array.from(numbers, Number) };
+  }
+  return { dtype: "float64", shape: placed, data: Float64Array.from(numbers, Number) };
+}
+
+/** A number that an element of 64 bits holds. */
+function fitting(entry: Entry, value: bigint): bigint {
+  if (BigInt.asIntN(64, value) !== value) throw new InputError(`The input '${entry.name}' holds ${value}, which ${entry.dtype} cannot hold`);
+  return value;
 }
 
 /** The shape of elements without one: that of the program, in which one extent may be open. */
@@ -244,7 +293,7 @@ function checkShape(entry: Entry, array: Tensor, extents: Map<string, { extent: 
 }
 
 function convert(entry: Entry, array: Tensor): Tensor {
-  if (array.dtype === entry.dtype) return array;
+  if (array.dtype === entry.dtype) return copyOf(array);
   if (FLOATS.has(entry.dtype) && FLOATS.has(array.dtype)) return rounded(entry, array);
   if (INTEGERS.has(entry.dtype) && INTEGERS.has(array.dtype)) return fitted(entry, array);
   let reason = "";
@@ -292,6 +341,10 @@ function fitted(entry: Entry, array: Tensor): Tensor {
 }
 
 function checkRange(entry: Entry, array: Tensor): void {
+  if (entry.dtype === "bool") {
+    const broken = (array.data as Uint8Array).findIndex((value) => value > 1);
+    if (broken >= 0) throw new InputError(`The input '${entry.name}' holds ${array.data[broken]} at ${position(broken, array.shape)}: give 1 for true and 0 for false`);
+  }
   if (entry.minimum === undefined && entry.maximum === undefined) return;
   for (let place = 0; place < array.data.length; place++) {
     const value = numberAt(array, place);

@@ -1,5 +1,6 @@
 /** From a program and its state to an inference model that any runtime loads, under the source's names. */
 
+import { DIGEST } from "./digest.js";
 import { CheckpointError } from "./errors.js";
 import {
   GRAPH, MODEL, NODE, VALUE, externalTensorMessage, graphsWithin, propertiesOf, renameValues, setProperties, tensorMessage, valuesOf,
@@ -54,6 +55,7 @@ export async function exportModel(
 
   const properties = propertiesOf(model);
   properties.delete("burnish.training");
+  properties.delete(DIGEST);
   properties.delete(OBJECTIVE);
   const objective = objectiveOf(program.options);
   if (objective.length <= LARGEST_OBJECTIVE && program.options.loss !== undefined) properties.set(OBJECTIVE, objective);

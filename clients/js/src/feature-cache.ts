@@ -2,6 +2,7 @@
 
 import type { Batch } from "./batch.js";
 import { ConfigurationError, InputError } from "./errors.js";
+import { checkOptions, shown } from "./options.js";
 import { FEATURES, type Signature } from "./signature.js";
 import { emptyTensor, sizeOf, type Tensor } from "./tensor.js";
 
@@ -29,6 +30,7 @@ export class FeatureCache {
   /** Bytes of features that are kept. */
   bytes = 0;
   private readonly kept = new Map<number, Features>();
+  private readonly limit: number;
 
   /**
    * @param session of a program that was compiled with `cached_features`.
@@ -37,10 +39,12 @@ export class FeatureCache {
    */
   constructor(
     private readonly session: ComputesFeatures,
-    private readonly options: { limit?: number } = {},
+    options: { limit?: number } = {},
   ) {
+    checkOptions("FeatureCache", options, ["limit"]);
     const { limit = DEFAULT_LIMIT } = options;
-    if (!(limit >= 0)) throw new ConfigurationError(`limit=${String(limit)}: give a number of bytes`);
+    if (typeof limit !== "number" || !(limit >= 0)) throw new ConfigurationError(`limit=${shown(limit)}: give a number of bytes`);
+    this.limit = limit;
     const outputs = (session.signature ?? session.program?.signature)?.[FEATURES]?.outputs ?? [];
     const other = outputs.find(({ sample_axis: axis }) => axis !== undefined && axis !== 0);
     if (other !== undefined) {
@@ -90,10 +94,9 @@ export class FeatureCache {
   }
 
   private keep(fresh: ReadonlyMap<number, Features>): void {
-    const { limit = DEFAULT_LIMIT } = this.options;
     for (const [sample, features] of fresh) {
       const bytes = Object.values(features).reduce((total, { data }) => total + data.byteLength, 0);
-      if (this.kept.has(sample) || this.bytes + bytes > limit) continue;
+      if (this.kept.has(sample) || this.bytes + bytes > this.limit) continue;
       this.kept.set(sample, features);
       this.bytes += bytes;
     }

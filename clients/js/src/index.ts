@@ -1,9 +1,12 @@
 /** The client in Node: programs, checkpoints and models are files. */
 
-import { mkdir, open, readFile, rename, rm } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import { mkdir, open, readFile, rename, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
 
-import { CheckpointError, EngineError, messageOf } from "./errors.js";
+import { CheckpointError, ConfigurationError, EngineError, messageOf } from "./errors.js";
+import { useHash } from "./hashes.js";
+import { checkOptions, shown } from "./options.js";
 import { Program } from "./program.js";
 import { usePlatform, type OrtModule } from "./runtime.js";
 import type { Session } from "./session.js";
@@ -18,11 +21,17 @@ usePlatform({
     try {
       return moduleOf(await import(name));
     } catch (error) {
-      throw new EngineError(`backend '${backend}' needs the package ${name}: npm install ${name} (${messageOf(error)})`, { cause: error });
+      const isThere = (error as NodeJS.ErrnoException).code !== "ERR_MODULE_NOT_FOUND";
+      const what = isThere ? `the package ${name}, which is there and cannot be loaded on this machine: install it again` : `the package ${name}: npm install ${name}`;
+      throw new EngineError(`backend '${backend}' needs ${what} (${messageOf(error)})`, { cause: error });
     }
   },
 });
 useStore({ read: readIfThere, write: writeWhole });
+useHash(() => {
+  const hash = createHash("sha256");
+  return { update: (part) => hash.update(part), digest: () => hash.digest("hex") };
+});
 
 function moduleOf(loaded: any): OrtModule {
   return loaded.InferenceSession ? loaded : loaded.default;
@@ -30,6 +39,8 @@ function moduleOf(loaded: any): OrtModule {
 
 async function readIfThere(path: string): Promise<Uint8Array | undefined> {
   try {
+    // A pipe without a writer would be waited for without end.
+    if (!(await stat(path)).isFile()) throw new Error("it is no file");
     return await readFile(path);
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === "ENOENT" || (error as NodeJS.ErrnoException).code === "ENOTDIR") return undefined;
@@ -67,6 +78,7 @@ async function writeWhole(path: string, bytes: Uint8Array): Promise<void> {
  * @throws CheckpointError where it is not a whole program, or a file has changed since it was written.
  */
 export async function loadProgram(path: string): Promise<Program> {
+  if (typeof path !== "string") throw new ConfigurationError(`A program has a path or an address, not ${shown(path)}: Program.fromBytes takes bytes, and Program.fromFiles a Map`);
   if (/^https?:/.test(path)) return Program.fromUrl(path);
   if (!/\.(zip|onnx)$/.test(path)) {
     return Program.fromSource({ name: path, read: (file) => readIfThere(join(path, file)), path: (file) => join(path, file) });
@@ -76,9 +88,19 @@ export async function loadProgram(path: string): Promise<Program> {
   return Program.fromBytes(bytes, path);
 }
 
+/** Models are written in the order of the calls: the last one stays. */
+let saving: Promise<void> = Promise.resolve();
+
 /** Write an inference model of a session's state into an `.onnx` file; weights of more than 1 GiB go into `<path>.data`. */
 export async function saveModel(session: Session, path: string, options: { parameters?: "average" } = {}): Promise<void> {
-  const { model, data } = await session.exportModel({ ...options, dataName: `${path.split(/[/\\]/).at(-1)}.data` });
-  if (data) await writeWhole(`${path}.data`, data.bytes);
-  await writeWhole(path, model);
+  checkOptions("saveModel", options, ["parameters"]);
+  const exported = session.exportModel({ ...options, dataName: `${path.split(/[/\\]/).at(-1)}.data` });
+  const earlier = saving;
+  const saved = exported.then(async ({ model, data }) => {
+    await earlier;
+    if (data) await writeWhole(`${path}.data`, data.bytes);
+    await writeWhole(path, model);
+  });
+  saving = saved.catch(() => undefined);
+  return saved;
 }

@@ -1,8 +1,8 @@
 /** A program: six graphs, and one of features where they are cached, their signature, and the weights of the source model. */
 
+import { checkDigest, checkVersion, DIGEST } from "./digest.js";
 import { CheckpointError, messageOf } from "./errors.js";
 import { sha256 } from "./hashes.js";
-import { ExactJson } from "./json.js";
 import { readSafetensors } from "./safetensors.js";
 import { FEATURES, GRAPH_NAMES, readSignature, stateEntries, type Entry, type GraphName, type Signature } from "./signature.js";
 import { fetchBytes, isZip, sourceOfFiles, sourceOfUrl, sourceOfZip, type Source } from "./source.js";
@@ -11,8 +11,6 @@ import type { Tensor } from "./tensor.js";
 import { readTrainingModel } from "./training-info.js";
 
 const FORMAT = "burnish program";
-/** The newest that is read: 2 has the graph of cached features. */
-const FORMAT_VERSION = 2;
 const MANIFEST = "program.json";
 const STATE_FILE = "state.safetensors";
 
@@ -33,7 +31,9 @@ interface Parts {
   name: string;
   signature: Signature;
   options: Record<string, any>;
-  identity: Identity | undefined;
+  identity: Identity;
+  /** The state entries that adapters stand next to, which checkpoints leave out. */
+  base: readonly string[];
   weights: Map<string, Tensor>;
   savedState?: Map<string, Tensor>;
   open: (graph: GraphName) => Promise<GraphFile>;
@@ -46,8 +46,10 @@ export class Program {
   readonly signature: Signature;
   /** What it was compiled with. */
   readonly options: Readonly<Record<string, any>>;
-  /** What checkpoints of it name; undefined for a folder that an older burnish wrote. */
-  readonly identity: Identity | undefined;
+  /** What checkpoints of it name. */
+  readonly identity: Identity;
+  /** The state entries that no step changes while adapters train; checkpoints leave them out. Empty without adapters. */
+  readonly base: readonly string[];
   /** The weights and running statistics of the source model, by state name. */
   readonly weights: ReadonlyMap<string, Tensor>;
   /** The state that a program in one ONNX file holds. */
@@ -61,6 +63,7 @@ export class Program {
     this.signature = parts.signature;
     this.options = parts.options;
     this.identity = parts.identity;
+    this.base = parts.base;
     this.weights = parts.weights;
     this.savedState = parts.savedState;
     this.open = parts.open;
@@ -146,31 +149,22 @@ async function readFolder(source: Source): Promise<Parts> {
     if (source.path) return { ...file, path: (await readChecked(data), source.path(`${graph}.onnx`)) };
     return { ...file, externalData: { path: data, data: await readChecked(data) } };
   };
-  return { name: source.name, signature, options: manifest.options, identity: manifest.identity, weights, open };
+  const { options, identity, base } = manifest;
+  return { name: source.name, signature, options, identity, base, weights, open };
 }
 
 async function readManifest(source: Source, content: Uint8Array): Promise<{ manifest: any; signature: Signature }> {
-  const text = new TextDecoder().decode(content);
   let manifest: any;
-  let rest: ExactJson;
   try {
-    rest = ExactJson.parse(text).remove("sha256");
-    manifest = JSON.parse(text);
+    manifest = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(content));
   } catch (error) {
     throw damaged(source, `${MANIFEST} cannot be read as one: ${messageOf(error)}`, error);
   }
   if (manifest?.format !== FORMAT) throw damaged(source, `${MANIFEST} cannot be read as one: its format is not '${FORMAT}'`);
-  if (!(manifest.version <= FORMAT_VERSION)) {
-    throw new CheckpointError(
-      `'${source.name}' was saved in format version ${manifest.version}, and this client reads up to ${FORMAT_VERSION}: ` +
-        "update burnish-runtime, or save the program again with an older burnish",
-    );
-  }
-  for (const key of ["signature", "options", "files"]) {
+  checkVersion(manifest.version, `The program in '${source.name}'`, `make it again from the model, with burnish compile MODEL -o ${source.name}`);
+  await checkDigest(content, manifest[DIGEST], () => damaged(source, `${MANIFEST} has changed since it was written`));
+  for (const key of ["signature", "options", "files", "identity", "base"]) {
     if (typeof manifest[key] !== "object" || manifest[key] === null) throw damaged(source, `${MANIFEST} has no '${key}'`);
-  }
-  if (manifest.sha256 !== undefined && manifest.sha256 !== (await sha256(new TextEncoder().encode(rest.text())))) {
-    throw damaged(source, `${MANIFEST} has changed since it was written`);
   }
   try {
     return { manifest, signature: readSignature(manifest.signature) };

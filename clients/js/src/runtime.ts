@@ -3,6 +3,7 @@
 import type { InferenceSession, Tensor as OrtTensor, TensorConstructor } from "onnxruntime-common";
 
 import { ConfigurationError, EngineError, UnsupportedOperatorError, messageOf } from "./errors.js";
+import { isRecord, shown } from "./options.js";
 import type { GraphFile } from "./program.js";
 import { bytesIn, tensorOfBytes, type DType, type Tensor, type TypedArray } from "./tensor.js";
 
@@ -29,11 +30,38 @@ export interface RuntimeOptions {
   sessionOptions?: InferenceSession.SessionOptions;
 }
 
+export const RUNTIME_OPTIONS = ["backend", "ort", "threads", "wasmPaths", "sessionOptions"] as const;
+
 /** What depends on where the client runs. */
 export interface Platform {
   defaultBackend: Backend;
   load(backend: Backend): Promise<OrtModule>;
 }
+
+/** What texts of ONNX Runtime tell of the situation, what to do then, and whether it is one of onnxruntime-web alone. */
+const SITUATIONS: readonly (readonly [RegExp, string, boolean])[] = [
+  [
+    /\bimport\(\) is disallowed|ServiceWorkerGlobalScope/i,
+    "A service worker cannot load modules while it runs: import * as ort from \"onnxruntime-web/wasm\" at the top of its script, and pass { ort } to Session.open",
+    true,
+  ],
+  [
+    /previous call to|multiple calls to 'init/i,
+    "ONNX Runtime could not start before, and tries once in a page: correct what failed then, such as wasmPaths, and load the page again",
+    true,
+  ],
+  [
+    /out of memory|bad_alloc|failed to allocate|allocation failed|memory access out of bounds|cannot enlarge memory|\bOOM\b|: \d{4,}$|^\d{4,}$/i,
+    "There is not enough memory for it: take a smaller batch, or compile the program with a limit (burnish compile --memory)",
+    false,
+  ],
+  [
+    /magic word|fetching of the wasm|\.wasm|dynamically imported module|ort-wasm|failed to fetch|MIME type|no available backend/i,
+    "Give wasmPaths, the address where the page serves ort-wasm-simd-threaded* of the same version of onnxruntime-web, ending in /; with " +
+      "Vite, exclude onnxruntime-web from optimizeDeps",
+    true,
+  ],
+];
 
 /** The flags of WebGPU's buffers, by its specification. */
 const USAGE = { mapRead: 1, copySource: 4, copyTarget: 8, storage: 128 } as const;
@@ -44,7 +72,6 @@ let platform: Platform | undefined;
 export function usePlatform(chosen: Platform): void {
   platform = chosen;
 }
-
 
 /** Opens graphs with one set of options. */
 export class Runtime {
@@ -58,11 +85,21 @@ export class Runtime {
   static async load(options: RuntimeOptions): Promise<Runtime> {
     const backend = options.backend ?? platform!.defaultBackend;
     if (!BACKENDS.includes(backend)) {
-      throw new ConfigurationError(`backend: unknown '${backend}'; choose among ${BACKENDS.map((name) => `'${name}'`).join(", ")}`);
+      throw new ConfigurationError(`backend: unknown ${typeof backend === "string" ? `'${backend}'` : shown(backend)}; choose among ${BACKENDS.map((name) => `'${name}'`).join(", ")}`);
     }
     const { threads } = options;
     if (threads !== undefined && (!Number.isInteger(threads) || threads < 1)) {
-      throw new ConfigurationError(`threads=${threads}: give a whole number of at least one, or leave it out`);
+      throw new ConfigurationError(`threads=${shown(threads)}: give a whole number of at least one, or leave it out`);
+    }
+    const { ort: given, sessionOptions, wasmPaths } = options;
+    if (given !== undefined && typeof given?.InferenceSession?.create !== "function") {
+      throw new ConfigurationError(`ort=${shown(given)}: give the module of onnxruntime-node or onnxruntime-web, as import * as ort gives it`);
+    }
+    if (sessionOptions !== undefined && !isRecord(sessionOptions)) {
+      throw new ConfigurationError(`sessionOptions=${shown(sessionOptions)}: give an object of ONNX Runtime's session options`);
+    }
+    if (wasmPaths !== undefined && typeof wasmPaths !== "string") {
+      throw new ConfigurationError(`wasmPaths=${shown(wasmPaths)}: give the address that serves the .wasm files of onnxruntime-web, ending in /`);
     }
     if (backend === "webgpu" && !(globalThis.navigator as any)?.gpu) {
       throw new EngineError("backend 'webgpu': there is no WebGPU here. Use backend 'wasm', or a browser that has WebGPU, on a page from a secure address");
@@ -111,13 +148,19 @@ export class Runtime {
   /** The error of a graph that ONNX Runtime cannot load or run. */
   failure(name: string, what: string, error: unknown): EngineError | UnsupportedOperatorError {
     const text = messageOf(error).replace(/\s+/g, " ").trim().slice(0, 600);
-    const remedy =
-      this.backend === "webgpu"
-        ? "Compile the model for it (burnish compile --target webgpu), which lowers or names what WebGPU lacks, or use backend 'wasm'"
-        : "Check that it is of the version that this client was tested with, or compile the program for it (burnish compile --target web)";
-    const message = `The ${name} graph ${what} by ONNX Runtime (backend '${this.backend}'): ${text}. ${remedy}`;
+    const message = `The ${name} graph ${what} by ONNX Runtime (backend '${this.backend}'): ${text}. ${this.remedy(text)}`;
     const lacks = /NOT_IMPLEMENTED|Could not find an implementation|not supported|dilations should be/i.test(text);
     return new (lacks ? UnsupportedOperatorError : EngineError)(message, { cause: error });
+  }
+
+  private remedy(text: string): string {
+    const found = SITUATIONS.find(([pattern, , isOfWeb]) => pattern.test(text) && !(isOfWeb && this.backend === "cpu"));
+    if (found) return found[1];
+    if (this.backend === "webgpu") {
+      return "Compile the model for it (burnish compile --target webgpu), which lowers or names what WebGPU lacks, or use backend 'wasm'";
+    }
+    const target = this.backend === "wasm" ? ", or compile the program for it (burnish compile --target web)" : "";
+    return `Check that it is of the version that this client was tested with${target}`;
   }
 
   /** A tensor of ONNX Runtime over the elements of an array. */

@@ -1,7 +1,7 @@
 /** Arrays by name in one safetensors file, as burnish writes state and checkpoints. */
 
+import { BLANK, DIGEST, putDigest } from "./digest.js";
 import { CheckpointError, messageOf } from "./errors.js";
-import { Crc32 } from "./hashes.js";
 import { byCodePoints } from "./json.js";
 import { bytesIn, bytesOf, dtypeOfSafetensors, safetensorsNameOf, sizeOf, tensorOfBytes, type Tensor } from "./tensor.js";
 
@@ -59,12 +59,12 @@ function headerOf(bytes: Uint8Array): { described: unknown; end: number } {
   return { described: JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, end))), end };
 }
 
-/** Write arrays and a text header; the arrays of large elements first, so that all are aligned. */
-export function writeSafetensors(arrays: ReadonlyMap<string, Tensor>, metadata: Record<string, string>): Uint8Array {
+/** Write arrays and a text header with a digest; the arrays of large elements first, so that all are aligned. */
+export async function writeSafetensors(arrays: ReadonlyMap<string, Tensor>, metadata: Record<string, string>): Promise<Uint8Array> {
   const names = [...arrays.keys()].sort(
     (one, other) => bytesOf(arrays.get(other)!.dtype) - bytesOf(arrays.get(one)!.dtype) || byCodePoints(one, other),
   );
-  const described: Record<string, unknown> = { __metadata__: metadata };
+  const described: Record<string, unknown> = { __metadata__: { [DIGEST]: BLANK, ...metadata } };
   let end = 0;
   for (const name of names) {
     const { dtype, shape, data } = arrays.get(name)!;
@@ -83,16 +83,6 @@ export function writeSafetensors(arrays: ReadonlyMap<string, Tensor>, metadata: 
     bytes.set(content, offset);
     offset += content.byteLength;
   }
+  await putDigest(bytes);
   return bytes;
-}
-
-/** CRC-32 of names and contents, in the order of the names. */
-export function checksumOf(arrays: ReadonlyMap<string, Tensor>): string {
-  const counted = new Crc32();
-  const encoder = new TextEncoder();
-  for (const name of [...arrays.keys()].sort(byCodePoints)) {
-    counted.add(encoder.encode(name));
-    counted.add(bytesIn(arrays.get(name)!.data));
-  }
-  return counted.text();
 }

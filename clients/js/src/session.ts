@@ -3,16 +3,18 @@
 import type { InferenceSession, Tensor as OrtTensor } from "onnxruntime-common";
 
 import { checkBatch, checkHyperparameters, type Batch } from "./batch.js";
-import { checkCheckpoint, readCheckpoint, writeCheckpoint } from "./checkpoint.js";
+import { baseHash, checkCheckpoint, checkedMetadata, extraText, openCheckpoint, writeCheckpoint } from "./checkpoint.js";
 import { CheckpointError, ConfigurationError, EngineError, InputError, NonFiniteLossError } from "./errors.js";
 import { exportModel, type ExportedModel } from "./export.js";
+import { checkOptions, shown } from "./options.js";
 import type { Program } from "./program.js";
-import { Runtime, type Backend, type RuntimeOptions } from "./runtime.js";
+import { Runtime, RUNTIME_OPTIONS, type Backend, type RuntimeOptions } from "./runtime.js";
 import { entriesOf, FEATURES, isState, type Entry, type GraphName, type GraphSignature } from "./signature.js";
-import { checkState } from "./state.js";
+import { checkState, copiesOf } from "./state.js";
 import { store } from "./store.js";
-import { copyOf, isFinite, numberAt, scalar, type Tensor } from "./tensor.js";
-import { combined, exactSum, totalOf, type Totals } from "./totals.js";
+import { bytesIn, copyOf, dtypeOfArray, isFinite, numberAt, scalar, type Tensor } from "./tensor.js";
+import { totalOf, type Totals } from "./totals.js";
+import { Trains, type Figures } from "./training.js";
 
 export interface SessionOptions extends RuntimeOptions {
   /** Where to start, as `state()` returns it; else the weights of the program and what its init graph computes. */
@@ -21,19 +23,6 @@ export interface SessionOptions extends RuntimeOptions {
   seed?: number;
 }
 
-/** The loss, the metrics and, where the program computes it, the learning rate of a step; by name. */
-export type Figures = Record<string, number>;
-
-/** What `train` gives after each step, and what the event `step` has as its `detail`. */
-export interface StepReport {
-  epoch: number;
-  /** The number of steps that the state has taken. */
-  step: number;
-  figures: Figures;
-}
-
-export type Batches = Iterable<Batch> | AsyncIterable<Batch>;
-
 const REMEDY = "Give what session.state() of this program returns";
 
 /**
@@ -41,16 +30,19 @@ const REMEDY = "Give what session.state() of this program returns";
  *
  * A session takes one call at a time: calls wait for each other, in their order. Each step dispatches the event `step`.
  */
-export class Session extends EventTarget {
+export class Session extends Trains {
   /** Entries for the `metadata_props` of exported models; checkpoints keep them. */
   metadata: Record<string, string> = {};
+  /** The entries of `metadata` that the last checkpoint brought. */
+  restored: Readonly<Record<string, string>> = {};
   private current = new Map<string, OrtTensor>();
   private readonly graphs = new Map<GraphName, Promise<InferenceSession>>();
   private readonly updates: ReadonlyMap<string, string>;
   private readonly featureNames: readonly string[];
   private turn: Promise<unknown> = Promise.resolve();
+  private closing: Promise<void> | undefined;
   private isClosed = false;
-  private epoch = 1;
+  private ownBase: string | undefined;
 
   private constructor(
     readonly program: Program,
@@ -67,77 +59,47 @@ export class Session extends EventTarget {
    * @throws ConfigurationError where the state does not fit or an option is none; EngineError where the runtime is not there.
    */
   static async open(program: Program, options: SessionOptions = {}): Promise<Session> {
+    checkOptions("Session.open", options, ["state", "seed", ...RUNTIME_OPTIONS]);
     const { seed = 0 } = options;
-    if (!Number.isSafeInteger(seed)) throw new ConfigurationError(`seed=${String(seed)}: give a whole number`);
-    if (options.state) checkState(program.state.values(), options.state, ConfigurationError, "The state", REMEDY);
-    const session = new Session(program, await Runtime.load(options));
-    await session.place(options.state ?? (await session.initialState(seed)));
+    if (!Number.isSafeInteger(seed)) throw new ConfigurationError(`seed=${shown(seed)}: give a whole number`);
+    const state = options.state === undefined ? undefined : fittingState(program, options.state);
+    const session = new Session(program, await Runtime.load({ ...options }));
+    await session.place(state ?? (await session.initialState(seed)));
     return session;
-  }
-
-  override addEventListener(type: "step", listener: (event: CustomEvent<StepReport>) => void, options?: AddEventListenerOptions | boolean): void;
-  override addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: AddEventListenerOptions | boolean): void;
-  override addEventListener(type: string, listener: any, options?: AddEventListenerOptions | boolean): void {
-    super.addEventListener(type, listener, options);
   }
 
   get backend(): Backend {
     return this.runtime.backend;
   }
 
-  /** How many steps the state has taken. */
+  protected get lossTerms(): Readonly<Record<string, number>> {
+    return this.program.options.loss_terms ?? {};
+  }
+
   get stepCount(): number {
     const entry = [...this.program.state.values()].find(({ role }) => role === "step");
     const value = entry && this.current.get(entry.name);
     return value ? Number((value.data as BigInt64Array)[0]) : 0;
   }
 
-  /**
-   * Run one training step.
-   *
-   * @param batch the model's inputs and the labels, by name.
-   * @param hyperparameters such as `{lr: 0.01}`: for this step, in place of the program's.
-   * @returns the loss and the metrics of this batch, from before the update.
-   * @throws InputError, ConfigurationError: nothing has run. NonFiniteLossError: the state is the one from before the step.
-   */
-  step(batch: Batch, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
+  async step(batch: Batch, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
+    const signature = this.program.signature.step;
+    const given = [...checkBatch(signature, batch, [], this.featureNames), ...checkHyperparameters(signature, hyperparameters)];
     return this.alone(async () => {
-      const signature = this.program.signature.step;
-      const feeds = this.feeds("step", [...checkBatch(signature, batch, [], this.featureNames), ...checkHyperparameters(signature, hyperparameters)]);
       if (signature.end !== null && this.stepCount >= signature.end) {
         throw new ConfigurationError(
           `The learning-rate schedule of this program ends after ${signature.end} steps, and the state has taken ${this.stepCount}: ` +
             "compile with a schedule of more steps, or with past_end='hold' to go on at its last rate",
         );
       }
-      const outputs = await this.run("step", feeds);
+      const outputs = await this.run("step", this.feeds("step", given));
       const results = await this.results(signature.outputs.filter(({ updates }) => updates === undefined), outputs);
       await this.checkLoss(results, outputs);
       this.moveOn(outputs);
       const figures = reported(signature.outputs, results);
-      this.dispatchEvent(new CustomEvent<StepReport>("step", { detail: { epoch: this.epoch, step: this.stepCount, figures } }));
+      this.report(figures);
       return figures;
     });
-  }
-
-  /**
-   * Train on batches, epoch after epoch, and give a report after each step.
-   *
-   * @param batches the batches of an epoch, or a function that gives those of an epoch by its number, from 1.
-   */
-  async *train(
-    batches: Batches | ((epoch: number) => Batches), { epochs = 1, hyperparameters = {} as Record<string, number> } = {},
-  ): AsyncGenerator<StepReport> {
-    for (let epoch = 1; epoch <= epochs; epoch++) {
-      let count = 0;
-      for await (const batch of typeof batches === "function" ? batches(epoch) : batches) {
-        this.epoch = epoch;
-        const figures = await this.step(batch, hyperparameters);
-        count++;
-        yield { epoch, step: this.stepCount, figures };
-      }
-      if (count === 0) throw new InputError(`There is no batch to train on in epoch ${epoch}: the data set is empty, or its iterator was already used up`);
-    }
   }
 
   /**
@@ -150,18 +112,9 @@ export class Session extends EventTarget {
     return Object.fromEntries([...outputs].flatMap(([name, tensor]) => (totalOf(name) ? [] : [[name, numberAt(tensor, 0)]])));
   }
 
-  /** The totals of one batch. Added over batches or clients, they tell the figures of all of them. */
   async evaluateTotals(batch: Batch, parameters?: "average"): Promise<Totals> {
     const outputs = await this.inference("evaluate", batch, [], parameters);
     return new Map([...outputs].filter(([name]) => totalOf(name)));
-  }
-
-  /** The loss and the metrics over many batches, of any sizes, from totals over all their samples. */
-  async evaluateData(batches: Batches, parameters?: "average"): Promise<Figures> {
-    const totals: Totals[] = [];
-    for await (const batch of batches) totals.push(await this.evaluateTotals(batch, parameters));
-    if (!totals.length) throw new InputError("There is no batch to evaluate: the data set is empty, or its iterator was already used up");
-    return combined(exactSum(totals), this.program.options.loss_terms ?? {});
   }
 
   /** The model's outputs by name, in inference mode; labels in the batch are not used. */
@@ -178,16 +131,17 @@ export class Session extends EventTarget {
    * @param batch the model's inputs; labels in it are not used.
    * @throws ConfigurationError where the program has no cached features; InputError as `step`.
    */
-  features(batch: Batch): Promise<Record<string, Tensor>> {
+  async features(batch: Batch): Promise<Record<string, Tensor>> {
+    const { step, predict, [FEATURES]: signature } = this.program.signature;
+    if (!signature) {
+      throw new ConfigurationError(
+        "The program has no features that are computed once: compile it with cached_features='auto', or with the name of the value that they are",
+      );
+    }
+    const ignored = [step, predict].flatMap(({ inputs }) => entriesOf(inputs, "data", "label")).map(({ name }) => name);
+    const given = checkBatch(signature, batch, ignored);
     return this.alone(async () => {
-      const { step, predict, [FEATURES]: signature } = this.program.signature;
-      if (!signature) {
-        throw new ConfigurationError(
-          "The program has no features that are computed once: compile it with cached_features='auto', or with the name of the value that they are",
-        );
-      }
-      const ignored = [step, predict].flatMap(({ inputs }) => entriesOf(inputs, "data", "label")).map(({ name }) => name);
-      const outputs = await this.run(FEATURES, this.feeds(FEATURES, checkBatch(signature, batch, ignored)));
+      const outputs = await this.run(FEATURES, this.feeds(FEATURES, given));
       return Object.fromEntries(await this.results(signature.outputs, outputs));
     });
   }
@@ -196,32 +150,34 @@ export class Session extends EventTarget {
    * The gradients of one batch, and the next values of what they change besides parameters: `grad:*`, `next:stat/*`, `next:rng/key`,
    * the loss and the metrics. The state stays.
    */
-  gradients(batch: Batch): Promise<Map<string, Tensor>> {
-    return this.alone(async () => {
-      const signature = this.program.signature.grad;
-      return this.results(signature.outputs, await this.run("grad", this.feeds("grad", checkBatch(signature, batch, [], this.featureNames))));
-    });
+  async gradients(batch: Batch): Promise<Map<string, Tensor>> {
+    const signature = this.program.signature.grad;
+    const given = checkBatch(signature, batch, [], this.featureNames);
+    return this.alone(async () => this.results(signature.outputs, await this.run("grad", this.feeds("grad", given))));
   }
 
   /**
    * Update the parameters by gradients, such as those added up over several batches or clients.
    *
-   * @param gradients `grad:<initializer>` for each parameter that trains; beside them `next:*` of `gradients`, which are taken over.
+   * @param gradients `grad:<initializer>` for each parameter that trains; next to them `next:*` of `gradients`, which are taken over.
+   * @throws InputError where one is missing, unknown, or of another shape or dtype; the state is as it was.
    */
-  applyGradients(gradients: ReadonlyMap<string, Tensor>, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
+  async applyGradients(gradients: ReadonlyMap<string, Tensor>, hyperparameters: Readonly<Record<string, number>> = {}): Promise<Figures> {
+    const { apply: signature, grad } = this.program.signature;
+    const remedy = "Give all that session.gradients returns";
+    const arrays = copiesOf(gradients, "The gradients", remedy, InputError);
+    const needed = entriesOf(signature.inputs, "gradient", "indices", "rows", "weight");
+    const entries = new Map([...needed, ...grad.outputs.filter(({ name }) => arrays.has(name))].map((entry) => [entry.name, entry]));
+    checkState(entries.values(), arrays, InputError, "The gradients", remedy);
+    const given = [...needed.map(({ name }) => [name, arrays.get(name)!] as const), ...checkHyperparameters(signature, hyperparameters)];
     return this.alone(async () => {
-      const signature = this.program.signature.apply;
-      const given = entriesOf(signature.inputs, "gradient", "indices", "rows", "weight");
-      const absent = given.find(({ name }) => !gradients.has(name));
-      if (absent) throw new InputError(`The gradients lack '${absent.name}': give all that session.gradients returns`);
-      const feeds = this.feeds("apply", [...given.map(({ name }) => [name, gradients.get(name)!] as const), ...checkHyperparameters(signature, hyperparameters)]);
-      const outputs = await this.run("apply", feeds);
+      const next = grad.outputs.flatMap(({ name, updates }) =>
+        updates !== undefined && arrays.has(name) ? [[updates, this.runtime.toOrt(arrays.get(name)!)] as const] : [],
+      );
+      const outputs = await this.run("apply", this.feeds("apply", given));
       const results = await this.results(signature.outputs.filter(({ updates }) => updates === undefined), outputs);
       for (const { name, updates } of signature.outputs) if (updates !== undefined) this.replace(updates, outputs[name]!);
-      for (const { name, updates } of this.program.signature.grad.outputs) {
-        const next = gradients.get(name);
-        if (updates !== undefined && next) this.replace(updates, this.runtime.toOrt(copyOf(next)));
-      }
+      for (const [name, value] of next) this.replace(name, value);
       return reported(signature.outputs, results);
     });
   }
@@ -236,9 +192,9 @@ export class Session extends EventTarget {
    *
    * @throws ConfigurationError where a name is missing or unknown, or a shape or dtype differs; the state is as it was.
    */
-  loadState(state: ReadonlyMap<string, Tensor>): Promise<void> {
-    checkState(this.program.state.values(), state, ConfigurationError, "The state", REMEDY);
-    return this.alone(() => this.place(state));
+  async loadState(state: ReadonlyMap<string, Tensor>): Promise<void> {
+    const copies = fittingState(this.program, state);
+    return this.alone(() => this.place(copies));
   }
 
   /**
@@ -246,16 +202,16 @@ export class Session extends EventTarget {
    *
    * @param extra JSON-compatible values to keep with it, which `restore` returns.
    */
-  checkpoint(extra: Record<string, unknown> = {}): Promise<Uint8Array> {
-    return this.alone(async () => {
-      const { metadata, stepCount: step } = this;
-      return writeCheckpoint(this.program, { state: await this.copies(), step, engine: "onnxruntime", extra, metadata });
-    });
+  async checkpoint(extra: Record<string, unknown> = {}): Promise<Uint8Array> {
+    const write = this.checkpointWriter(extra);
+    return this.alone(write);
   }
 
   /** Write a checkpoint, whole or not at all: into a file, or, in a browser, into IndexedDB under this name. */
   async saveCheckpoint(name: string, extra: Record<string, unknown> = {}): Promise<void> {
-    await store().write(name, await this.checkpoint(extra));
+    checkName(name);
+    const write = this.checkpointWriter(extra);
+    return this.alone(async () => store().write(name, await write()));
   }
 
   /**
@@ -266,14 +222,21 @@ export class Session extends EventTarget {
    * @throws CheckpointError where it is missing, damaged, or of another program. The state is as it was.
    */
   async restore(checkpoint: Uint8Array | string): Promise<Record<string, unknown>> {
-    const name = typeof checkpoint === "string" ? checkpoint : "checkpoint";
-    const bytes = typeof checkpoint === "string" ? await store().read(checkpoint) : checkpoint;
-    if (bytes === undefined) throw new CheckpointError(`There is no checkpoint '${name}': check the name, or start without it`);
-    const opened = readCheckpoint(bytes, name);
-    checkCheckpoint(opened, this.program, name);
-    await this.alone(() => this.place(opened.state));
-    this.metadata = { ...this.metadata, ...opened.metadata };
-    return opened.extra;
+    const given = dtypeOfArray(checkpoint) === "uint8" ? bytesIn(checkpoint as Uint8Array).slice() : undefined;
+    if (given === undefined) checkName(checkpoint);
+    const name = given === undefined ? (checkpoint as string) : "checkpoint";
+    return this.alone(async () => {
+      const bytes = given ?? (await store().read(name));
+      if (bytes === undefined) throw new CheckpointError(`There is no checkpoint '${name}': check the name, or start without it`);
+      const opened = await openCheckpoint(bytes, name);
+      const kept = opened.base === undefined ? new Map<string, Tensor>() : await this.copies(this.program.base);
+      checkCheckpoint(opened, this.program, name, opened.base === undefined ? undefined : this.baseOf(kept));
+      await this.place(new Map([...opened.state, ...kept]));
+      if (opened.base !== undefined) this.ownBase = opened.base;
+      this.restored = opened.metadata;
+      this.metadata = { ...this.metadata, ...opened.metadata };
+      return opened.extra;
+    });
   }
 
   /**
@@ -282,22 +245,46 @@ export class Session extends EventTarget {
    * @param options.dataName name of the file of weights, where they are too many for one file.
    * @param options.parameters `average` exports the average that the optimizer keeps.
    */
-  exportModel(options: { dataName?: string; parameters?: "average"; oneFileLimit?: number } = {}): Promise<ExportedModel> {
+  async exportModel(options: { dataName?: string; parameters?: "average"; oneFileLimit?: number } = {}): Promise<ExportedModel> {
+    checkOptions("exportModel", options, ["dataName", "parameters", "oneFileLimit"]);
+    const { dataName, oneFileLimit } = options;
     const instead = this.averages(options.parameters);
+    const metadata = this.metadataNow();
     return this.alone(async () => {
       const state = await this.copies();
       for (const [name, other] of instead) state.set(name, state.get(other)!);
-      return exportModel(this.program, state, this.metadata, options.dataName, options.oneFileLimit);
+      return exportModel(this.program, state, metadata(), dataName, oneFileLimit);
     });
   }
 
-  /** Free what the runtime holds. */
+  /** Free what the runtime holds, once the calls before are done. A second time does nothing. */
   close(): Promise<void> {
-    return this.alone(async () => {
+    return (this.closing ??= this.alone(async () => {
       this.isClosed = true;
       for (const graph of this.graphs.values()) await (await graph).release();
       for (const tensor of this.current.values()) dispose(tensor);
-    });
+    }));
+  }
+
+  private checkpointWriter(extra: unknown): () => Promise<Uint8Array> {
+    const text = extraText(extra);
+    const metadata = this.metadataNow();
+    return async () => {
+      const state = await this.copies();
+      const checkpoint = { state, step: this.stepCount, engine: "onnxruntime", extra: text, metadata: metadata() };
+      return writeCheckpoint(this.program, checkpoint, this.baseOf(state));
+    };
+  }
+
+  /** The entries of `metadata` as they are now, with those of a checkpoint that is restored before the call has its turn. */
+  private metadataNow(): () => Record<string, string> {
+    const { restored } = this;
+    const now = checkedMetadata(this.metadata);
+    return () => (this.restored === restored ? now : { ...now, ...this.restored });
+  }
+
+  private baseOf(state: ReadonlyMap<string, Tensor>): string | undefined {
+    return (this.ownBase ??= baseHash(this.program, state));
   }
 
   private alone<Result>(work: () => Promise<Result>): Promise<Result> {
@@ -316,25 +303,31 @@ export class Session extends EventTarget {
     ]);
     const feeds = Object.fromEntries(inputs.map(([name, tensor]) => [name, this.runtime.toOrt(tensor)]));
     const outputs = await this.run("init", feeds);
-    const state = new Map(weights);
+    const state = new Map([...weights].map(([name, tensor]) => [name, copyOf(tensor)]));
     for (const { name, updates } of signature.init.outputs) if (updates !== undefined) state.set(updates, await this.runtime.fromOrt(outputs[name]!));
     await (await this.graphs.get("init")!).release();
     this.graphs.delete("init");
     return state;
   }
 
-  /** Take over copies of a state. */
+  /** Let these arrays, which are the session's own, be the state: all of them, or none where one cannot be placed. */
   private async place(state: ReadonlyMap<string, Tensor>): Promise<void> {
-    for (const tensor of this.current.values()) dispose(tensor);
     if (this.backend === "webgpu") await this.graph("step"); // its device is there once a graph is open
-    for (const name of this.program.state.keys()) {
-      this.current.set(name, this.runtime.toDevice(copyOf(state.get(name)!)));
+    const placed = new Map<string, OrtTensor>();
+    try {
+      for (const name of this.program.state.keys()) placed.set(name, this.runtime.toDevice(state.get(name)!));
+    } catch (error) {
+      for (const tensor of placed.values()) dispose(tensor);
+      throw error;
     }
+    for (const tensor of this.current.values()) dispose(tensor);
+    this.current = placed;
+    this.ownBase = undefined;
   }
 
-  private async copies(): Promise<Map<string, Tensor>> {
+  private async copies(names: Iterable<string> = this.current.keys()): Promise<Map<string, Tensor>> {
     const state = new Map<string, Tensor>();
-    for (const [name, tensor] of this.current) state.set(name, copyOf(await this.runtime.fromOrt(tensor)));
+    for (const name of names) state.set(name, copyOf(await this.runtime.fromOrt(this.current.get(name)!)));
     return state;
   }
 
@@ -374,11 +367,9 @@ export class Session extends EventTarget {
 
   private async inference(name: "evaluate" | "predict", batch: Batch, ignored: string[], parameters?: "average"): Promise<Map<string, Tensor>> {
     const instead = this.averages(parameters);
-    return this.alone(async () => {
-      const signature = this.program.signature[name];
-      const outputs = await this.run(name, this.feeds(name, checkBatch(signature, batch, ignored, this.featureNames), instead));
-      return this.results(signature.outputs, outputs);
-    });
+    const signature = this.program.signature[name];
+    const given = checkBatch(signature, batch, ignored, this.featureNames);
+    return this.alone(async () => this.results(signature.outputs, await this.run(name, this.feeds(name, given, instead))));
   }
 
   private async results(entries: readonly Entry[], outputs: Record<string, OrtTensor>): Promise<Map<string, Tensor>> {
@@ -420,7 +411,7 @@ export class Session extends EventTarget {
     const kept = parameters === "average" ? [...this.program.state.keys()].filter((name) => AVERAGE.test(name)) : [];
     if (!kept.length) {
       throw new ConfigurationError(
-        `parameters='${parameters}': the program's optimizer keeps no average of them; wrap it in burnish.optim.ema(...) or burnish.optim.swa(...)`,
+        `parameters=${shown(parameters)}: the program's optimizer keeps no average of them; wrap it in burnish.optim.ema(...) or burnish.optim.swa(...)`,
       );
     }
     return new Map(kept.map((name) => [name.replace(AVERAGE, "param/"), name]));
@@ -429,6 +420,17 @@ export class Session extends EventTarget {
 
 /** What the names of averages begin with; those of a parameter group have its number. */
 const AVERAGE = /^opt\/average(:[^/]*)?\//;
+
+/** Copies of a state that is given, which fits the program. */
+function fittingState(program: Program, state: ReadonlyMap<string, Tensor>): Map<string, Tensor> {
+  const copies = copiesOf(state, "The state", REMEDY);
+  checkState(program.state.values(), copies, ConfigurationError, "The state", REMEDY);
+  return copies;
+}
+
+function checkName(name: unknown): void {
+  if (typeof name !== "string" || name === "") throw new ConfigurationError(`A checkpoint has a name, not ${shown(name)}: give a text, or, to restore, its bytes`);
+}
 
 function reported(entries: readonly Entry[], results: ReadonlyMap<string, Tensor>): Figures {
   const shown = entriesOf(entries, "loss", "metric", "diagnostic", "rate");

@@ -1,8 +1,28 @@
 /** Whether a state fits a program. */
 
-import type { BurnishError } from "./errors.js";
+import { ConfigurationError, type BurnishError } from "./errors.js";
+import { shown } from "./options.js";
 import type { Entry } from "./signature.js";
-import type { Tensor } from "./tensor.js";
+import { copyOf, viewOf, type Tensor } from "./tensor.js";
+
+/**
+ * Copies of arrays by name, as they are now.
+ *
+ * @param what the arrays, as errors call them.
+ * @throws an error of the class where it is no map, or one of its values no array.
+ */
+export function copiesOf(
+  arrays: ReadonlyMap<string, Tensor>, what: string, remedy: string, errorClass: new (message: string) => BurnishError = ConfigurationError,
+): Map<string, Tensor> {
+  if (Object.prototype.toString.call(arrays) !== "[object Map]") throw new errorClass(`${what} is ${shown(arrays)}, no Map of arrays by name. ${remedy}`);
+  const copies = new Map<string, Tensor>();
+  for (const [name, array] of arrays) {
+    const view = typeof array === "object" && array !== null ? viewOf(array) : shown(array);
+    if (typeof view === "string") throw new errorClass(`${what} does not fit the program: '${name}' has ${view}. ${remedy}`);
+    copies.set(name, copyOf(view));
+  }
+  return copies;
+}
 
 /** What is missing, unknown or of another dtype or shape, each as a phrase; empty where the state fits. */
 export function stateDifferences(entries: Iterable<Entry>, state: ReadonlyMap<string, Tensor>): string[] {
@@ -15,8 +35,8 @@ export function stateDifferences(entries: Iterable<Entry>, state: ReadonlyMap<st
   for (const [name, entry] of expected) {
     const tensor = state.get(name);
     if (tensor === undefined) continue;
-    if (!shapeFits(tensor.shape, entry.shape ?? [])) {
-      differences.push(`'${name}' has shape [${tensor.shape.join(", ")}], expected [${(entry.shape ?? []).join(", ")}]`);
+    if (entry.shape !== null && !shapeFits(tensor.shape, entry.shape)) {
+      differences.push(`'${name}' has shape [${tensor.shape.join(", ")}], expected [${entry.shape.join(", ")}]`);
     } else if (tensor.dtype !== entry.dtype) {
       differences.push(`'${name}' has dtype ${tensor.dtype}, expected ${entry.dtype}`);
     }

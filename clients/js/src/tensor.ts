@@ -109,6 +109,32 @@ export function copyOf(tensor: Tensor): Tensor {
   return { dtype: tensor.dtype, shape: [...tensor.shape], data: tensor.data.slice() as TypedArray };
 }
 
+const DTYPE_OF_ARRAY: Readonly<Record<string, DType>> = {
+  Float32Array: "float32", Float64Array: "float64", Float16Array: "float16", BigInt64Array: "int64", BigUint64Array: "uint64",
+  Int32Array: "int32", Uint32Array: "uint32", Int16Array: "int16", Uint16Array: "uint16", Int8Array: "int8", Uint8Array: "uint8",
+  Uint8ClampedArray: "uint8",
+};
+/** What holds the bits of elements that have no typed array everywhere. */
+const HELD_IN: Partial<Record<DType, DType>> = { float16: "uint16", bfloat16: "uint16", bool: "uint8" };
+
+/** The dtype of the elements of a typed array, also of one from a frame or a context of its own, which is no instance of ours. */
+export function dtypeOfArray(data: unknown): DType | undefined {
+  return ArrayBuffer.isView(data) ? DTYPE_OF_ARRAY[Object.prototype.toString.call(data).slice(8, -1)] : undefined;
+}
+
+/** The array that a value from outside is, over the same bytes; or, as a phrase, why it is none. */
+export function viewOf({ dtype, shape, data }: { dtype?: unknown; shape?: unknown; data?: unknown }): Tensor | string {
+  const held = dtypeOfArray(data);
+  if (held === undefined) return "no typed array as its data";
+  const own = (dtype ?? held) as DType;
+  if (!(own in LAYOUTS)) return `elements of the unknown dtype ${String(own)}`;
+  if (held !== own && held !== HELD_IN[own]) return `elements of ${held} that are called ${own}`;
+  if (!Array.isArray(shape) || !shape.every((extent) => Number.isSafeInteger(extent) && extent >= 0)) return `the shape ${String(shape)}`;
+  const { length } = data as TypedArray;
+  if (sizeOf(shape) !== length) return `${length} elements, and shape [${shape.join(", ")}] has ${sizeOf(shape)}`;
+  return tensorOfBytes(own, shape, bytesIn(data as TypedArray));
+}
+
 export function emptyTensor(dtype: DType, shape: readonly number[]): Tensor {
   const { bytes, make } = layoutOf(dtype);
   const size = sizeOf(shape);

@@ -1,8 +1,7 @@
 /** A program in one ONNX file: the inference graph, and a `training_info` with what a step changes. */
 
+import { checkDigest, checkVersion, DIGEST } from "./digest.js";
 import { CheckpointError, ModelError, messageOf } from "./errors.js";
-import { sha256 } from "./hashes.js";
-import { ExactJson } from "./json.js";
 import {
   ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING, propertiesOf, readTensor, renameValues, setProperties, valueInfo,
 } from "./onnx.js";
@@ -12,11 +11,10 @@ import { checkState } from "./state.js";
 import { codeOf, type Tensor } from "./tensor.js";
 
 const FORMAT = "burnish training";
-const FORMAT_VERSION = 1;
 const PROPERTY = "burnish.training";
 const FUNCTION_DOMAIN = "burnish.program";
 const INITIALIZER_NODE = "initializer:";
-const KEYS = ["signature", "options", "state", "step", "prefix", "opsets", "ir_versions", "hashes"];
+const KEYS = ["signature", "options", "state", "step", "prefix", "opsets", "ir_versions", "hashes", "program", "base"];
 
 interface Layout {
   options: Record<string, any>;
@@ -27,7 +25,10 @@ interface Layout {
   prefix: string;
   opsets: Record<string, number>;
   ir_versions: Record<string, number>;
+  /** Of each graph, and of the program. */
   hashes: Record<string, string>;
+  program: string;
+  base: string[];
 }
 
 /** Read what `program.save("file.onnx")` wrote; see `Program.fromBytes`. */
@@ -48,12 +49,13 @@ export async function readTrainingModel(bytes: Uint8Array, name: string) {
         "program.save wrote",
     );
   }
-  return new TrainingModel(name, model, properties).parts(text);
+  return new TrainingModel(name, bytes, model, properties).parts(text);
 }
 
 class TrainingModel {
   constructor(
     private readonly name: string,
+    private readonly bytes: Uint8Array,
     private readonly model: Message,
     private readonly properties: Map<string, string>,
   ) {}
@@ -72,7 +74,8 @@ class TrainingModel {
       name: this.name,
       signature,
       options: layout.options,
-      identity: { program: await programHash(text), graphs: layout.hashes },
+      identity: { program: layout.program, graphs: layout.hashes },
+      base: layout.base,
       weights: new Map([...savedState].filter(([name]) => isWeight(name))),
       savedState,
       open: async (graph: GraphName) => {
@@ -87,25 +90,16 @@ class TrainingModel {
 
   private async layout(text: string): Promise<Layout> {
     let layout: any;
-    let rest: ExactJson;
     try {
-      rest = ExactJson.parse(text).remove("sha256");
       layout = JSON.parse(text);
     } catch (error) {
       throw this.damaged(`its metadata '${PROPERTY}' cannot be read: ${messageOf(error)}`, error);
     }
     if (layout?.format !== FORMAT) throw this.damaged(`its metadata '${PROPERTY}' is not of the format '${FORMAT}'`);
-    if (!(layout.version <= FORMAT_VERSION)) {
-      throw new CheckpointError(
-        `'${this.name}' was written in format version ${layout.version}, and this client reads up to ${FORMAT_VERSION}: ` +
-          "update burnish-runtime, or write the model again with an older burnish",
-      );
-    }
+    checkVersion(layout.version, `'${this.name}'`, `make it again from the model, with burnish compile MODEL -o ${this.name}`);
+    await checkDigest(this.bytes, this.properties.get(DIGEST), () => this.damaged("it has changed since it was written"));
     const absent = KEYS.find((key) => layout[key] === undefined || layout[key] === null);
     if (absent) throw this.damaged(`its metadata '${PROPERTY}' has no '${absent}'`);
-    if (layout.sha256 !== undefined && layout.sha256 !== (await sha256(new TextEncoder().encode(rest.text())))) {
-      throw this.damaged(`its metadata '${PROPERTY}' has changed since it was written`);
-    }
     return layout;
   }
 
@@ -147,7 +141,7 @@ class TrainingModel {
       .addText(MODEL.producer, "burnish")
       .addMessage(MODEL.graph, graph)
       .addMessage(MODEL.opsets, new Message().addText(1, "").addInteger(2, layout.opsets[name]!));
-    if (name === "predict") setProperties(model, new Map([...this.properties].filter(([key]) => key !== PROPERTY)));
+    if (name === "predict") setProperties(model, new Map([...this.properties].filter(([key]) => key !== PROPERTY && key !== DIGEST)));
     return model;
   }
 
@@ -208,15 +202,4 @@ class TrainingModel {
 
 function copyOf(message: Message): Message {
   return Message.read(message.write());
-}
-
-/** The SHA-256 of the graphs and the signature; defaults of hyperparameters and the end of a schedule are left out. */
-async function programHash(text: string): Promise<string> {
-  const layout = ExactJson.parse(text);
-  const signature = layout.get("signature")!;
-  for (const graph of signature.items()) {
-    graph.remove("end");
-    for (const entry of graph.get("inputs")?.items() ?? []) entry.remove("default");
-  }
-  return sha256(new TextEncoder().encode(ExactJson.list(layout.get("hashes")!, signature).text()));
 }
