@@ -4,6 +4,7 @@ import { cpSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { describe, test } from "node:test";
+import vm from "node:vm";
 
 import * as ort from "onnxruntime-node";
 
@@ -183,6 +184,56 @@ test("plain numbers and typed arrays are taken as batches", async () => {
   ]) {
     const session = await Session.open(program, { threads: 1 });
     figures.push(await session.step(given));
+  }
+  for (const other of figures) assert.deepEqual(other, figures[0]);
+});
+
+test("calls run in the order in which they were made, on the data as it was then", async () => {
+  const [batch, other] = batchesOf("convolutional");
+  const program = await loadProgram(join(folderOf("convolutional"), "program"));
+  const open = () => Session.open(program, { threads: 1 });
+  const path = join(folder, "order.safetensors");
+  const [waiting, together] = [await open(), await open()];
+  const expected = [await waiting.step(batch), await waiting.step(other), await waiting.evaluate(batch)];
+  waiting.metadata = { saved: "first" };
+  await waiting.saveCheckpoint(path, { count: 1 });
+
+  const mutable = { x: { ...batch.x, data: batch.x.data.slice() }, labels: [...batch.labels.data].map(Number) };
+  const extra = { count: 1 };
+  const calls = [together.step(mutable)];
+  mutable.x.data.fill(NaN);
+  mutable.labels.fill(0);
+  calls.push(together.step(other), together.evaluate(batch));
+  together.metadata = { saved: "first" };
+  calls.push(together.saveCheckpoint(`${path}-2`, extra));
+  extra.count = 2;
+  together.metadata.saved = "second";
+  assert.deepEqual((await Promise.all(calls)).slice(0, 3), expected);
+  assert.ok(readFileSync(path).equals(readFileSync(`${path}-2`)));
+
+  const state = await waiting.state();
+  const bytes = readFileSync(path);
+  const mixed = [together.step(batch), together.restore(bytes), together.step(batch), together.saveCheckpoint(`${path}-3`), together.loadState(state), together.step(other)];
+  bytes.fill(0);
+  for (const { data } of state.values()) data.fill(data instanceof BigInt64Array ? 0n : 0);
+  const results = await Promise.all(mixed);
+  assert.deepEqual(results[5], await waiting.step(other));
+  const saved = readCheckpoint(readFileSync(`${path}-3`));
+  assert.deepEqual([saved.step, saved.metadata], [3, { saved: "first" }]);
+  await Promise.all([waiting.close(), together.close()]);
+});
+
+test("arrays of other realms, of rows and of tensors of ONNX Runtime are taken", async () => {
+  const [batch] = batchesOf("dropout");
+  const program = await loadProgram(join(folderOf("dropout"), "program"));
+  const x = vm.runInNewContext("Float32Array.from(numbers)", { numbers: [...batch.x.data] });
+  assert.ok(!(x instanceof Float32Array));
+  const rows = Array.from({ length: 8 }, (_, row) => batch.x.data.slice(12 * row, 12 * row + 12));
+  const figures = [];
+  for (const given of [batch.x, x, { data: x, shape: [8, 12] }, rows, new ort.Tensor("float32", batch.x.data, [8, 12])]) {
+    const session = await Session.open(program, { threads: 1 });
+    figures.push(await session.step({ x: given, labels: batch.labels }));
+    await session.close();
   }
   for (const other of figures) assert.deepEqual(other, figures[0]);
 });
