@@ -26,7 +26,7 @@ from burnish.errors import CheckpointError, UnsupportedOperatorError
 from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, digest_text
 from burnish.formats.export import export_inference
 from burnish.formats.file_writing import file_path, replacing
-from burnish.formats.identity import adapter_base, graph_hashes
+from burnish.formats.identity import adapter_base, graph_hashes, program_hash
 from burnish.formats.metadata import TRAINING
 from burnish.formats.model_file import constant_bytes, require_valid
 from burnish.graph import model_proto
@@ -78,6 +78,7 @@ def to_training_model(
     _bind(info.update_binding, program.signature["step"], naming.state, lambda entry: naming.step[entry.name])
     for name in FUNCTIONS:
         model.functions.append(_function(name, graphs[name], opset))
+    hashes = graph_hashes(program)
     metadata = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -87,7 +88,8 @@ def to_training_model(
         "step": naming.step,
         "prefix": naming.prefix,
         "opsets": {name: graph.opset_imports[""] for name, graph in program.graphs.items()},
-        "hashes": graph_hashes(program),
+        "hashes": hashes,
+        "program": program_hash(hashes, program.signature),
         "base": list(adapter_base(program)),
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
     }
