@@ -14,6 +14,7 @@ from PIL import Image
 
 import burnish
 from burnish.data import Batches, Loader, as_dataset, open_dataset
+from burnish.data.file_rows import FileRows
 from burnish.data.tar_shards import shards_of
 from burnish.data.unlabelled import open_samples
 from burnish.errors import ConfigurationError, DataError
@@ -94,12 +95,12 @@ def test_damaged_archives(tmp_path):
         open_dataset(tmp_path / "b-{0..1}.tar", classification(3, 4, 4))
 
 
-def test_arrays_in_files_are_mapped(tmp_path):
+def test_arrays_in_files_are_read_by_rows(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
     np.save(tmp_path / "x.npy", pixels)
     np.save(tmp_path / "y.npy", np.array(["b", "a", "c", "a", "b"]))
     dataset = open_dataset(tmp_path, classification(3, 4, 4), pixels="raw")
-    assert isinstance(dataset._arrays["x"], np.memmap)
+    assert isinstance(dataset._arrays["x"], FileRows)
     batch = pickle.loads(pickle.dumps(dataset)).batch(np.array([4, 1]))
     np.testing.assert_array_equal(batch["x"], pixels[[4, 1]].transpose(0, 3, 1, 2))
     assert (batch["labels"].tolist(), dataset.classes) == ([1, 0], ("a", "b", "c"))

@@ -23,6 +23,7 @@ from burnish.formats.mapped_tables import LOG, MappedTables
 from burnish.formats.state_file import StateFile
 from burnish.models import dlrm
 from burnish.training import read_checkpoint
+from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import place_of
 from oracles.same_state import assert_same_state
 
@@ -229,6 +230,29 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         burnish.Session(program(), tables=tmp_path / "workers", parallel=burnish.DataParallel())
     with pytest.raises(CheckpointError, match=r"The tables cannot be kept in .*: .* Choose a folder .* room for [\d,]+ bytes"):
         MappedTables(tmp_path / "large", {"param/t": (np.dtype(np.float32), (1 << 40, 16))})
+
+
+def test_a_table_that_is_cut_short_ends_the_step_and_not_the_process(tmp_path: Path) -> None:
+    options = {"epochs": 1, "batch_size": 8, "run_directory": tmp_path / "run", "tables": tmp_path / "tables", "progress": False}
+
+    class Cut(Callback):
+        def on_step_end(self, run, step):
+            if step.step == 5:
+                os.truncate(tmp_path / "tables" / "table-0001.bin", 100)
+
+    run = burnish.Trainer(program(), DATA, checkpoint_every=4, callbacks=[Cut()], **options)
+    said = (
+        r"table-0001\.bin' holds 100 of its 4,800 bytes: .* batch 6; '.*latest\.safetensors' holds the last state that was whole"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        run.run()
+    run.session.close()
+    with pytest.raises(CheckpointError, match="go on from the last checkpoint"):
+        run.session.state()
+    burnish.Trainer(program(), DATA, resume=True, **options).run()
+    whole = burnish.Trainer(program(), DATA, **{**options, "run_directory": tmp_path / "whole", "tables": None})
+    whole.run()
+    assert_same_state(read_checkpoint(run.latest).state, whole.session.state())
 
 
 def test_a_session_that_nothing_refers_to_holds_no_folder(tmp_path: Path) -> None:

@@ -80,13 +80,22 @@ class CriteoFile:
         return len(self._starts)
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the samples at ``indices`` as ``numbers``, ``category_1`` to ``category_26``, and ``targets`` [n, 1]."""
+        """Return the samples at ``indices`` as ``numbers``, ``category_1`` to ``category_26``, and ``targets`` [n, 1].
+
+        Raises:
+            DataError: the file has changed since it was opened.
+        """
         chosen = self._starts[np.asarray(indices)]
         lines: list[bytes] = [b""] * len(chosen)
         with self._path.open("rb") as file:
             for place in np.argsort(chosen, kind="stable"):
                 file.seek(chosen[place])
                 lines[place] = file.readline()
+                if not _LINE.fullmatch(lines[place]):
+                    raise DataError(
+                        f"{self._path}: has changed since it was opened, and its lines begin elsewhere: put it back, and go "
+                        "on with the run (resume=True)"
+                    )
         fields = [line.rstrip(b"\r\n").split(b"\t") for line in lines]
         numbers = np.array([[int(text or 0) for text in row[1 : 1 + NUMBERS]] for row in fields], np.float64)
         hashes = np.array([[int(text or b"0", 16) for text in row[1 + NUMBERS :]] for row in fields], np.uint64)

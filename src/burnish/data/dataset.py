@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from burnish.data.file_rows import file_rows
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
@@ -57,7 +58,7 @@ class ArrayDataset:
     """Samples held in arrays, by input name; the first axis of each is the sample.
 
     Args:
-        arrays: input name -> array [samples, ...].
+        arrays: input name -> array [samples, ...]. Of one in a mapped file, batches are read from the file (``FileRows``).
         classes: names of the classes, where the labels came from names; class index ``i`` is ``classes[i]``.
         note: what a person should know about how the data were read.
         preprocessing: what was done to the arrays that are pixels; None where none are.
@@ -102,13 +103,21 @@ class ArrayDataset:
         self._length = next(iter(lengths.values()))
         if self._length == 0:
             raise DataError("the data set is empty: its arrays have 0 samples")
+        mapped = {name: file_rows(array) for name, array in self.arrays.items() if name not in self.shared}
+        self._files = {name: rows for name, rows in mapped.items() if rows is not None}
 
     def __len__(self) -> int:
         return self._length
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the samples at ``indices``, copied."""
-        return {name: array if name in self.shared else array[indices] for name, array in self.arrays.items()}
+        """Return the samples at ``indices``, copied.
+
+        Raises:
+            DataError: a file that an array lies in has become shorter, or cannot be read any more.
+        """
+        return {
+            name: array if name in self.shared else self._files.get(name, array)[indices] for name, array in self.arrays.items()
+        }
 
 
 def _of_text(array: np.ndarray) -> np.ndarray:

@@ -1,15 +1,15 @@
-"""Folders of ``.npy`` files, mapped into memory: a batch is all that is read of them."""
+"""Folders of ``.npy`` files, read batch by batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from burnish.data.data_spec import DataSpec, fit_data, fit_label, turned_inputs
+from burnish.data.file_rows import FileRows, file_rows
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import takes_bytes
 from burnish.errors import DataError
@@ -21,7 +21,7 @@ class MappedArrays:
     """A folder with an array for each input, ``<input>.npy``; a single input may be ``x.npy``, and the labels ``y.npy``. That
     of an input without samples is taken whole.
 
-    Arrays of inputs are mapped, and fitted to the model batch by batch; labels are read whole. Nothing is unpickled.
+    Arrays of inputs are read and fitted to the model batch by batch (``FileRows``); labels are read whole. Nothing is unpickled.
 
     Args:
         path: the folder.
@@ -42,8 +42,9 @@ class MappedArrays:
         self._source = str(path)
         self._entries = spec.data
         self._paths = {entry.name: _file(path, entry.name, "x", len(spec.data) == 1) for entry in spec.data}
-        self._arrays = _mapped(self._paths)
-        bytes_of = [entry for entry in spec.data if takes_bytes(self._arrays[entry.name], entry)]
+        self._arrays = {name: _rows(file) for name, file in self._paths.items()}
+        forms = {name: np.broadcast_to(np.empty((), rows.dtype), rows.shape) for name, rows in self._arrays.items()}
+        bytes_of = [entry for entry in spec.data if takes_bytes(forms[entry.name], entry)]
         self.preprocessing = spec.preprocessing_for(bytes_of[0], pixels) if bytes_of else None
         if pixels is not None and not bytes_of:
             raise DataError(f"{path}: its numbers are taken as they are; pixels says what is done to bytes (uint8): leave it out")
@@ -54,46 +55,34 @@ class MappedArrays:
                 read = np.array(_open(_file(path, label.name, "y", not spec.further_labels)))
                 self._labels[label.name], names = fit_label(read, label, self._source, classes, spec)
                 self.classes = self.classes or names
-        self._shared = spec.shared(self._arrays)
+        self._shared = spec.shared(forms)
         held = {**self._arrays, **self._labels}
         lengths = {name: len(array) for name, array in held.items() if name not in self._shared}
         if len(set(lengths.values())) != 1 or not all(lengths.values()):
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"{path}: its arrays hold {counts} samples; each sample needs one entry in every array")
         self._length = next(iter(lengths.values()))
-        turned = turned_inputs(self._arrays, spec.data)
+        turned = turned_inputs(forms, spec.data)
         self.note = None if turned is None else f"{path}: {turned}"
         self.batch(np.arange(1))
 
     def __len__(self) -> int:
         return self._length
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a reading process gets: the paths, not what lies there."""
-        return {**self.__dict__, "_arrays": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._arrays = _mapped(self._paths)
-
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the samples at ``indices``.
 
         Raises:
-            DataError: a value that is not finite, by its sample, or an index out of range.
+            DataError: a value that is not finite, or that the model's input cannot hold, by its sample; or a file has become
+                shorter, or cannot be read any more.
         """
         indices = np.asarray(indices, np.int64)
         batch = {}
         for entry in self._entries:
-            whole = self._arrays[entry.name]
-            array = np.asarray(whole if entry.name in self._shared else whole[indices])
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                place = "it"
-                if entry.name not in self._shared:
-                    wrong = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-                    place = f"sample {int(indices[wrong][0])}"
-                raise DataError(f"{self._paths[entry.name]}: {place} holds a NaN or infinite value; remove or repair it")
-            batch[entry.name] = fit_data(array, entry, str(self._paths[entry.name]), self.preprocessing)
+            rows = self._arrays[entry.name]
+            array = rows[np.arange(len(rows)) if entry.name in self._shared else indices]
+            samples = None if entry.name in self._shared else indices
+            batch[entry.name] = fit_data(array, entry, str(self._paths[entry.name]), self.preprocessing, samples)
         return {**batch, **{name: labels[indices] for name, labels in self._labels.items()}}
 
 
@@ -106,8 +95,10 @@ def _file(path: Path, name: str, short: str, alone: bool) -> Path:
     return file
 
 
-def _mapped(paths: Mapping[str, Path]) -> dict[str, np.ndarray]:
-    return {name: _open(path) for name, path in paths.items()}
+def _rows(path: Path) -> FileRows | np.ndarray:
+    """An array in a file as rows that are read when they are wanted; one in Fortran order whole."""
+    mapped = _open(path)
+    return file_rows(mapped) or np.array(mapped)
 
 
 def _open(path: Path) -> np.ndarray:

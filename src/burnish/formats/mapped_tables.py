@@ -76,7 +76,7 @@ class MappedTables:
             ) from error
 
     def _bytes(self) -> int:
-        return sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in self._kinds.values())
+        return sum(map(self._size, range(len(self._order))))
 
     def _locked(self) -> BinaryIO:
         """The lock of the folder, which says in whose session it is."""
@@ -104,6 +104,24 @@ class MappedTables:
         """Whether another session has the folder now."""
         return self._lock.closed and (self.folder / LOCK).read_bytes() != self._owner
 
+    def check_whole(self) -> None:
+        """Check that no file was cut short: to read what is gone of a mapped file ends the process.
+
+        Raises:
+            CheckpointError: one was, or is gone.
+        """
+        for number in range(len(self._order)):
+            path, size = self._file(number), self._size(number)
+            try:
+                there = os.stat(path).st_size
+            except FileNotFoundError:
+                there = 0
+            if there < size:
+                raise CheckpointError(
+                    f"The table '{path}' holds {there:,} of its {size:,} bytes: something has cut it. Let nothing else write to "
+                    f"'{self.folder}', and go on from the last checkpoint (resume=True, --resume)"
+                )
+
     def _check_layout(self) -> None:
         layout = {"tables": [[name, str(self._kinds[name][0]), list(self._kinds[name][1])] for name in self._order]}
         path = self.folder / LAYOUT
@@ -129,13 +147,16 @@ class MappedTables:
     def _mapped(self, number: int) -> MappedTable:
         """A table in its file, which has all its blocks: a disk that is full would end the process when a row is written."""
         dtype, shape = self._kinds[self._order[number]]
-        path = self._file(number)
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        path, size = self._file(number), self._size(number)
         if not path.exists() or path.stat().st_size != size:
             (self.folder / LOG).unlink(missing_ok=True)
             with path.open("wb") as file:
                 _reserve(file, size)
         return np.memmap(path, np.uint8, "r+").view(dtype).reshape(shape).view(MappedTable)
+
+    def _size(self, number: int) -> int:
+        dtype, shape = self._kinds[self._order[number]]
+        return dtype.itemsize * int(np.prod(shape, dtype=np.int64))
 
     def _file(self, number: int) -> Path:
         return self.folder / f"table-{number:04d}.bin"

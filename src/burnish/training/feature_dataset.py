@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 import weakref
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.data import Dataset, DataSpec, EpochDataset, Loader
+from burnish.data.file_rows import FileRows
 from burnish.errors import ConfigurationError, DataError
 from burnish.training.features import Features
 
@@ -47,7 +49,7 @@ class FeatureDataset:
                 + ", and features are computed once: compile without cached_features"
             )
         self.source, self._name = source, name
-        self._arrays: dict[str, np.ndarray] | None = None
+        self._arrays: dict[str, np.ndarray | FileRows] | None = None
         self._shared: dict[str, np.ndarray] = {}
         self.note = getattr(source, "note", None)
 
@@ -69,7 +71,7 @@ class FeatureDataset:
         """Return the samples at ``indices``, copied.
 
         Raises:
-            DataError: the features have not been computed.
+            DataError: the features have not been computed; or their file has become shorter, or cannot be read any more.
         """
         if self._arrays is None:
             raise DataError("The features of the data have not been computed: call fill, or Trainer.run, which does")
@@ -85,11 +87,11 @@ class FeatureDataset:
             folder: of the file, which is made where the features are larger than 256 MiB, and removed when they are not used.
 
         Raises:
-            DataError: samples whose features differ in shape.
+            DataError: samples whose features differ in shape, or their file cannot be written.
             ConfigurationError: there is no room on the disk.
         """
         begin, where = time.monotonic(), "in memory"
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray | FileRows] = {}
         samples, taken_by = len(self), DataSpec.of_steps(features.program)
         loader = Loader(self.source, batch_size, shuffle=False, processes=processes, spec=DataSpec.by(features.program))
         for start, read in zip(range(0, samples, batch_size), loader.epoch(0), strict=True):
@@ -102,26 +104,29 @@ class FeatureDataset:
                 arrays, path = self._allocated({name: batch[name] for name in batch if name not in shared}, folder)
                 where = "in memory" if path is None else f"in '{path}'"
             for name in arrays:
-                array = batch[name]
-                if array.shape[1:] != arrays[name].shape[1:]:
+                array, kept = batch[name], arrays[name]
+                if array.shape[1:] != kept.shape[1:]:
                     raise DataError(
-                        f"cached features: '{name}' has shape {list(arrays[name].shape[1:])} for one sample and "
+                        f"cached features: '{name}' has shape {list(kept.shape[1:])} for one sample and "
                         f"{list(array.shape[1:])} for sample {start}, so that they cannot be kept: bring samples to one length, "
                         "or compile without cached_features"
                     )
-                if array.dtype.kind in "US" and array.dtype.itemsize > arrays[name].dtype.itemsize:
-                    arrays[name] = arrays[name].astype(array.dtype)
-                arrays[name][indices] = array
+                if isinstance(kept, FileRows):
+                    kept.write(start, array.astype(kept.dtype, copy=False))
+                    continue
+                if array.dtype.kind in "US" and array.dtype.itemsize > kept.dtype.itemsize:
+                    kept = arrays[name] = kept.astype(array.dtype)
+                kept[indices] = array
         loader.close()
         self._arrays = arrays
-        taken = sum(array.nbytes for array in arrays.values())
+        taken = sum(kept.dtype.itemsize * math.prod(kept.shape) for kept in arrays.values())
         return (
             f"features: computed once for {samples:,} samples in {time.monotonic() - begin:.1f} s, {taken / 1e6:,.1f} MB "
             f"{where}; epochs train from there"
         )
 
-    def _allocated(self, batch: Mapping[str, np.ndarray], folder: Path) -> tuple[dict[str, np.ndarray], Path | None]:
-        """Return arrays for all samples, in memory or mapped from a file, whose path is returned then."""
+    def _allocated(self, batch: Mapping[str, np.ndarray], folder: Path) -> tuple[dict[str, np.ndarray | FileRows], Path | None]:
+        """Return arrays for all samples, in memory, or those of numbers in a file, whose path is returned then."""
         samples = len(self)
         shapes = {name: (samples, *array.shape[1:]) for name, array in batch.items()}
         sizes = {name: samples * (array.nbytes // max(len(array), 1)) for name, array in batch.items()}
@@ -136,11 +141,15 @@ class FeatureDataset:
                 "pooling layer), or compile without cached_features"
             )
         path = folder / f"{self._name}.features"
-        whole = np.memmap(path, np.uint8, "w+", shape=(needed,))
+        path.write_bytes(b"")
         weakref.finalize(self, _remove, path)
-        arrays, place = {}, 0
-        for name, array in sorted(batch.items(), key=lambda item: -item[1].dtype.itemsize):
-            arrays[name] = whole[place : place + sizes[name]].view(array.dtype).reshape(shapes[name])
+        arrays: dict[str, np.ndarray | FileRows] = {}
+        place = 0
+        for name, array in batch.items():
+            if array.dtype.kind in "OSU":
+                arrays[name] = np.empty(shapes[name], array.dtype)
+                continue
+            arrays[name] = FileRows(path, array.dtype, shapes[name], place, writable=True)
             place += sizes[name]
         return arrays, path
 

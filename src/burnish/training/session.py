@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.row_writes import RowWriter
-from burnish.errors import CarryOverWarning, ConfigurationError, EngineError, ObjectiveWarning
+from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
@@ -433,7 +433,8 @@ class Session(TakesPart):
         if isinstance(self._runner, SpreadRunner):
             self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
         elif self._runner is not None:
-            with self._state_on_request() as state:
+            # Of a table that was cut short nothing is left to keep, and who asks for the state is told so.
+            with suppress(CheckpointError), self._state_on_request() as state:
                 self._closed_state = dict(state)
         if (writer := journals.writer_of(self._runner)) is not None:
             self._closed_tables = ClosedTables(writer.row_changes, self._closed_state)

@@ -75,6 +75,7 @@ class SessionTables:
 
         Raises:
             EngineError: they hold a part of another state, as an earlier filling failed; or another session has them now.
+            CheckpointError: a file of them was cut short.
         """
         if self._awaited is not None:
             self._fill(self._awaited)
@@ -87,6 +88,7 @@ class SessionTables:
             raise EngineError(
                 f"The tables of this session, which is closed, were in '{self._mapped.folder}', and another session has that now"
             )
+        self._mapped.check_whole()
 
     def load(self, state: Mapping[str, np.ndarray], place: JournalPlace | None) -> None:
         """Fill the tables with those of a state; with a place in a journal, follow it from there."""
