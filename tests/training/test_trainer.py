@@ -232,7 +232,7 @@ def test_a_state_that_overflowed_is_not_saved(tmp_path):
     ):
         trainer(tmp_path, train_data=(samples()[0] * 1e18, samples()[1]), lr=1e30).run()
     assert not (tmp_path / "checkpoints").exists()
-    trainer(tmp_path, epochs=1).run()
+    trainer(tmp_path, train_data=(samples()[0] * 1e18, samples()[1]), epochs=1, lr=1e-30).run()
     before = (tmp_path / "checkpoints" / "latest.safetensors").read_bytes()
     with pytest.raises(NonFiniteLossError, match=r"latest\.safetensors' holds the last state that was whole\. Try .*\(resume\)$"):
         trainer(tmp_path, train_data=(samples()[0] * 1e18, samples()[1]), lr=1e30, resume=True).run()

@@ -6,13 +6,16 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from burnish.data import Dataset
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.training.callbacks.dispatch import Callbacks
 from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.cursor import Position
+from burnish.training.data_fingerprint import check_fingerprint, fingerprint
 from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.run_lock import RunLock
 from burnish.training.session import Session
@@ -33,10 +36,17 @@ class RunFolder:
         course: what the course of the run depends on, beside the program: a resumed run has to agree.
         keep, journal: as ``CheckpointFolder`` takes them.
         callbacks: whose states checkpoints keep.
+        data: what the run trains on, which a resumed run has to find unchanged; None where that cannot be asked.
     """
 
     def __init__(
-        self, path: Path, course: Mapping[str, Any], keep: int = 1, journal: bool = False, callbacks: Callbacks = NO_CALLBACKS
+        self,
+        path: Path,
+        course: Mapping[str, Any],
+        keep: int = 1,
+        journal: bool = False,
+        callbacks: Callbacks = NO_CALLBACKS,
+        data: Dataset | None = None,
     ):
         self.path = path
         self.checkpoints = CheckpointFolder(path / "checkpoints", keep, journal)
@@ -45,6 +55,7 @@ class RunFolder:
         self._table: MetricsTable | None = None
         self._drawn = time.monotonic()
         self._callbacks = callbacks
+        self._data = data
         self._lock: RunLock | None = None
 
     @property
@@ -87,6 +98,7 @@ class RunFolder:
 
         Raises:
             CheckpointError: there is none that is whole, it is no trainer's, or the run was started with other options.
+            DataError: it was started with other data.
         """
         if not self.checkpoints.exists:
             raise CheckpointError(f"There is nothing to resume in '{self.path}': start the run without resume")
@@ -105,6 +117,8 @@ class RunFolder:
                     f"The run in '{self.path}' was started with {name}={course.get(name)}, and is now to go on with "
                     f"{name}={value}: give it what it was started with, or start a new run"
                 )
+        if self._data is not None:
+            check_fingerprint(extra.get("data"), self._fingerprint, str(self.path), str(path))
         self._callbacks.load_states(extra.get("callbacks"))
         return position, passed_over
 
@@ -128,6 +142,8 @@ class RunFolder:
             raise CheckpointError(
                 f"The folder '{self.path}' cannot be made: {error}. Choose a folder you can write to"
             ) from error
+        if self._data is not None:
+            _ = self._fingerprint  # of the data as they are before the first step
         self._names = [*names, *evaluation_only]
         self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only, evaluation_only)
         if last_step is None:
@@ -181,8 +197,15 @@ class RunFolder:
 
     def _extra(self, position: Position) -> dict[str, Any]:
         extra = {"course": self._course, "position": asdict(position)}
+        if self._data is not None:
+            extra["data"] = self._fingerprint
         states = self._callbacks.states()
         return {**extra, "callbacks": states} if states else extra
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, str]:
+        assert self._data is not None
+        return fingerprint(self._data)
 
 
 class FollowedFolder(RunFolder):

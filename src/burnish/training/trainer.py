@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import DataSource, Text
+from burnish.data.batches import Batches
 from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.loader import Augmentation
 from burnish.data.pixel_presets import PixelsLike
@@ -96,7 +97,7 @@ class Trainer:
     Raises:
         ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already
             or that a run in another process is writing to.
-        DataError: data that cannot be read, or that do not fit the program.
+        DataError: data that cannot be read, that do not fit the program, or other ones than a run was started with.
         CheckpointError: nothing to resume, or a run that was started with other options.
         EngineError: the engine is not there.
         WorkerError: another worker is not there, or trains something else.
@@ -171,7 +172,8 @@ class Trainer:
 
     def _open_folder(self, course: Mapping[str, Any], keep: int, journal: bool) -> RunFolder:
         kind = RunFolder if self._group.rank == 0 else FollowedFolder
-        return kind(self.run_directory, course, keep, journal, self._callbacks)
+        data = None if isinstance(self._data.train, Batches) else self._data.train
+        return kind(self.run_directory, course, keep, journal, self._callbacks, data)
 
     def _check_folder(self, may_hold_run: bool) -> None:
         workers.on_first(self._group, self.run_folder.take, "the folder of the run")
