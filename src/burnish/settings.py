@@ -21,7 +21,41 @@ Made = TypeVar("Made")
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
+_MOST_DIGITS = 18
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def is_number_text(text: str) -> bool:
+    """Whether a text is a number in the digits 0 to 9; NaN and infinity are. Python's ``float`` takes ``1_0`` as 10 too."""
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def is_natural_text(text: str) -> bool:
+    """Whether a text is up to 18 digits 0 to 9 and nothing else. Python's ``isdigit`` takes others too, such as ``²``."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def read_number(text: str) -> float:
+    """Return the number that a text is.
+
+    Raises:
+        ValueError: it is none, or is written with underscores or with other digits than 0 to 9.
+    """
+    if not is_number_text(text):
+        raise ValueError(f"{text!r} is no number in the digits 0 to 9")
+    return float(text)
+
+
+def read_whole(text: str) -> int:
+    """Return the whole number that a text is, as ``read_number`` reads it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not is_number_text(text):
+        raise ValueError(f"{text!r} is no whole number in the digits 0 to 9")
+    return int(text)
 
 
 def read_settings(kind: str, text: str, first: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -65,7 +99,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    for read in (json.loads, float):
+    for read in (json.loads, read_number):
         try:
             return read(_PYTHON_WORDS.get(text, text))
         except (ValueError, RecursionError):

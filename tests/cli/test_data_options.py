@@ -43,6 +43,9 @@ def images(folder):
             "--missing drop leaves out rows of a table (.csv, .parquet), and 'data.npz' is an .npz file: leave it out",
         ),
         (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
+        ((*TRAIN, "--data", "data.npz", "--batch-size", "1_0"), "'1_0' is no number in the digits 0 to 9"),
+        ((*TRAIN, "--data", "images", "--image-size", "4", "1_6"), "'1_6' is no number in the digits 0 to 9"),
+        ((*TRAIN, "--data", "data.npz", "--sample-axis", "²"), "--sample-axis ²: write NAME=AXIS"),
         (
             (*TRAIN, "--data", "data.npz", "--worker-timeout", "5"),
             "--worker-timeout says how long workers wait for each other, and one alone trains here",

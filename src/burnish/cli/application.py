@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,6 +28,7 @@ from burnish.cli.quantize import quantize
 from burnish.cli.report import report
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
+from burnish.settings import is_number_text
 from burnish.transfers import transfers_reported
 from burnish.version import __version__
 
@@ -38,6 +40,12 @@ class Group(TyperGroup):
 
     With ``--debug``, which may stand anywhere, errors and warnings say where in the code they come from.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for command in self.commands.values():
+            for parameter in command.params:
+                _take_plain_numbers(parameter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["burnish.arguments"] = list(args)
@@ -68,6 +76,24 @@ class Group(TyperGroup):
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow")
             raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _take_plain_numbers(parameter: Any) -> None:
+    """Let an option or argument refuse a number that is not in the digits 0 to 9: Python reads ``1_0`` as 10."""
+    process = parameter.process_value
+
+    def process_plain(context: Any, value: Any) -> Any:
+        processed = process(context, value)
+        for text, number in zip(_listed(value), _listed(processed), strict=False):
+            if isinstance(text, str) and type(number) in (int, float) and not is_number_text(text):
+                raise typer.BadParameter(f"{text!r} is no number in the digits 0 to 9.", ctx=context, param=parameter)
+        return processed
+
+    parameter.process_value = process_plain
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _is_broken_pipe(error: BaseException) -> bool:

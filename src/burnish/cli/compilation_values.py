@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from burnish.cli.console import split
+from burnish.settings import is_natural_text, read_whole
 from burnish.untrusted import read_json
 
 
@@ -46,19 +47,19 @@ def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
     Raises:
         typer.BadParameter: a text is neither an axis nor a name with one, or names an input twice.
     """
-    if len(texts) == 1 and texts[0].isdecimal():
+    if len(texts) == 1 and is_natural_text(texts[0]):
         return int(texts[0])
     axes: dict[str, int | None] = {}
     for text in texts:
         name, separator, axis = text.rpartition("=")
-        if not separator or not name or not (axis.isdecimal() or axis.lower() == "none"):
+        if not separator or not name or not (is_natural_text(axis) or axis.lower() == "none"):
             raise typer.BadParameter(
                 f"--sample-axis {text}: write NAME=AXIS, such as 'x=1', 'grid=none' for an input without samples, or one number "
                 "for all inputs"
             )
         if name in axes:
             raise typer.BadParameter(f"--sample-axis {text}: '{name}' has an axis already: give it once")
-        axes[name] = int(axis) if axis.isdecimal() else None
+        axes[name] = int(axis) if is_natural_text(axis) else None
     return axes or None
 
 
@@ -91,7 +92,7 @@ def read_extents(texts: list[str]) -> dict[str, int]:
     extents = {}
     for text in split(texts):
         name, _, size = text.partition("=")
-        if not name or not size.isdigit() or int(size) < 1:
+        if not name or not is_natural_text(size) or int(size) < 1:
             raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
         extents[name] = int(size)
     return extents
@@ -107,7 +108,7 @@ def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
     for text in texts:
         name, separator, rows = text.rpartition("=")
         try:
-            numbers = [int(row) for row in rows.split(",")]
+            numbers = [read_whole(row) for row in rows.split(",")]
         except ValueError:
             numbers = []
         if not separator or not name or not numbers:

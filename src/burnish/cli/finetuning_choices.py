@@ -24,6 +24,7 @@ from burnish.cli.train_options import Course, Data, Results
 from burnish.cli.tuned_files import ACCURACIES, CURVES, QUANTIZED
 from burnish.errors import CheckpointError
 from burnish.formats.file_writing import write_text
+from burnish.settings import is_natural_text
 from burnish.untrusted import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _say(notes: Iterable[str]) -> None:
 
 def _read_unfreeze(text: str | None) -> str | list[int] | None:
     """Return epochs with commas between as numbers, and a word as it is."""
-    if text is None or not all(part.strip().isdigit() for part in text.split(",")):
+    if text is None or not all(is_natural_text(part.strip()) for part in text.split(",")):
         return text
     return [int(part) for part in text.split(",")]
 

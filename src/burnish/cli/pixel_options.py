@@ -9,6 +9,7 @@ import typer
 
 from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
+from burnish.settings import read_number
 
 if TYPE_CHECKING:
     from burnish.data import DataSpec
@@ -104,6 +105,6 @@ def _number(option: str, text: str) -> float:
     """Read ``0.5`` or ``1/255``."""
     numerator, slash, denominator = text.partition("/")
     try:
-        return float(numerator) / (float(denominator) if slash else 1.0)
+        return read_number(numerator) / (read_number(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         raise typer.BadParameter(f"{option} {text}: give a number, such as 0.5 or 1/255") from None

@@ -11,6 +11,7 @@ import typer
 from burnish.cli.compilation_options import Compilation
 from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
+from burnish.settings import read_whole
 
 if TYPE_CHECKING:
     from burnish.data import DataDescription, Text
@@ -121,6 +122,6 @@ def _lengths(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(int(part) for part in split([text]))
+        return tuple(read_whole(part) for part in split([text]))
     except ValueError:
         raise typer.BadParameter(f"--buckets {text}: give whole numbers with commas between, such as 32,64,128") from None

@@ -6,11 +6,10 @@ import csv
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from burnish.data.missing import Missing, column_of_text, is_number, without_missing
+from burnish.data.missing import Columns, Missing, column_of_text, refuse_other_digits, without_missing
 from burnish.data.number_forms import with_points
 from burnish.errors import DataError
+from burnish.settings import is_natural_text, is_number_text
 
 DELIMITERS = (",", ";", "\t")
 HEADER = "the first line"
@@ -21,9 +20,7 @@ LeftOut = Callable[[Sequence[str]], Collection[str]]
 """Which of the columns of a table are not read, by the names of all."""
 
 
-def read_csv(
-    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_csv(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
     """Return the columns of a file by name, int64 or float64 where every value is a number, else text; and notes on its rows.
 
     The first line names the columns, each other line is a sample. Commas, semicolons or tabs stand between values. Numbers may
@@ -35,7 +32,8 @@ def read_csv(
         left_out: which columns are not read, by the names of all.
 
     Raises:
-        DataError: as ``read_columns``; a value is missing, by line and column; or a comma in a number may be read in two ways.
+        DataError: as ``read_columns``; a value is missing, or is a number in other digits among plain ones, by line and column;
+            or a comma in a number may be read in two ways.
     """
     header, rows, lines = _read(path)
     if len(header) == 1 and any(all(other in line for line in (header[0], *rows[0])) for other in OTHER_DELIMITERS if rows):
@@ -50,9 +48,12 @@ def read_csv(
     doubt = [*_doubt_of_header(cells, path), *doubt]
     cells = {name: values for name, values in cells.items() if name not in left_out(list(cells))}
     numbers, forms = with_points(cells, str(path))
+    named = [f"line {line}" for line in lines]
+    for name, values in numbers.items():
+        refuse_other_digits(name, values, str(path), named)
     read = {name: column_of_text(values) for name, values in numbers.items()}
     columns, gaps = ({name: pair[part] for name, pair in read.items()} for part in (0, 1))
-    columns, notes = without_missing(columns, gaps, missing, str(path), [f"line {line}" for line in lines], cells)
+    columns, notes = without_missing(columns, gaps, missing, str(path), named, cells)
     return columns, [*doubt, *forms, *notes]
 
 
@@ -64,10 +65,14 @@ def _doubt_of_header(cells: Mapping[str, Sequence[str]], path: Path) -> list[str
     Raises:
         DataError: all look so: a sample would be lost, and its values be names.
     """
-    numbers = [name for name, values in cells.items() if is_number(name) and values and all(map(is_number, filter(None, values)))]
+    numbers = [
+        name
+        for name, values in cells.items()
+        if is_number_text(name) and values and all(map(is_number_text, filter(None, values)))
+    ]
     if _count_up(numbers):
         numbers = []
-    values = [name for name, column in cells.items() if name not in numbers and not is_number(name) and name in column]
+    values = [name for name, column in cells.items() if name not in numbers and not is_number_text(name) and name in column]
     if len(cells) > 1 and len(numbers) + len(values) == len(cells):
         raise DataError(
             f"{path}: the first line has to name the columns, and reads like a sample: {_listed(numbers + values)} are values of "
@@ -93,7 +98,7 @@ def _no_column(values: Sequence[str] | None) -> str | None:
 
 def _count_up(names: Sequence[str]) -> bool:
     """Whether texts are whole numbers, each one more than the one before."""
-    if not all(name.isdecimal() for name in names):
+    if not all(is_natural_text(name) for name in names):
         return False
     whole = [int(name) for name in names]
     return whole == list(range(whole[0], whole[0] + len(whole))) if whole else True
@@ -142,7 +147,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
         raise DataError(f"{path}: empty; the first line has to name the columns")
     if rows and any("\n" in cell for cell in rows[-1]):
         _check_closed(path, delimiter, lines[-2] if len(lines) > 1 else 1)
-    if header and all(is_number(name) for name in header):
+    if header and all(is_number_text(name) for name in header):
         raise DataError(f"{path}: the first line holds numbers; add a line with the names of the columns in front")
     if len(set(header)) != len(header):
         repeated = next(name for name in header if header.count(name) > 1)

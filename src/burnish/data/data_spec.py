@@ -215,7 +215,13 @@ class DataSpec:
         return fitted, described
 
 
-def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing | None = None) -> np.ndarray:
+def fit_data(
+    array: np.ndarray,
+    entry: Entry,
+    source: str,
+    pixels: Preprocessing | None = None,
+    samples: np.ndarray | None = None,
+) -> np.ndarray:
     """Bring samples to the shape and dtype of a model's input.
 
     Accepted, in this order: the same shape; a missing channel axis of extent 1; channels first for channels last and the
@@ -229,24 +235,26 @@ def fit_data(array: np.ndarray, entry: Entry, source: str, pixels: Preprocessing
         entry: the input.
         source: what to call the data in an error.
         pixels: what a byte becomes; by default a 255th of itself.
+        samples: the numbers of the samples in the data, for an error; by default they are counted from 0.
 
     Raises:
-        DataError: a shape or dtype that does not fit, a value that is not finite, or an index out of range.
+        DataError: a shape or dtype that does not fit, a value that is not finite or that the input's dtype cannot hold, or an
+            index out of range.
     """
     if entry.dtype == ir.DataType.STRING:
         return _reshape(_text(array, entry, source), entry, source)
-    _check_numbers(array, source, f"input '{entry.name}'")
+    _check_numbers(array, source, f"input '{entry.name}'", samples)
     fitted = array if is_shared(array.shape, entry) else _reshape(array, entry, source)
     if takes_bytes(fitted, entry):
         return of_bytes(fitted, entry, pixels or default_for(entry), source)
-    fitted = _convert(fitted, entry, source)
+    fitted = _convert(fitted, entry, source, array, samples)
     if not _is_float(entry) and entry.minimum is not None and entry.maximum is not None:
         wrong = (fitted < entry.minimum) | (fitted > entry.maximum)
         if wrong.any():
             raise DataError(
-                f"{source}: sample {int(np.argwhere(wrong)[0, 0])} holds {fitted[wrong].flat[0]} for input '{entry.name}', "
-                f"which takes {entry.minimum} to {entry.maximum}; number them as the model was made to read them (its "
-                "vocabulary), or take a model with more rows"
+                f"{source}: sample {_number(np.argwhere(wrong)[0, 0], samples)} holds {fitted[wrong].flat[0]} for input "
+                f"'{entry.name}', which takes {entry.minimum} to {entry.maximum}; number them as the model was made to read "
+                "them (its vocabulary), or take a model with more rows"
             )
     return fitted
 
@@ -294,12 +302,9 @@ def fit_label(
             f"{shape_text(labels.shape[1:])}: where they are one-hot, write their argmax; where they are probabilities, choose "
             "the loss cross_entropy:probabilities=true, and where several classes may be right at once, bce_with_logits"
         )
-    fitted = _reshape(labels, entry, source)
+    fitted = _convert(_reshape(labels, entry, source), entry, source, labels)
     if takes_classes:
-        fitted = _convert(fitted, entry, source)
         _check_range(fitted, entry, source, names)
-    else:
-        fitted = fitted.astype(entry.numpy_dtype)
     return fitted, names
 
 
@@ -326,12 +331,14 @@ def _is_float(entry: Entry) -> bool:
     return bool(entry.dtype.is_floating_point())
 
 
-def _check_numbers(array: np.ndarray, source: str, what: str) -> None:
+def _check_numbers(array: np.ndarray, source: str, what: str, samples: np.ndarray | None = None) -> None:
     if array.dtype.kind not in "biuf":
         raise DataError(f"{source}: {what} is to be filled with values of dtype {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         sample = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
-        raise DataError(f"{source}: sample {sample} holds a NaN or infinite value for {what}; remove or repair it")
+        raise DataError(
+            f"{source}: sample {_number(sample, samples)} holds a NaN or infinite value for {what}; remove or repair it"
+        )
 
 
 def _fits(shape: Sequence[int], extents: Sequence[int | str | None]) -> bool:
@@ -395,21 +402,66 @@ def turned_inputs(arrays: Mapping[str, np.ndarray], entries: Sequence[Entry]) ->
     return "; ".join(turned) or None
 
 
-def _convert(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
-    dtype = entry.numpy_dtype
-    if array.dtype == dtype:
-        return array
-    if _is_float(entry):
-        return array.astype(dtype)
-    with np.errstate(invalid="ignore"):
-        converted = array.astype(dtype)
-    if not np.array_equal(converted, array):
-        value = array[converted != array].reshape(-1)[0]
-        otherwise = ", or choose a loss of real numbers, such as mse" if entry.role is Role.LABEL else ""
-        raise DataError(
-            f"{source}: '{entry.name}' takes {dtype}, and the data hold {value}: give whole numbers in its range{otherwise}"
-        )
+def _convert(array: np.ndarray, entry: Entry, source: str, given: np.ndarray, samples: np.ndarray | None = None) -> np.ndarray:
+    """Cast an array to the dtype of its input; ``given``, the same before it was reshaped, says where a value stands."""
+    converted, lost = cast(array, entry.numpy_dtype)
+    if lost is not None:
+        check_held(given, entry, source, samples)
     return converted
+
+
+def check_held(array: np.ndarray, entry: Entry, source: str, samples: np.ndarray | None = None) -> None:
+    """Raise DataError for a number [samples, ...] that the dtype of an input cannot hold, by its sample and place.
+
+    Args:
+        array: the numbers.
+        entry: the input.
+        source: what to call the data.
+        samples: the numbers of the samples; by default they are counted from 0.
+    """
+    _, lost = cast(array, entry.numpy_dtype)
+    if lost is None:
+        return
+    flat = int(lost.argmax())
+    sample, *place = (int(index) for index in np.unravel_index(flat, array.shape))
+    where = f"sample {_number(sample, samples)}" + (
+        f", column {place[0]}" if len(place) == 1 else f" at {place}" if place else ""
+    )
+    held = f"{source}, {where}: '{entry.name}' takes {entry.numpy_dtype}, and the data hold {array.flat[flat]}"
+    raise DataError(f"{held}: {remedy_of_cast(entry)}")
+
+
+def cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return an array in another dtype, and which of its values that cannot hold, bool; None where it holds all.
+
+    Floating point rounds: it does not hold finite values that would become infinite. Integers hold whole numbers in their range.
+    """
+    if array.dtype == dtype:
+        return array, None
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = array.astype(dtype)
+    if dtype.kind in "iu":
+        # The cast of a float just above the range gives the largest integer on some processors, which compares as equal.
+        lost = (converted != array) | (array >= 2.0 ** (np.iinfo(dtype).bits - (dtype.kind == "i")))
+    elif np.can_cast(array.dtype, dtype):
+        return converted, None
+    else:
+        lost = ~np.isfinite(converted)
+        if lost.any():
+            lost &= np.isfinite(array)
+    return converted, lost if lost.any() else None
+
+
+def remedy_of_cast(entry: Entry) -> str:
+    """What to do where the dtype of an input cannot hold a value."""
+    if _is_float(entry):
+        return "scale or repair the data; a value that it cannot hold would become infinite"
+    otherwise = ", or choose a loss of real numbers, such as mse" if entry.role is Role.LABEL else ""
+    return f"give whole numbers in its range{otherwise}"
+
+
+def _number(sample: int, samples: np.ndarray | None) -> int:
+    return int(sample if samples is None else samples[sample])
 
 
 def _class_indices(labels: np.ndarray, source: str, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
+from burnish.settings import is_number_text
 
 Missing = str
 """``error`` or ``drop``: what becomes of a row in which a value is missing."""
 MARKS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 """What stands in a column of numbers where there is none, in small letters."""
+_OTHER_DIGITS = re.compile(r"[_\x80-\U0010ffff]")
+"""What NumPy and Python read in numbers beside the digits 0 to 9: underscores, and the digits of other scripts."""
 REMEDY = "fill it in, remove the row, or leave such rows out (missing='drop', --missing drop)"
 PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
 """The policy of a table to predict of, each row of which has an answer."""
+
+
+class Columns(dict[str, np.ndarray]):
+    """Columns of a table by name, each [rows].
+
+    Attributes:
+        rows: what to call each row in an error.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray], rows: Sequence[str]):
+        super().__init__(columns)
+        self.rows = rows
 
 
 def check_missing(missing: str) -> None:
@@ -29,10 +45,13 @@ def column_of_text(values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     In a column of numbers a mark such as ``NA``, NaN and infinity are missing; in one of text only a cell that is empty is.
     """
     text = np.asarray(values, dtype=str)
+    is_plain = not _OTHER_DIGITS.search("".join(values)) or all(
+        is_number_text(value) or value.strip().lower() in MARKS for value in values
+    )
     empty = np.char.strip(text) == ""
     marked = np.asarray([value.strip().lower() in MARKS for value in values], dtype=bool)
     there = text[~marked]
-    for dtype in (np.int64, np.float64):
+    for dtype in (np.int64, np.float64) if is_plain else ():
         try:
             numbers = there.astype(dtype)
         except (ValueError, OverflowError):
@@ -50,7 +69,7 @@ def without_missing(
     source: str,
     rows: Sequence[str],
     cells: Mapping[str, Sequence[object]],
-) -> tuple[dict[str, np.ndarray], list[str]]:
+) -> tuple[Columns, list[str]]:
     """Return columns without the rows in which a value is missing, and how many these were, in words.
 
     Args:
@@ -68,7 +87,7 @@ def without_missing(
     for mask in gaps.values():
         together |= mask
     if not together.any():
-        return dict(columns), []
+        return Columns(columns, rows), []
     if missing != "drop":
         row = int(np.flatnonzero(together)[0])
         name = next(name for name, mask in gaps.items() if mask[row])
@@ -80,11 +99,32 @@ def without_missing(
         raise DataError(f"{source}: a value is missing in each of its {len(rows):,} rows, and none is left")
     named = ", ".join(f"'{name}' {int(mask.sum()):,}" for name, mask in gaps.items() if mask.any())
     note = f"{int(together.sum()):,} of {len(rows):,} rows have missing values ({named}) and are left out"
-    return {name: column[~together] for name, column in columns.items()}, [note]
+    left = [row for row, is_out in zip(rows, together.tolist(), strict=True) if not is_out]
+    return Columns({name: column[~together] for name, column in columns.items()}, left), [note]
 
 
-def is_number(text: str) -> bool:
-    """Whether the text of a cell is a number; NaN and infinity are."""
+def refuse_other_digits(name: str, values: Sequence[str], source: str, rows: Sequence[str]) -> None:
+    """Raise DataError where a cell among numbers is one for Python alone, such as ``1_0``; where all are, they are texts.
+
+    Args:
+        name: of the column.
+        values: its cells.
+        source: what to call the data in an error.
+        rows: what to call each row.
+    """
+    if not _OTHER_DIGITS.search("".join(values)):
+        return
+    there = [(row, value) for row, value in enumerate(values) if value.strip().lower() not in MARKS]
+    others = [(row, value) for row, value in there if not is_number_text(value)]
+    if 0 < len(others) < len(there) and all(_is_one_for_python(value) for _, value in others):
+        row, value = others[0]
+        raise DataError(
+            f"{source}, {rows[row]}: column '{name}' holds {value!r} among numbers: write it in the digits 0 to 9, without "
+            "underscores"
+        )
+
+
+def _is_one_for_python(text: str) -> bool:
     try:
         float(text)
     except ValueError:

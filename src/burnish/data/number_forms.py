@@ -6,16 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from burnish.data.missing import MARKS, is_number
+from burnish.data.missing import MARKS
 from burnish.errors import DataError
+from burnish.settings import is_number_text
 
 Form = Literal["decimal", "thousands"]
 FORMS: dict[Form, re.Pattern[str]] = {
-    "decimal": re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"),
-    "thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?"),
+    "decimal": re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?", re.ASCII),
+    "thousands": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", re.ASCII),
 }
 SAID: dict[Form, str] = {"decimal": "with decimal commas", "thousands": "with commas between thousands"}
-POINTED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+POINTED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)
 """What is a number with three decimals, or one with a point between thousands, as those write it who have decimal commas."""
 SHOWN = 3
 
@@ -64,7 +65,7 @@ def _ways(name: str, values: Sequence[str], source: str) -> set[Form]:
     rest = [value for value in values if "," not in value and value.lower() not in MARKS]
     if not with_comma or not all(any(form.fullmatch(value) for form in FORMS.values()) for value in with_comma):
         return set()
-    if not all(map(is_number, rest)):
+    if not all(map(is_number_text, rest)):
         return set()
     ways = {way for way, form in FORMS.items() if all(map(form.fullmatch, with_comma))}
     point = next((value for value in rest if "." in value), None)
@@ -91,7 +92,7 @@ def _check_points(cells: Mapping[str, Sequence[str]], decimal: str, source: str)
 def _has_point(values: Sequence[str]) -> bool:
     """Whether a column holds numbers with decimal points."""
     there = [value for value in values if value.lower() not in MARKS]
-    return any("." in value for value in there) and all(map(is_number, there))
+    return any("." in value for value in there) and all(map(is_number_text, there))
 
 
 def _some(names: Sequence[str]) -> str:

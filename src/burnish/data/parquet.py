@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from burnish.data.csv import LeftOut
-from burnish.data.missing import Missing, without_missing
+from burnish.data.missing import Columns, Missing, without_missing
 from burnish.errors import DataError
 from burnish.installing import install_command
 
 
-def read_parquet(
-    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
     """Return the columns of a file by name, numbers or text; and notes on its rows.
 
     Args:
@@ -35,10 +33,10 @@ def read_parquet(
     cells = {name: column.to_pylist() for name, column in read.items() if gaps[name].any()}
     together = np.logical_or.reduce(list(gaps.values())) if gaps else np.zeros(0, bool)
     rows = [f"row {row}" for row in range(len(together))]
-    _, notes = without_missing({}, gaps, missing, str(path), rows, cells)
+    kept, notes = without_missing({}, gaps, missing, str(path), rows, cells)
     # pyarrow leaves the rows out: it makes floating point of a column of integers with gaps.
     whole = {name: column.filter(~together) if notes else column for name, column in read.items()}
-    return {name: _array(column, name, path) for name, column in whole.items()}, notes
+    return Columns({name: _array(column, name, path) for name, column in whole.items()}, kept.rows), notes
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:

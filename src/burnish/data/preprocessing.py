@@ -145,7 +145,14 @@ class Preprocessing(PlainSettings):
         mean, std = (np.broadcast_to(np.asarray(one, np.float64)[:, None], (channels, 1)) for one in (self.mean, self.std))
         values = (pixels * self.scale - mean) / std
         if entry.dtype.is_floating_point():
-            return values.astype(dtype)
+            with np.errstate(over="ignore"):
+                held = values.astype(dtype)
+            if not np.isfinite(held).all():
+                raise DataError(
+                    f"{source}: the model's input '{entry.name}' takes {dtype}, and {self.formula()} gives values that it cannot "
+                    "hold: choose a smaller scale, or a larger std"
+                )
+            return held
         with np.errstate(invalid="ignore"):
             whole = values.astype(dtype)
         if not np.array_equal(whole, values):

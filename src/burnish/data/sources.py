@@ -16,12 +16,12 @@ from burnish.data.batches import Batches
 from burnish.data.column_images import ColumnImages, image_column
 from burnish.data.columns import columns_dataset, is_columnar, refuse_splits
 from burnish.data.csv import LeftOut, read_csv
-from burnish.data.data_spec import DataSpec
+from burnish.data.data_spec import DataSpec, check_held
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import open_digits
 from burnish.data.image_folder import ImageFolder
 from burnish.data.mapped_arrays import MappedArrays
-from burnish.data.missing import Missing, check_missing
+from burnish.data.missing import Columns, Missing, check_missing
 from burnish.data.npz import open_npz
 from burnish.data.parquet import read_parquet
 from burnish.data.pixel_presets import PixelsLike
@@ -31,6 +31,7 @@ from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
+from burnish.program import Entry
 
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
@@ -143,9 +144,7 @@ def _opened(
     return table_dataset(columns, spec, label, str(path), classes, notes)
 
 
-def read_table(
-    path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_table(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
     """Return the columns of a ``.csv`` or ``.parquet`` file by name, and notes on its rows.
 
     Args:
@@ -227,6 +226,10 @@ def as_dataset(
     if text is not None and not isinstance(source, Dataset):
         return TextDataset(source, text, spec, classes=classes)
     if isinstance(source, Mapping):
+        for entry in (*spec.data, spec.label, *spec.further_labels):
+            array = None if entry is None else source.get(entry.name)
+            if entry is not None and isinstance(array, np.ndarray) and _is_cast(array, entry):
+                check_held(array, entry, "data")
         return ArrayDataset(source, shared=spec.shared(source))
     if isinstance(source, tuple) and len(source) == 2:
         return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
@@ -236,6 +239,12 @@ def as_dataset(
         f"no data set is made of a value of type {type(source).__name__}: give (x, y), arrays by input name, "
         f"an object with __len__ and batch(indices), or {FORMATS}{_remedy(source)}"
     )
+
+
+def _is_cast(array: np.ndarray, entry: Entry) -> bool:
+    """Whether a step casts an array. One in a mapped file is left to it: to read all of that takes too long."""
+    kinds = "f" if entry.dtype.is_floating_point() else "iu"
+    return array.ndim > 0 and array.dtype.kind in kinds and not isinstance(array, np.memmap)
 
 
 def _remedy(source: object) -> str:

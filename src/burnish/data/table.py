@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from burnish.data.class_names import alike_but_for_case, marks_among
-from burnish.data.data_spec import DataSpec
+from burnish.data.data_spec import DataSpec, cast, remedy_of_cast
 from burnish.data.dataset import ArrayDataset
+from burnish.data.missing import Columns
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
+from burnish.program import Entry
 
 INPUT_IDS = "input_ids"
 LABEL_COLUMNS = ("label", "labels", "y", "target", "targets")
@@ -57,7 +59,10 @@ def table_dataset(
         _check_guessed(columns[chosen], chosen, spec, source)
         said.append(f"no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)")
         source = f"{source} (with the last column, '{chosen}', as label)"
-    features = {name: column for name, column in columns.items() if name != chosen}
+    rows = columns.rows if isinstance(columns, Columns) else [f"row {row}" for row in range(len(columns[chosen]))]
+    features = Columns({name: column for name, column in columns.items() if name != chosen}, rows)
+    if spec.label is not None:
+        _check_held(Columns({chosen: columns[chosen]}, rows), {chosen: spec.label}, named)
     table = spec.described.table or TableDescription.of(features, spec.data, source)
     filled, unseen = filled_inputs(features, spec, source, table)
     said += unseen
@@ -83,19 +88,21 @@ def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -
 
 
 def filled_inputs(
-    features: Mapping[str, np.ndarray], spec: DataSpec, source: str, table: TableDescription | None
+    features: Columns, spec: DataSpec, source: str, table: TableDescription | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return an array for each input of a model, and what is to be said of categories that training did not have.
 
     Args:
-        features: the columns, each [rows].
+        features: the columns.
         spec: what the model takes.
         source: what to call the data in an error.
         table: how columns of text are coded; None where there are none.
 
     Raises:
-        DataError: columns that do not fit the model.
+        DataError: columns that do not fit the model, or a value that its input cannot hold.
     """
+    entries = {entry.name: entry for entry in spec.data} if len(spec.data) > 1 else dict.fromkeys(features, *spec.data)
+    _check_held(features, entries, source)
     if len(spec.data) < 2:
         name = spec.only_data(source).name
         if table is None:
@@ -108,6 +115,21 @@ def filled_inputs(
             columns[entry.name], unseen = table.column(columns[entry.name], entry, source)
             notes += unseen
     return columns, notes
+
+
+def _check_held(columns: Columns, entries: Mapping[str, Entry], source: str) -> None:
+    """Raise DataError for a number that the input that it is for cannot hold, by its row and column."""
+    for name, column in columns.items():
+        entry = entries.get(name)
+        if entry is None or column.ndim != 1 or column.dtype.kind not in "iuf" or not entry.dtype.is_floating_point():
+            continue
+        _, lost = cast(column, entry.numpy_dtype)
+        if lost is not None:
+            row = int(lost.argmax())
+            raise DataError(
+                f"{source}, {columns.rows[row]}: column '{name}' holds {column[row]}, and '{entry.name}' takes "
+                f"{entry.numpy_dtype}: {remedy_of_cast(entry)}"
+            )
 
 
 def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:
@@ -150,8 +172,8 @@ def feature_matrix(features: Mapping[str, np.ndarray], source: str) -> np.ndarra
 
 
 def _plain(column: np.ndarray) -> np.ndarray:
-    """Return whole numbers as int64, so that small ones are not taken for pixels; others, and arrays, as they are."""
-    return column.astype(np.int64) if column.dtype.kind in "biu" and column.ndim == 1 else column
+    """Return small whole numbers as int64, so that they are not taken for pixels; others, and arrays, as they are."""
+    return column.astype(np.int64) if column.dtype.kind in "biu" and column.dtype != np.uint64 and column.ndim == 1 else column
 
 
 def _kind(column: np.ndarray) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.data.missing import is_number
 from burnish.errors import DataError
 from burnish.program import Entry
+from burnish.settings import is_number_text
 
 UNSEEN = -1
 SHOWN = 3
@@ -98,7 +98,7 @@ class TableDescription:
         for name, categories in self.columns:
             column = _column(features, name, categories, source)
             if categories is None:
-                parts.append(column[:, None].astype(np.int64 if column.dtype.kind in "biu" else np.float64))
+                parts.append(column[:, None].astype(np.int64 if np.can_cast(column.dtype, np.int64) else np.float64))
                 continue
             indices = _indices(column, categories)
             notes += _unseen_note(name, column, indices)
@@ -134,7 +134,7 @@ def _categories(column: np.ndarray) -> tuple[str, ...] | None:
 
 def _strays(name: str, categories: Sequence[str]) -> str | None:
     """What is said of a column that would hold numbers but for some texts; None where most of its categories are texts."""
-    others = [category for category in categories if not is_number(category)]
+    others = [category for category in categories if not is_number_text(category)]
     if not others or 2 * len(others) >= len(categories):
         return None
     shown = ", ".join(f"'{category}'" for category in others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")

@@ -168,7 +168,7 @@ def _label(member: TarMember, kind: str) -> int | str | None:
         raise DataError(f"{member}: {member.size:,} bytes, and a class has {LARGEST_LABEL:,} at most")
     try:
         text = member.open().read().decode("utf-8").strip()
-        value = read_json(text) if kind == JSON else int(text) if re.fullmatch(r"\d{1,9}", text) else text
+        value = read_json(text) if kind == JSON else int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
     except ValueError as error:
         raise DataError(f"{member}: no class in UTF-8, or no JSON ({error})") from error
     if kind == JSON:

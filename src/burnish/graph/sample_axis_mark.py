@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.settings import is_natural_text
 
 KEY = "burnish.sample_axis"
 NOTHING = "none"
@@ -32,7 +33,7 @@ def marked_sample_axis(value: ir.Value) -> int | None:
     text = value.metadata_props.get(KEY, "0" if rank != 0 else NOTHING)
     if text == NOTHING:
         return None
-    if not text.isdecimal() or (rank is not None and int(text) >= rank):
+    if not is_natural_text(text) or (rank is not None and int(text) >= rank):
         raise ModelError(
             f"the metadata '{KEY}' of the input '{value.name}' of shape {value.shape} is {text!r}, which is no axis of it: say "
             "which axis holds the samples (sample_axis=..., --sample-axis), or export the model again"

@@ -23,6 +23,7 @@ from burnish.metrics.values import (
     root_mean_squared_error,
 )
 from burnish.registry import Registry
+from burnish.settings import is_natural_text
 
 __all__ = [
     "COUNT",
@@ -114,7 +115,7 @@ def get(metric: str | Metric) -> Metric:
         ConfigurationError: there is no metric of that name, or no such setting.
     """
     prefix, _, k = metric.rpartition("_") if isinstance(metric, str) else ("", "", "")
-    return METRICS.resolve(f"top_k:{k}" if prefix == "top" and k.isdecimal() else metric)
+    return METRICS.resolve(f"top_k:{k}" if prefix == "top" and is_natural_text(k) else metric)
 
 
 def is_known(metric: Metric) -> bool:

@@ -336,7 +336,7 @@ def _converted(entry: Entry, array: np.ndarray) -> np.ndarray:
 def _rounded(entry: Entry, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         rounded = array.astype(entry.numpy_dtype, order="C")
-    if entry.numpy_dtype.itemsize < array.dtype.itemsize:
+    if entry.numpy_dtype.itemsize <= array.dtype.itemsize:  # bfloat16 goes further than float16
         overflowed = np.isinf(rounded) & np.isfinite(array)
         if overflowed.any():
             raise InputError(

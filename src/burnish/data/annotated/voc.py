@@ -14,6 +14,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
+from burnish.settings import read_number, read_whole
 
 ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20
@@ -111,7 +112,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise DamagedXml(f"{file.stat().st_size:,} bytes, and {LARGEST_FILE:,} are read at most")
     root = _elements(file.read_bytes())
     try:
-        height, width = (int(_one(root, "size", side)) for side in ("height", "width"))
+        height, width = (read_whole(_one(root, "size", side)) for side in ("height", "width"))
         if height < 1 or width < 1:
             raise DamagedXml(f"the size is {width} x {height}")
         objects = [_object(one) for one in root.get("object", [])]
@@ -131,7 +132,7 @@ def _one(element: dict[str, Any], *path: str) -> str:
 
 
 def _object(element: dict[str, Any]) -> dict[str, Any]:
-    box = [float(_one(element, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
+    box = [read_number(_one(element, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
     difficult = _one(element, "difficult") if "difficult" in element else "0"
     is_number = all(math.isfinite(side) for side in box)
     corners = (box[0] - 1, box[1] - 1, box[2], box[3]) if is_number else ()

@@ -11,7 +11,7 @@ import numpy as np
 from burnish.data.image.decoding import Box
 from burnish.data.image.rand_augment import LARGEST_MAGNITUDE, rand_augment
 from burnish.errors import ConfigurationError
-from burnish.settings import PlainSettings, is_number, is_whole, suggestion
+from burnish.settings import PlainSettings, is_number, is_whole, read_number, suggestion
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -138,7 +138,7 @@ def read_augmentation(asked: str | ImageAugmentation) -> ImageAugmentation:
 
 def _settings(name: str, part: str, texts: list[str]) -> dict[str, Any]:
     try:
-        numbers = [float(text) for text in texts]
+        numbers = [read_number(text) for text in texts]
     except ValueError:
         numbers = []
     if len(numbers) != len(texts) or len(numbers) > KINDS[name]:

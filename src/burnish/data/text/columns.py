@@ -11,7 +11,7 @@ import numpy as np
 
 from burnish.data import csv, parquet
 from burnish.data.columns import class_column, is_columnar
-from burnish.data.missing import column_of_text
+from burnish.data.missing import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
@@ -53,7 +53,9 @@ class Texts:
         """
         if self.labels is None or not self.is_written or (known is not None and {*self.labels.tolist()} <= {*known}):
             return self.labels
-        numbers, is_missing = column_of_text(self.labels.tolist())
+        written = self.labels.tolist()
+        refuse_other_digits("label", written, self.source, [f"row {row}" for row in range(len(written))])
+        numbers, is_missing = column_of_text(written)
         return self.labels if is_missing.any() else numbers
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from burnish.distributed.connection.process_group import GRACE_SECONDS, ProcessG
 from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS
 from burnish.distributed.connection.watch import Watch
 from burnish.errors import ConfigurationError, EngineError
+from burnish.settings import is_natural_text
 
 _joined: ProcessGroup | None = None
 
@@ -105,7 +106,7 @@ def _own_device(device: str, local_rank: int) -> str:
     import torch
 
     name, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
-    if name != "cuda" or (index and not index.isdecimal()):
+    if name != "cuda" or (index and not is_natural_text(index)):
         raise EngineError(f"device={device!r}: workers exchange tensors on cpu or cuda")
     number = int(index) if index else local_rank
     if number >= torch.cuda.device_count():

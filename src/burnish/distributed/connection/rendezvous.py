@@ -29,6 +29,7 @@ from burnish.distributed.connection.store import Store
 from burnish.distributed.connection.watch import first_line, ranks
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.installing import install_command
+from burnish.settings import is_natural_text
 
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
@@ -359,6 +360,6 @@ def _text(name: str) -> str:
 
 def _number(name: str, least: int) -> int:
     text = _text(name)
-    if not text.isdecimal() or int(text) < least:
+    if not is_natural_text(text) or int(text) < least:
         raise ConfigurationError(f"{name}={text}: it is to be a whole number of at least {least}. Start workers with torchrun")
     return int(text)

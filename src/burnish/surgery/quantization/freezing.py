@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.settings import is_whole
+from burnish.settings import is_natural_text, is_whole, read_number
 
 SETTLED = 0.01
 """The part of its width within which a range has settled."""
-_EPOCHS = re.compile(r"(\d+) epochs?")
+_EPOCHS = re.compile(r"([0-9]{1,18}) epochs?")
 _SETTLED = re.compile(r"settled(?::([0-9.eE+-]+))?")
 
 
@@ -25,7 +25,7 @@ def read_freezing(asked: int | str | None) -> dict[str, Any]:
     """
     if asked is None:
         return {}
-    if isinstance(asked, str) and asked.strip().isdigit():
+    if isinstance(asked, str) and is_natural_text(asked.strip()):
         asked = int(asked)
     if is_whole(asked) and asked >= 0:
         return {"freeze_after": int(asked)}
@@ -34,7 +34,7 @@ def read_freezing(asked: int | str | None) -> dict[str, Any]:
         return {"freeze_epochs": int(epochs[1])}
     if settled := _SETTLED.fullmatch(text):
         try:
-            part = SETTLED if settled[1] is None else float(settled[1])
+            part = SETTLED if settled[1] is None else read_number(settled[1])
         except ValueError:
             part = 0.0
         if 0 < part < 1:
