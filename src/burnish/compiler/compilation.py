@@ -30,6 +30,7 @@ from burnish.compiler.worker_loss import is_plain_sum, over_all, reads, terms_of
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
 from burnish.graph.quantization_mark import freezes_by_epochs
+from burnish.importer import SourceModel
 from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import (
@@ -135,6 +136,7 @@ class Compilation:
     untrained: dict[str, str] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
     weighs_alike: str = ""
+    as_it_came: SourceModel | None = None
 
     def program(self) -> Program:
         check_has_dtypes(self.in_file, self.target)
@@ -147,7 +149,14 @@ class Compilation:
         models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
         signature = Signature.ordered(signatures | update_signatures)
         check_extents(signature, self.target)
-        return Program(**models, signature=signature, weights=self.weights, options=self.options(), semantic=semantic)
+        return Program(
+            **models,
+            signature=signature,
+            weights=self.weights,
+            options=self.options(),
+            semantic=semantic,
+            source=None if self.as_it_came is None else self.as_it_came.beside(self.weights.as_they_came()),
+        )
 
     def program_that_computes_again(self, recompute: Recompute | None) -> Program:
         """The program, with what its backward is to compute again."""

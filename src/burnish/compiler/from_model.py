@@ -38,7 +38,7 @@ from burnish.compiler.sparse_tables import SparseOption, SparseRequest, warning_
 from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ConfigurationError, DenseGradientWarning, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import integer_weights
-from burnish.importer import Bind, Source, described_bindings, load, refuse_gradients, with_plain_tensors
+from burnish.importer import SOURCE, Bind, Source, described_bindings, load, refuse_gradients, with_plain_tensors
 from burnish.lowering import TargetLike, target_of
 from burnish.modes import batch_normalizations, batch_normalizations_in_loops
 from burnish.norms import (
@@ -144,6 +144,7 @@ def program_from(
         precision=get_precision(precision),
         norm=_norm_option(norm),
         departures=departures,
+        as_it_came=in_file.meta.get(SOURCE),
         **_as_loaded(batch, bind, steps_per_epoch),
         **({} if module is None else _of_module(module, objective, outputs, state, sample_axis)),
     )

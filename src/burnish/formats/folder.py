@@ -27,9 +27,10 @@ from burnish.formats.file_writing import (
     remove_left_behind,
 )
 from burnish.formats.identity import adapter_base, graph_hash, program_hash, proto_hash
-from burnish.formats.model_file import fits_one_file, save_model
-from burnish.formats.state_file import read_state_file, write_state_file
-from burnish.importer import external_tensors, own_tensors
+from burnish.formats.model_file import ONE_FILE_LIMIT, fits_one_file, parts, save_model
+from burnish.formats.state_file import StateFile, read_state_file, write_state_file
+from burnish.importer import SourceModel, external_tensors, own_tensors
+from burnish.importer.source_model import Place, empty_tensors
 from burnish.program import Program
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state
@@ -39,6 +40,8 @@ FORMAT = "burnish program"
 MANIFEST = "program.json"
 SEMANTIC_SUFFIX = ".semantic.onnx"
 STATE_FILE = "state.safetensors"
+SOURCE_FILE, SOURCE_DATA = "source.onnx", "source.data"
+"""The model that the program was made of, and what it holds beside the state where one file cannot hold it."""
 
 
 def save_program(program: Program, directory: Path) -> Path:
@@ -83,6 +86,8 @@ def _write_files(program: Program, directory: Path) -> None:
     for name, model in program.semantic.items():
         save_model(model, directory / f"{name}{SEMANTIC_SUFFIX}")
     write_state_file(directory / STATE_FILE, program.weights, {"format": FORMAT, "version": str(FORMAT_VERSION)})
+    if program.source is not None:
+        _write_source(program.source, directory)
     files = {}
     for path in sorted(directory.iterdir()):
         flush_to_disk(path)
@@ -103,6 +108,36 @@ def _write_files(program: Program, directory: Path) -> None:
     path.write_bytes(stamped((json.dumps(manifest, indent=1) + "\n").encode()))
     flush_to_disk(path)
     flush_folder(directory)
+
+
+def _write_source(source: SourceModel, directory: Path) -> None:
+    """Write the model that a program was made of, next to the state, which has its weights."""
+    with StateFile(directory / STATE_FILE, "state file") as state:
+
+        def place(name: str) -> Place:
+            found = next(entry for entry in (f"param/{name}", f"stat/{name}") if entry in state)
+            return STATE_FILE, *state.place(found)
+
+        data: dict[str, Place] = {}
+        if sum(tensor.nbytes for tensor in source.tensors.values()) > ONE_FILE_LIMIT:
+            with (directory / SOURCE_DATA).open("wb") as file:
+                for name, tensor in source.tensors.items():
+                    data[name] = (SOURCE_DATA, file.tell(), tensor.nbytes)
+                    file.writelines(parts(tensor))
+        proto = source.with_data(place, data)
+    (directory / SOURCE_FILE).write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def _read_source(directory: Path, signature: Signature) -> SourceModel:
+    try:
+        source = SourceModel.read(onnx.ModelProto.FromString((directory / SOURCE_FILE).read_bytes()), directory, STATE_FILE)
+    except Exception as error:  # the protobuf library's errors are no class of their own
+        raise _damaged(directory, f"{SOURCE_FILE} cannot be read as an ONNX model: {error}") from error
+    states = {entry.name for entry in signature.state}
+    for name, _ in empty_tensors(source.proto):
+        if name not in source.tensors and states.isdisjoint((f"param/{name}", f"stat/{name}")):
+            raise _damaged(directory, f"{SOURCE_FILE} has a weight '{name}' that the state has not")
+    return source
 
 
 def _opset_import(program: Program) -> list[dict[str, Any]]:
@@ -180,7 +215,9 @@ def load_program(directory: Path) -> Program:
     problem = inconsistency(signature, models, manifest["options"])
     if problem is not None:
         raise _damaged(directory, f"{problem} ({MANIFEST})")
-    return Program(**models, semantic=semantic, signature=signature, weights=weights, options=dict(manifest["options"]))
+    source = _read_source(directory, signature) if SOURCE_FILE in manifest["files"] else None
+    options = dict(manifest["options"])
+    return Program(**models, semantic=semantic, signature=signature, weights=weights, options=options, source=source)
 
 
 def _read_manifest(directory: Path, is_to_be_replaced: bool = False) -> dict[str, Any]:

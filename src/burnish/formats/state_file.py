@@ -211,6 +211,10 @@ class StateFile(LazyArrays):
     def kind(self, name: str) -> Kind:
         return self._kinds[name]
 
+    def place(self, name: str) -> tuple[int, int]:
+        """Return where in the file the bytes of an array begin, and how many there are."""
+        return self._begin + self._offsets[name], _size(self._kinds[name])
+
     def check_digest(self) -> None:
         """Read the whole file and raise CheckpointError if it is not as it was written; other libraries' files have no digest."""
         digest = self.metadata.get(DIGEST)

@@ -32,6 +32,7 @@ from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
 from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader
+from burnish.importer.source_model import SOURCE, SourceModel
 from burnish.importer.tensors import forget_data_locations, load_external_data
 from burnish.importer.untie import shared_statistics
 
@@ -40,10 +41,12 @@ __all__ = [
     "FIXED_BY",
     "OF_MODULE",
     "PREPARES",
+    "SOURCE",
     "Bind",
     "FileTensor",
     "InitializerKind",
     "Source",
+    "SourceModel",
     "classify_initializers",
     "computed_ahead",
     "described_bindings",

@@ -32,14 +32,7 @@ def without_payloads(proto: onnx.ModelProto, apart: Collection[str] = ()) -> onn
     Raises:
         ModelError: what is left does not fit into one proto.
     """
-    light = onnx.ModelProto()
-    for descriptor, value in proto.ListFields():
-        if descriptor.name != "graph":
-            _copy_field(light, descriptor.name, value)
-    for descriptor, value in proto.graph.ListFields():
-        if descriptor.name != "initializer":
-            _copy_field(light.graph, descriptor.name, value)
-    light.graph.SetInParent()
+    light = without_initializers(proto)
     inputs = {value.name for value in proto.graph.input}
     for tensor in proto.graph.initializer:
         elsewhere = tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.name in apart
@@ -54,6 +47,19 @@ def without_payloads(proto: onnx.ModelProto, apart: Collection[str] = ()) -> onn
             "store the weights that are in Constant nodes as initializers, with external data"
         )
     return light
+
+
+def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a proto but for the initializers of its graph."""
+    copy = onnx.ModelProto()
+    for descriptor, value in proto.ListFields():
+        if descriptor.name != "graph":
+            _copy_field(copy, descriptor.name, value)
+    for descriptor, value in proto.graph.ListFields():
+        if descriptor.name != "initializer":
+            _copy_field(copy.graph, descriptor.name, value)
+    copy.graph.SetInParent()
+    return copy
 
 
 def light_copy(model: ir.Model) -> ir.Model:

@@ -24,6 +24,7 @@ from burnish.importer.ownership import own_tensors
 from burnish.importer.payloads import Payload, take_payloads
 from burnish.importer.runtime_operators import hide_runtime_nodes
 from burnish.importer.sorting import is_sorted, with_sorted_nodes
+from burnish.importer.source_model import SOURCE, SourceModel, large_tensors
 from burnish.importer.sparse import with_dense_constants
 from burnish.importer.tensors import check_tensors, fits, forget_external_data
 
@@ -37,6 +38,7 @@ class _Read:
     name: str  # what it is called
     payloads: Mapping[str, Payload] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
     file: SourceFile | None = None  # where these can be read again
+    source: onnx.ModelProto | None = None  # what was parsed, without the data of large tensors
 
 
 def read_model(source: object) -> ir.Model:
@@ -47,7 +49,7 @@ def read_model(source: object) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         return _read_ir(source)
-    read = _read_apart(Path(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else _Read(*read_proto(source))
+    read = _read_apart(Path(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else _read_proto(source)
     proto = without_zip_maps(read.proto)
     _refuse_maps(proto, read.name)
     try:
@@ -57,6 +59,9 @@ def read_model(source: object) -> ir.Model:
         raise
     except Exception as error:
         raise ModelError(f"{read.name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
+    as_it_came = read.source
+    assert as_it_came is not None
+    model.meta[SOURCE] = SourceModel(lambda: as_it_came, large_tensors(model))
     return model
 
 
@@ -66,6 +71,11 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
     Raises:
         ModelError: see ``burnish.importer.load``.
     """
+    read = _read_proto(source)
+    return read.proto, read.folder, read.name
+
+
+def _read_proto(source: object) -> _Read:
     if isinstance(source, onnx.ModelProto):
         read = _Read(source, None, "the ModelProto")
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -81,8 +91,7 @@ def read_proto(source: object) -> tuple[onnx.ModelProto, Path | None, str]:
             f"a model cannot be loaded from {type(source).__name__}: give the path of an ONNX file, its bytes, "
             "an onnx.ModelProto, an onnx_ir.Model or a torch.nn.Module"
         )
-    read = _checked(read)
-    return read.proto, read.folder, read.name
+    return _checked(read)
 
 
 def _read_apart(path: Path) -> _Read:
@@ -99,7 +108,7 @@ def _read_apart(path: Path) -> _Read:
                 if tensor.name in payloads and not fits(tensor, payloads[tensor.name].data):
                     tensor.raw_data = payloads.pop(tensor.name).data
             return _checked(_Read(proto, path.parent, f"'{path}'", payloads, again))
-    return _Read(*read_proto(path))
+    return _read_proto(path)
 
 
 @contextlib.contextmanager
@@ -139,7 +148,8 @@ def _checked(read: _Read) -> _Read:
     if not read.proto.HasField("graph"):
         raise ModelError(f"{read.name}: not an ONNX model (it holds no graph). {_AGAIN}")
     check_tensors(read.proto, read.folder, read.payloads)
-    read = replace(read, proto=with_dense_constants(read.proto, read.folder))
+    source = SourceModel.of_proto(read.proto, read.folder, read.payloads)
+    read = replace(read, proto=with_dense_constants(read.proto, read.folder), source=source)
     try:
         _check_light(read)
     except ModelError:
@@ -195,6 +205,7 @@ def _read_ir(source: ir.Model) -> ir.Model:
     except Exception as error:
         raise ModelError(f"{name}: the model cannot be copied ({_first_line(error)}): is it valid ONNX?") from error
     _check(light, name)
+    model.meta[SOURCE] = SourceModel.of_model(model)
     return model
 
 

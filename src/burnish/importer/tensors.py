@@ -95,6 +95,11 @@ def _tensors(proto: onnx.ModelProto, apart: Collection[str] = ()) -> Iterator[on
             yield from _tensors_of(node.attribute)
 
 
+def placed_elsewhere(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors of a model that say where their external data is."""
+    return (tensor for tensor in _tensors(proto) if len(tensor.external_data))
+
+
 def _tensors_of(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
     for attribute in attributes:
         if attribute.HasField("t"):

@@ -23,6 +23,7 @@ from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.analysis.memory_plan import PlannedPeak
+    from burnish.importer import SourceModel
     from burnish.optim import Optimizer
     from burnish.program.carry_over import CarriedState
 
@@ -94,6 +95,8 @@ class Program:
         options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
         semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again, for
             engines with kernels of their own (``executable``); empty where there are none.
+        source: the model that it was made of, as it came, which takes its weights from the state; None for a program that was
+            made of none, or read from one ONNX file.
         saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
             state=program.saved_state)``; else None.
     """
@@ -109,6 +112,7 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     semantic: Mapping[str, ir.Model] = field(default_factory=dict, repr=False)
     features: ir.Model | None = field(default=None, repr=False)
+    source: SourceModel | None = field(default=None, repr=False, compare=False)
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:

@@ -50,6 +50,10 @@ class Weights(LazyArrays):
         else:
             super().read_into(name, target, is_zero)
 
+    def as_they_came(self) -> dict[str, ir.TensorProtocol]:
+        """Return the tensors of the arrays that have the dtype of their tensor."""
+        return {name: tensor for name, tensor in self._tensors.items() if tensor.dtype == self._dtypes[name]}
+
     def take(self, name: str) -> np.ndarray:
         """Return an array that no one else has, and let the memory of its tensor go, where it can be read again."""
         from burnish.importer.file_tensors import FileTensor
