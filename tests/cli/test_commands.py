@@ -296,7 +296,7 @@ def test_compile_writes_the_program(run, folder):
     result = run("compile", "model.onnx", "-o", "program")
     written = {path.name for path in (folder / "program").glob("*.onnx")}
     assert sorted(name for name in written if not name.endswith(".semantic.onnx")) == [
-        f"{name}.onnx" for name in ("apply", "evaluate", "grad", "init", "predict", "step")
+        f"{name}.onnx" for name in ("apply", "evaluate", "grad", "init", "predict", "source", "step")
     ]
     assert "step.onnx" in result.stdout
     onnx.checker.check_model(folder / "program/step.onnx")
