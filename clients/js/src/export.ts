@@ -7,6 +7,7 @@ import {
 } from "./onnx.js";
 import type { Program } from "./program.js";
 import { Message } from "./protobuf.js";
+import { ADAPTERS, settle, type Evaluate } from "./settling.js";
 import { isState } from "./signature.js";
 import { bfloat16Bits, emptyTensor, float16Bits, numberAt, type DType, type Tensor } from "./tensor.js";
 
@@ -26,13 +27,15 @@ export interface ExportedModel {
 /**
  * The model that predicts what the program does in this state.
  *
+ * @param evaluate runs a model without inputs.
  * @param dataName where weights lie beside the model, the name of their file.
  * @param oneFileLimit bytes of weights above which they lie beside.
  */
 export async function exportModel(
   program: Program,
   state: ReadonlyMap<string, Tensor>,
-  metadata: Record<string, string> = {},
+  metadata: Record<string, string>,
+  evaluate: Evaluate,
   dataName = "model.onnx.data",
   oneFileLimit = ONE_FILE_LIMIT,
 ): Promise<ExportedModel> {
@@ -46,17 +49,20 @@ export async function exportModel(
   renameValues(graph, (name) => names.get(name) ?? name);
 
   const rounded = (program.options.rounded_weights ?? {}) as Record<string, DType>;
-  const tensors = entries.map(({ name }): [string, Tensor] => {
+  const initializers = new Map(entries.map(({ name }): [string, Tensor] => {
     const called = names.get(name)!;
     const dtype = rounded[called];
     return [called, dtype ? roundedTensor(called, state.get(name)!, dtype) : state.get(name)!];
-  });
-  for (const name of Object.keys(rounded)) if (tensors.some(([called]) => called === name)) removeCast(graph, name);
+  }));
+  for (const name of Object.keys(rounded)) if (initializers.has(name)) removeCast(graph, name);
+  await settle(model, initializers, evaluate);
+  const tensors = [...initializers];
 
   const properties = propertiesOf(model);
   properties.delete("burnish.training");
   properties.delete(DIGEST);
   properties.delete(OBJECTIVE);
+  properties.delete(ADAPTERS);
   const objective = objectiveOf(program.options);
   if (objective.length <= LARGEST_OBJECTIVE && program.options.loss !== undefined) properties.set(OBJECTIVE, objective);
   for (const [key, value] of Object.entries(metadata)) properties.set(key, value);

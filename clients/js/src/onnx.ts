@@ -6,8 +6,8 @@ import { bytesIn, bytesOf, codeOf, dtypeOfCode, emptyTensor, sizeOf, tensorOfByt
 
 export const MODEL = { irVersion: 1, producer: 2, graph: 7, opsets: 8, properties: 14, training: 20, functions: 25 } as const;
 export const GRAPH = { nodes: 1, name: 2, initializers: 5, inputs: 11, outputs: 12, valueInfo: 13 } as const;
-export const NODE = { inputs: 1, outputs: 2, name: 3, operator: 4, attributes: 5, domain: 7 } as const;
-export const ATTRIBUTE = { name: 1, tensor: 5, graph: 6, graphs: 11 } as const;
+export const NODE = { inputs: 1, outputs: 2, name: 3, operator: 4, attributes: 5, domain: 7, metadata: 9 } as const;
+export const ATTRIBUTE = { name: 1, float: 2, integer: 3, tensor: 5, graph: 6, integers: 8, graphs: 11, type: 20 } as const;
 export const TENSOR = {
   dims: 1, dtype: 2, floats: 4, int32s: 5, int64s: 7, name: 8, raw: 9, doubles: 10, uint64s: 11, external: 13, location: 14,
 } as const;

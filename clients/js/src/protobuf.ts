@@ -71,6 +71,13 @@ export class Message {
     return Number(this.integers(number).at(-1) ?? 0n);
   }
 
+  /** A number of 32 bits in floating point; undefined where the field is not there. */
+  float(number: number): number | undefined {
+    const field = this.fields.filter((item) => item.number === number).at(-1);
+    if (field?.kind !== FIXED32) return undefined;
+    return new DataView(field.value.buffer, field.value.byteOffset, 4).getFloat32(0, true);
+  }
+
   /** Replace every text of a repeated field. */
   rename(number: number, rename: (text: string) => string): void {
     this.fields = this.fields.map((field) =>

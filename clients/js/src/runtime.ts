@@ -145,6 +145,20 @@ export class Runtime {
     }
   }
 
+  /** Run a model without inputs, on the host. */
+  async evaluate(model: Uint8Array): Promise<Map<string, Tensor>> {
+    try {
+      const session = await this.ort.InferenceSession.create(model, { executionProviders: [this.backend === "cpu" ? "cpu" : "wasm"], logSeverityLevel: 3 });
+      const outputs = await session.run({});
+      const results = new Map<string, Tensor>();
+      for (const [output, value] of Object.entries(outputs)) results.set(output, await this.fromOrt(value as OrtTensor));
+      await session.release();
+      return results;
+    } catch (error) {
+      throw this.failure("constants", "cannot be run", error);
+    }
+  }
+
   /** The error of a graph that ONNX Runtime cannot load or run. */
   failure(name: string, what: string, error: unknown): EngineError | UnsupportedOperatorError {
     const text = messageOf(error).replace(/\s+/g, " ").trim().slice(0, 600);

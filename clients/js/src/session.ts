@@ -253,7 +253,7 @@ export class Session extends Trains {
     return this.alone(async () => {
       const state = await this.copies();
       for (const [name, other] of instead) state.set(name, state.get(other)!);
-      return exportModel(this.program, state, metadata(), dataName, oneFileLimit);
+      return exportModel(this.program, state, metadata(), (model) => this.runtime.evaluate(model), dataName, oneFileLimit);
     });
   }
 

@@ -202,6 +202,12 @@ export function numberAt(tensor: Tensor, place: number): number {
   return Number(value);
 }
 
+/** Round a number to the dtype of an array, and write it to a place. */
+export function setNumber(tensor: Tensor, place: number, value: number): void {
+  const bits = { float16: float16Bits, bfloat16: bfloat16Bits }[tensor.dtype as string];
+  (tensor.data as Float32Array)[place] = bits ? bits(value) : value;
+}
+
 /** Whether no element of a floating-point array is NaN or infinite. */
 export function isFinite(tensor: Tensor): boolean {
   if (!FLOATS.has(tensor.dtype)) return true;

@@ -103,7 +103,7 @@ test("weights of a large model lie beside it", async () => {
   const folder = temporaryFolder();
   writeFileSync(`${folder}/m.onnx`, model);
   writeFileSync(`${folder}/weights.data`, data.bytes);
-  const whole = await exportModel(program, await session.state());
+  const whole = await exportModel(program, await session.state(), {});
   assert.equal(whole.data, undefined);
   const beside = Number(python("-c", check, folder));
   writeFileSync(`${folder}/m.onnx`, whole.model);
