@@ -5,6 +5,8 @@ As a script it writes them into a folder, or goes on from the checkpoint of a cl
     python tests/clients/client_programs.py write FOLDER [NETWORK ...]
     python tests/clients/client_programs.py resume FOLDER/NETWORK CHECKPOINT BEGIN END
     python tests/clients/client_programs.py predict FOLDER/NETWORK MODEL
+    python tests/clients/client_programs.py write-settled FOLDER
+    python tests/clients/client_programs.py compare-settled FOLDER
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 from safetensors.numpy import load_file, save_file
@@ -185,6 +188,52 @@ def write_cached(folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
 
 
+def write_settled(folder: Path) -> None:
+    """Write programs whose export is another graph than the one that trains, each with a checkpoint after two steps and its export."""
+    model = convolutional()
+    data = batches(model)
+    samples = [{"x": batch["x"]} for batch in data[:2]]
+    made = {
+        "lora": burnish.surgery.lora(convolutional(), rank=3, alpha=6),
+        "dora": burnish.surgery.lora(convolutional(), rank=2, variant="dora"),
+        "pruned": burnish.surgery.prune(convolutional(), 0.5),
+        "quantized": burnish.surgery.quantize(convolutional(), weights="int8 per channel", activations="uint8", calibration=samples),
+        "int4": burnish.surgery.quantize(convolutional(), weights="int4 per channel", activations="uint8", calibration=samples),
+        "ia3": burnish.surgery.lora(convolutional(), variant="ia3"),
+    }
+    for name, changed in made.items():
+        program = burnish.compile(changed, optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9))
+        program.save(folder / name / "program")
+        with burnish.Session(program, engine=STANDARD, threads=1) as session:
+            for batch in data[:2]:
+                session.step(batch)
+            session.save_checkpoint(folder / name / "python.safetensors")
+            session.export(folder / name / "python.onnx", fold_norm=False)
+
+
+def compare(own: Path, other: Path) -> dict[str, Any]:
+    """Return in what two models differ: their nodes, initializers and largest difference of what they predict."""
+    models = [onnx.load(path) for path in (own, other)]
+    arrays = [{tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer} for model in models]
+    for path in (own, other):
+        onnx.checker.check_model(path, full_check=True)
+    batch = batches(convolutional())[0]["x"]
+    results = [onnxruntime.InferenceSession(path).run(None, {"x": batch})[0] for path in (own, other)]
+    kinds = [{name: (str(array.dtype), array.shape) for name, array in held.items()} for held in arrays]
+    apart = {
+        name: float(np.abs(array.astype(np.float64) - arrays[1][name]).max())
+        for name, array in arrays[0].items()
+        if kinds[1].get(name) == kinds[0][name]
+    }
+    return {
+        "operators": [sorted(node.op_type for node in model.graph.node) for model in models],
+        "kinds": kinds[0] == kinds[1],
+        "apart": max(apart.values(), default=0.0),
+        "integers": max((value for name, value in apart.items() if arrays[0][name].dtype.kind in "iu"), default=0.0),
+        "predicted": float(np.abs(results[0] - results[1]).max()),
+    }
+
+
 def write_mobilenet(name: str, folder: Path) -> None:
     """Write MobileNetV2 at 224 x 224 pixels with a frozen backbone, and what Python computes in two epochs of two batches.
 
@@ -239,6 +288,11 @@ def main(command: str, folder: str, *arguments: str) -> None:
     elif command == "resume":
         checkpoint, begin, end = arguments
         print(json.dumps(resume(Path(folder), Path(checkpoint), int(begin), int(end))))
+    elif command == "write-settled":
+        write_settled(Path(folder))
+    elif command == "compare-settled":
+        own = sorted(Path(folder).glob("*/javascript.onnx"))
+        print(json.dumps({path.parent.name: compare(path, path.with_name("python.onnx")) for path in own}))
     elif command == "predict":
         print(json.dumps(predict(Path(folder), Path(arguments[0]))))
     else:

@@ -181,16 +181,23 @@ class Graph {
     for (const [name, tensor] of await this.evaluate(model.write())) this.computed.set(name, tensor);
   }
 
-  /** Write the nodes that contribute to the results into the model, and drop what nothing reads. */
-  write(): void {
+  /** Drop the nodes that do not contribute to the results; what contributes is returned. */
+  dropUnread(): Set<string> {
     const live = new Set(this.results);
     const kept = [...this.nodes].reverse().filter((node) => {
       if (!node.outputs.some((name) => live.has(name))) return false;
       for (const name of reads(node)) live.add(name);
       return true;
     });
+    this.nodes = kept.reverse();
+    return live;
+  }
+
+  /** Write the nodes into the model, and drop what nothing reads. */
+  write(): void {
+    const live = this.dropUnread();
     this.graph.remove(GRAPH.nodes);
-    for (const node of kept.reverse()) this.graph.addMessage(GRAPH.nodes, written(node));
+    for (const node of this.nodes) this.graph.addMessage(GRAPH.nodes, written(node));
     this.graph.remove(GRAPH.initializers, (tensor) => !live.has(tensor.text(TENSOR.name)));
     this.graph.remove(GRAPH.valueInfo, (value) => !live.has(value.text(VALUE.name)) || this.tensors.has(value.text(VALUE.name)));
     for (const name of this.tensors.keys()) if (!live.has(name)) this.tensors.delete(name);
@@ -250,6 +257,7 @@ async function mergeAdapters(graph: Graph, adapters: readonly Adapter[]): Promis
     const rename = (name: string) => (name === adapter.base_output ? adapter.output : name);
     for (const node of graph.nodes) [node.inputs, node.outputs] = [node.inputs.map(rename), node.outputs.map(rename)];
   }
+  graph.dropUnread();
   const layers = new Map<string, Set<Node>>();
   adapters.forEach(({ layer }, index) => layers.set(layer, (layers.get(layer) ?? new Set()).add(nodes[index]!)));
   for (const [key, tensor] of merged) {

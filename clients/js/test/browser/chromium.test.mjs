@@ -169,6 +169,96 @@ describe("WebAssembly in Chromium", { skip: missing }, () => {
     assert.ok(exported > 1000);
   });
 
+  test("takes in a worker what a session takes", async () => {
+    const { losses, figures, expected, missing, metadata, epochs } = await page.evaluate(async () => {
+      const worker = new Worker("/dist/page/worker.js", { type: "module" });
+      const wasmPaths = "/dist/page/wasm/";
+      const session = await client.WorkerSession.open(worker, "/fixtures/convolutional/program", { seed: 7, wasmPaths, threads: 1, sessionOptions: { logSeverityLevel: 4 } });
+      const [own, batches] = [await open_("convolutional"), await batchesOf("convolutional")];
+      const missing = ["train", "evaluate", "evaluateTotals", "evaluateData", "predict", "features", "gradients", "applyGradients", "state", "loadState", "checkpoint", "saveCheckpoint", "restore", "exportModel", "close"].filter((name) => typeof session[name] !== "function");
+      const { x, labels } = batches[0];
+      // As the module of ONNX Runtime makes them: the elements are behind a getter, which no copy has.
+      class Tensor {
+        type = "float32";
+        dims = x.shape;
+        location = "cpu";
+        get data() { return x.data; }
+      }
+      const [losses, epochs] = [[(await session.step({ x: new Tensor(), labels })).loss], []];
+      await own.step(batches[0]);
+      for await (const { epoch, figures } of session.train([batches[1]], { epochs: 2 })) (epochs.push(epoch), losses.push(figures.loss));
+      for (let turn = 0; turn < 2; turn++) await own.step(batches[1]);
+      await own.applyGradients(await own.gradients(batches[2]));
+      await session.applyGradients(await session.gradients(batches[2]));
+      const [figures, expected] = [await session.evaluateData(batches), await own.evaluateData(batches)];
+      session.metadata = { note: "first" };
+      const bytes = await session.checkpoint();
+      session.metadata = {};
+      await session.restore(bytes);
+      await session.close();
+      return { losses, figures, expected, missing, metadata: session.metadata, epochs };
+    });
+    assert.equal(losses.length, 3);
+    assert.deepEqual(epochs, [1, 2]);
+    assert.deepEqual(missing, []);
+    assert.deepEqual(figures, expected);
+    assert.deepEqual(metadata, { note: "first" });
+  });
+
+  test("no call waits for ever", async () => {
+    const told = await page.evaluate(async () => {
+      const settled = (work) => Promise.race([failure(work), new Promise((resolve) => setTimeout(resolve, 20_000, "it waits"))]);
+      const options = { wasmPaths: new URL("/dist/page/wasm/", location).href, threads: 1 };
+      const worker = () => new Worker("/dist/page/worker.js", { type: "module" });
+      const open = (place) => client.WorkerSession.open(place, "/fixtures/convolutional/program", options);
+      const [batch] = await batchesOf("convolutional");
+      const told = {};
+      const closed = await open(worker());
+      await Promise.all([closed.close(), closed.close()]);
+      told.closed = await settled(() => closed.step(batch));
+      const place = worker();
+      const ended = await open(place);
+      told.second = await settled(() => open(place));
+      const steps = Array.from({ length: 50 }, () => settled(() => ended.step(batch)));
+      place.terminate();
+      told.terminated = (await Promise.all(steps)).at(-1);
+      told.after = await settled(() => ended.state());
+      await ended.close();
+      told.unsendable = await settled(async () => (await open(worker())).step({ ...batch, x: () => 1 }));
+      told.option = await settled(() => client.WorkerSession.open(worker(), "/fixtures/convolutional/program", { ort: {} }));
+      told.missing = await settled(() => open(new Worker("/dist/page/nowhere.js", { type: "module" })));
+      const request = (ask) => new Promise((resolve, reject) => Object.assign(ask, { onsuccess: () => resolve(ask.result), onerror: () => reject(ask.error), onblocked: () => reject(new Error("blocked")) }));
+      const session = await open_("convolutional");
+      await session.saveCheckpoint("kept");
+      await request(indexedDB.deleteDatabase("burnish"));
+      (await request(indexedDB.open("burnish", 1))).close(); // it has no store for checkpoints
+      told.foreign = await settled(() => session.saveCheckpoint("kept"));
+      await request(indexedDB.deleteDatabase("burnish"));
+      (await request(indexedDB.open("burnish", 7))).close();
+      told.newer = await settled(() => session.restore("kept"));
+      await request(indexedDB.deleteDatabase("burnish"));
+      await session.saveCheckpoint("kept");
+      return told;
+    });
+    assert.match(told.closed, /^EngineError: The session is closed/);
+    assert.match(told.second, /^EngineError: The worker has a session already/);
+    for (const text of [told.terminated, told.after]) assert.match(text, /^EngineError: The worker was terminated/);
+    assert.match(told.unsendable, /^ConfigurationError: step was given what cannot be sent to a worker/);
+    assert.match(told.option, /^ConfigurationError: WorkerSession.open has no option 'ort': a module cannot be sent/);
+    assert.match(told.missing, /^EngineError: The worker failed/);
+    for (const text of [told.foreign, told.newer]) assert.match(text, /^CheckpointError: The browser's database 'burnish' of this page is another program's/);
+  });
+
+  test("says what to do where ONNX Runtime is not found", async () => {
+    const other = await browser.newPage();
+    await other.goto(server.address);
+    await prepare(other);
+    const of = (wasmPaths) => other.evaluate((paths) => failure(() => open_("convolutional", { wasmPaths: paths })), wasmPaths);
+    assert.match(await of("/nowhere/"), /^EngineError: .*Give wasmPaths, the address where the page serves/);
+    assert.match(await of("/dist/page/wasm/"), /^EngineError: .*load the page again|^nothing/);
+    await other.close();
+  });
+
   test("names what is wrong", async () => {
     const of = (text) => page.evaluate((code) => failure(() => eval(code)), text);
     assert.match(await of('client.loadProgram("/fixtures/nothing")'), /^CheckpointError: .* has no program.json/);
