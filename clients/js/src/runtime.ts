@@ -57,8 +57,8 @@ const SITUATIONS: readonly (readonly [RegExp, string, boolean])[] = [
   ],
   [
     /magic word|fetching of the wasm|\.wasm|dynamically imported module|ort-wasm|failed to fetch|MIME type|no available backend/i,
-    "Give wasmPaths, the address where the page serves ort-wasm-simd-threaded* of the same version of onnxruntime-web, ending in /; with " +
-      "Vite, exclude onnxruntime-web from optimizeDeps",
+    "Give wasmPaths, the address where the page serves ort-wasm-simd-threaded* of the same version of onnxruntime-web, ending in / (with " +
+      "Vite, exclude onnxruntime-web from optimizeDeps), and load the page again: ONNX Runtime tries once",
     true,
   ],
 ];
