@@ -197,7 +197,9 @@ def write_settled(folder: Path) -> None:
         "lora": burnish.surgery.lora(convolutional(), rank=3, alpha=6),
         "dora": burnish.surgery.lora(convolutional(), rank=2, variant="dora"),
         "pruned": burnish.surgery.prune(convolutional(), 0.5),
-        "quantized": burnish.surgery.quantize(convolutional(), weights="int8 per channel", activations="uint8", calibration=samples),
+        "quantized": burnish.surgery.quantize(
+            convolutional(), weights="int8 per channel", activations="uint8", calibration=samples
+        ),
         "int4": burnish.surgery.quantize(convolutional(), weights="int4 per channel", activations="uint8", calibration=samples),
         "ia3": burnish.surgery.lora(convolutional(), variant="ia3"),
     }
