@@ -131,3 +131,11 @@ def test_features_in_a_file_that_is_cut_or_has_no_room(tmp_path, monkeypatch):
     full = file_rows.FileRows("/dev/full", dtype, shape, 0, writable=True)
     with pytest.raises(DataError, match=r"/dev/full: cannot be written \(No space left on device\); make room"):
         full.write(0, values)
+
+
+def test_a_header_that_is_no_python(tmp_path):
+    np.save(tmp_path / "y.npy", np.zeros(3, np.int64))
+    content = (tmp_path / "y.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(content.replace(b"}", b"("))
+    with pytest.raises(DataError, match=r"x\.npy: damaged, no \.npy file, or one of Python objects"):
+        open_dataset(tmp_path, classification(2))

@@ -10,9 +10,10 @@ import pytest
 from burnish.data import DataSpec, open_dataset
 from burnish.data.csv import read_csv
 from burnish.data.data_spec import cast, fit_data
+from burnish.data.image.augmentation import read_augmentation
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import as_dataset
-from burnish.errors import DataError
+from burnish.errors import ConfigurationError, DataError
 from burnish.settings import read_number, read_settings, read_whole
 from specs.program_inputs import classification, data_entry, value_entry
 
@@ -132,3 +133,31 @@ def test_texts_that_are_numbers():
     assert [read_whole(text) for text in ("007", "-3")] == [7, -3]
     with pytest.raises(ValueError, match="invalid literal"):
         read_whole("1.5")
+
+
+@pytest.mark.parametrize("value", [3.0, np.nan])
+def test_a_single_number_is_no_array_of_samples(tmp_path, value):
+    np.savez(tmp_path / "t.npz", x=np.array(value), y=np.array([0, 1]))
+    with pytest.raises(DataError, match=r"t\.npz: ('x' is a single number; give an array|sample 0 holds a NaN)"):
+        open_dataset(tmp_path / "t.npz", classification(2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            np.array([0x110000, 0x61], np.uint32).view("<U1"),
+            "the text for label 'labels' is damaged: it holds what is no character",
+        ),
+        (np.array([b"\xff", b"a"]), "the text for label 'labels' is no ASCII"),
+    ],
+)
+def test_labels_that_are_no_text(tmp_path, labels, message):
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 2)), y=labels)
+    with pytest.raises(DataError, match=rf"t\.npz: {message}"):
+        open_dataset(tmp_path / "t.npz", classification(2))
+
+
+def test_a_change_that_is_infinitely_strong():
+    with pytest.raises(ConfigurationError, match="rand_augment"):
+        read_augmentation("rand_augment:inf")

@@ -25,6 +25,7 @@ from oracles.small_tokenizers import word_tokenizer
         ("label", {"a": ["w0"], "b": ["w1"], "label": [0]}, r"which column holds the texts is not known.*\(--text-column\)"),
         ("label", {"text": ["w0"], "b": [1], "c": [0]}, "no column is called label, y or target, and labels are to be"),
         ("label", {"text": ["w0"], "label": [[0, 1]]}, "the column 'label' holds lists, and a text has one label"),
+        ("label", {"text": ["w0", "w1"], "label": [[0, 1], 0]}, "the column 'label' holds lists, and a text has one label"),
         ("label", Columns({"text": ["w0"], "label": [-1]}, ["a", "b"]), "the label -1 is none of the 2 classes"),
         ("label", {"input_ids": [[0.5]], "label": [0]}, "'input_ids' of sample 0 is no list of whole numbers"),
         ("label", {"input_ids": [[30]], "label": [0]}, "up to 30, and the model's input 'input_ids' takes 0 to 24"),

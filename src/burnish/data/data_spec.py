@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -287,7 +288,7 @@ def fit_label(
     if labels.dtype.kind in "US":
         if not takes_classes:
             raise DataError(f"{source}: the labels are text, and the loss compares with numbers ('{entry.name}')")
-        text = labels.astype(str)
+        text = _as_text(labels, f"label '{entry.name}'", source)
         if classes is None and spec is not None:
             classes = spec.class_order(sorted(set(text.reshape(-1).tolist())))
         labels, names = _class_indices(text, source, classes)
@@ -320,11 +321,24 @@ def is_shared(shape: Sequence[int], entry: Entry) -> bool:
 
 def _text(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
     """Text, and integers as they are written."""
+    if array.dtype.kind in "US":
+        return _as_text(array, f"input '{entry.name}'", source)
     if array.dtype.kind not in "USOiu" or not all(isinstance(item, str | int) for item in array.reshape(-1).tolist()):
         raise DataError(
             f"{source}: the input '{entry.name}' takes text, and is to be filled with values of dtype {array.dtype}; give text"
         )
     return array.astype(str)
+
+
+def _as_text(array: np.ndarray, what: str, source: str) -> np.ndarray:
+    """An array of text, or of text in ASCII, as one of text; what is damaged may hold numbers that are no characters."""
+    plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+    if plain.dtype.kind == "U" and plain.nbytes and plain.reshape(-1).view(np.uint32).max() > sys.maxunicode:
+        raise DataError(f"{source}: the text for {what} is damaged: it holds what is no character; write it again")
+    try:
+        return plain.astype(str)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: the text for {what} is no ASCII ({error}); write text, not bytes") from error
 
 
 def _is_float(entry: Entry) -> bool:
@@ -335,7 +349,8 @@ def _check_numbers(array: np.ndarray, source: str, what: str, samples: np.ndarra
     if array.dtype.kind not in "biuf":
         raise DataError(f"{source}: {what} is to be filled with values of dtype {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        sample = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
+        rows = np.atleast_1d(array)
+        sample = int(np.argwhere(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))[0, 0])
         raise DataError(
             f"{source}: sample {_number(sample, samples)} holds a NaN or infinite value for {what}; remove or repair it"
         )
@@ -349,6 +364,8 @@ def _fits(shape: Sequence[int], extents: Sequence[int | str | None]) -> bool:
 
 def _reshape(array: np.ndarray, entry: Entry, source: str) -> np.ndarray:
     extents = entry.extents
+    if not array.ndim:
+        raise DataError(f"{source}: '{entry.name}' is a single number; give an array with one entry for each sample")
     if _fits(array.shape, extents):
         return array
     if array.ndim == 3 and len(extents) == 4:

@@ -10,6 +10,7 @@ import numpy as np
 
 from burnish.data.data_spec import DataSpec, fit_data, fit_label, turned_inputs
 from burnish.data.file_rows import FileRows, file_rows
+from burnish.data.npz import DAMAGE
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import takes_bytes
 from burnish.errors import DataError
@@ -104,7 +105,7 @@ def _rows(path: Path) -> FileRows | np.ndarray:
 def _open(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
+    except DAMAGE as error:
         raise DataError(f"{path}: damaged, no .npy file, or one of Python objects ({error})") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or math.prod(array.shape) == 0:
         raise DataError(f"{path}: no samples; the first axis of an array counts them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import tokenize
 import zipfile
 import zlib
@@ -18,14 +17,15 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table import LABEL_COLUMNS
 from burnish.errors import DataError
+from burnish.untrusted import UNREADABLE
 
 ENCRYPTED = 0x1
 """The flag of an encrypted entry of a zip archive."""
 LARGEST_COMPRESSION = 1032
 """What deflate makes of one byte at most; more is not there, whatever an archive says of itself."""
-_DAMAGE = (
-    *(ValueError, OSError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
-    *(struct.error, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
+DAMAGE = (
+    *UNREADABLE,
+    *(EOFError, NotImplementedError, RuntimeError, SyntaxError, zlib.error, tokenize.TokenError, zipfile.BadZipFile),
 )
 """What NumPy and zipfile raise of bytes that are no archive, no array, or no header of one."""
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -141,7 +141,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: its arrays take more memory than there is ({error}); give a part of them") from error
     except PermissionError:
         raise  # the file may be whole
-    except _DAMAGE as error:
+    except DAMAGE as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path}: holds Python objects, or is no .npz file; burnish never unpickles. "

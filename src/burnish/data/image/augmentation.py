@@ -147,7 +147,7 @@ def _settings(name: str, part: str, texts: list[str]) -> dict[str, Any]:
     if name == "crop":
         return {"crop": (numbers[0] if numbers else LEAST_AREA, 1.0)}
     if name == "rand_augment":
-        whole = [int(number) if number == int(number) else number for number in numbers]
+        whole = [int(number) if number.is_integer() else number for number in numbers]
         return dict(zip(("rand_augment", "magnitude"), whole or [2], strict=False))
     return {name: numbers[0] if numbers else {"flip": 0.5, "mixup": 0.2, "cutmix": 1.0}[name]}
 

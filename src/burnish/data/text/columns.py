@@ -186,7 +186,10 @@ def _of_columns(
     if chosen is None or chosen not in names:
         missing = f"no column '{chosen}'" if chosen else "no column is called label, y or target"
         raise DataError(f"{source}: {missing}, and labels are to be learned; the columns are {', '.join(names)}")
-    values = np.asarray(_whole(columns[chosen], chosen, source, lines))
+    try:
+        values = np.asarray(_whole(columns[chosen], chosen, source, lines))
+    except ValueError:  # lists of different lengths
+        values = np.empty((0, 0))
     if values.ndim != 1:
         raise DataError(
             f"{source}: the column '{chosen}' holds lists, and a text has one label; the tasks 'masked' and 'causal' make labels "
