@@ -28,8 +28,9 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
+.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign fuzz test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
 .DEFAULT_GOAL := help
+FUZZ_SECONDS ?= 60
 
 help:  ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1 - \2/p' Makefile
@@ -50,6 +51,9 @@ test-all: $(TEST_STAMP)  ## Run all tests but the campaign
 
 test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, every pair of options, and long series of draws and kills
 	$(PYTEST) -m campaign
+
+fuzz: $(TEST_STAMP)  ## Break files of every format and options for FUZZ_SECONDS (60), see docs/robustness.md
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz formats --budget $(FUZZ_SECONDS)
 
 test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilation and a step
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
 import traceback
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from fuzz.formats import make_of_format
 from fuzz.minimise import minimised
 from fuzz.mutants import make
 from fuzz.outcomes import DEFECTS, Outcome
@@ -72,16 +75,58 @@ def run(
 
 
 @app.command()
+def formats(
+    budget: Annotated[float, typer.Option(help="Seconds after which no more cases begin.")] = 60.0,
+    cases: Annotated[int, typer.Option(help="How many at most.")] = 1_000_000_000,
+    first: Annotated[int, typer.Option(help="Number of the first case.")] = 0,
+    only: Annotated[str | None, typer.Option(help="One format, in place of all in turn.")] = None,
+    seed: Seed = 0,
+    processes: Annotated[int, typer.Option(help="How many run at once.")] = 2,
+    seconds: Seconds = 10.0,
+    memory: Memory = 1.0,
+    results: Annotated[Path | None, typer.Option(help="JSON lines of every defect.")] = None,
+    tally: Annotated[Path | None, typer.Option(help="JSON file of the counts.")] = None,
+) -> None:
+    """Run cases of files that are no models, and of options; exit with 1 where there is a defect."""
+    start, counts = time.monotonic(), Tally()
+    defects: dict[tuple[str, ...], list[Outcome]] = {}
+    numbers = itertools.takewhile(lambda _: time.monotonic() - start < budget, range(first, first + cases))
+    limits = Limits(seconds, int(memory * 2**30))
+    make_mutant = partial(make_of_format, seed, only=only)
+    with ExitStack() as stack:
+        file = None if results is None else stack.enter_context(results.open("w"))
+        for outcome in run_cases(numbers, seed, processes, limits, lambda _: True, make_mutant):
+            counts.add(outcome, True)
+            if outcome.is_defect:
+                defects.setdefault((outcome.seed, *outcome.group), []).append(outcome)
+            if file is not None and outcome.is_defect:
+                file.write(json.dumps(outcome.to_dict()) + "\n")
+                file.flush()
+            if tally is not None and counts.total % 1000 == 0:
+                counts.write(tally, time.monotonic() - start)
+    if tally is not None:
+        counts.write(tally, time.monotonic() - start)
+    console.print(outcomes_table(counts))
+    console.print(f"{counts.total:,} cases in {time.monotonic() - start:.0f} s", highlight=False)
+    if defects:
+        console.print(defects_text(defects), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command()
 def replay(
     number: int,
     seed: Seed = 0,
     keep: Annotated[Path | None, typer.Option(help="A new folder for the mutant's files.")] = None,
+    of_format: Annotated[bool, typer.Option("--format", help="A case of ``formats``.")] = False,
+    only: Annotated[str | None, typer.Option(help="As ``formats`` was run.")] = None,
     limited: Annotated[bool, typer.Option(help="In a process of its own, with its limits: for crashes and hangs.")] = False,
     seconds: Seconds = 10.0,
     memory: Memory = 1.0,
 ) -> None:
     """Run one case as far as it goes, and show what was done to which model, and every exception."""
-    mutant = make(seed, number)
+    make_mutant = partial(make_of_format, seed, only=only) if of_format or only else partial(make, seed)
+    mutant = make_mutant(number)
     console.print(f"{mutant.seed}, given as {mutant.form}:", highlight=False)
     for text in mutant.mutations:
         console.print(f"  {text}", markup=False, highlight=False)
@@ -94,7 +139,7 @@ def replay(
         console.print("".join(traceback.format_exception(error)), markup=False, highlight=False, soft_wrap=True)
 
     if limited:
-        outcome = next(run_cases([number], seed, 1, Limits(seconds, int(memory * 2**30)), lambda _: True))
+        outcome = next(run_cases([number], seed, 1, Limits(seconds, int(memory * 2**30)), lambda _: True, make_mutant))
     else:
         with tempfile.TemporaryDirectory() as folder:
             outcome = run_one(mutant, number, True, Path(folder), show)

@@ -22,6 +22,8 @@ SHARE_OF_BYTES = 0.15
 """Of the mutants, how many are changed in their bytes, and not in their parsed form."""
 ODD_FILES = re.compile(rb"link\.bin|hard\.bin|pipe|sub")
 """Locations that there is something odd at."""
+FILES_OF = "files"
+"""The form of a mutant that is no model and no program of ``seeds``."""
 FORMS = ("bytes", "bytes", "bytes", "path", "proto", "ir")
 
 

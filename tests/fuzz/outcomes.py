@@ -20,13 +20,14 @@ class Kind(StrEnum):
     REFUSED = "refused"  # by an error of burnish that names something
     UNNAMED = "refused without a name"  # by an error of burnish that does not say what is wrong where
     UNREADABLE = "not read again"  # what burnish wrote, it does not read
+    SILENT = "accepted silently"  # a file that does not agree with its digest; or one that is read in two ways
     FOREIGN = "foreign exception"  # an exception that is none of burnish's
     MEMORY = "out of memory"
     HANG = "hang"
     CRASH = "crash"
 
 
-DEFECTS = (Kind.UNNAMED, Kind.UNREADABLE, Kind.FOREIGN, Kind.MEMORY, Kind.HANG, Kind.CRASH)
+DEFECTS = (Kind.UNNAMED, Kind.UNREADABLE, Kind.SILENT, Kind.FOREIGN, Kind.MEMORY, Kind.HANG, Kind.CRASH)
 """What no file may lead to."""
 
 _NAMED = re.compile(
@@ -81,7 +82,7 @@ class Outcome:
         return cls(**{**values, "kind": Kind(values["kind"])})
 
 
-def kind_of(error: Exception) -> Kind:
+def kind_of(error: BaseException) -> Kind:
     """What an exception means that left a function of burnish."""
     if any(isinstance(cause, MemoryError) for cause in _chain(error)) and not isinstance(error, burnish.errors.EngineError):
         return Kind.MEMORY

@@ -25,7 +25,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from fuzz.mutants import Mutant, make
+from fuzz.format_course import FormatCourse
+from fuzz.formats import SEALED, formats
+from fuzz.mutants import FILES_OF, Mutant, make
 from fuzz.outcomes import Kind, Outcome
 from fuzz.seeds import seeds
 from fuzz.stages import Course
@@ -73,7 +75,7 @@ def run(
         is_far: whether a case goes beyond the first stage.
         make_mutant: makes another mutant of a number than ``seed`` does.
     """
-    seeds()
+    seeds() if make_mutant is None else formats()
     gc.collect()
     gc.freeze()
     pool = _Pool(iter(numbers), make_mutant or (lambda number: make(seed, number)), limits, is_far)
@@ -184,7 +186,8 @@ def run_one(
 ) -> Outcome:
     """Run a case in this process; the folder is there, and empty before and after it."""
     try:
-        return Course(mutant, folder, on_error).run(number, far)
+        course = FormatCourse if mutant.form in (FILES_OF, SEALED) else Course
+        return course(mutant, folder, on_error).run(number, far)
     finally:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):

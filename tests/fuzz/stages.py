@@ -78,7 +78,7 @@ class Course:
             self._note(refusal if kind is Kind.REFUSED else kind, error)
             return None
 
-    def _note(self, kind: Kind, error: Exception) -> None:
+    def _note(self, kind: Kind, error: BaseException) -> None:
         self.on_error(error)
         held = self.outcome
         if held.is_defect or (held.kind is Kind.REFUSED and kind not in DEFECTS):

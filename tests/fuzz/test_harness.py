@@ -13,7 +13,9 @@ import onnx
 import pytest
 
 import burnish
-from fuzz.mutants import make
+from fuzz.format_course import FormatCourse
+from fuzz.formats import SEALED, formats, make_of_format, read_mutant
+from fuzz.mutants import FILES_OF, Mutant, make
 from fuzz.mutations.registry import MUTATIONS
 from fuzz.outcomes import Kind, kind_of
 from fuzz.seeds import MODEL, seeds
@@ -145,6 +147,39 @@ def test_an_error_that_names_nothing_is_a_defect() -> None:
     assert kind_of(errors.ModelError("'a' cannot be read all the same, a defect of burnish worth reporting")) is Kind.UNNAMED
     assert kind_of(ValueError("'a' is wrong")) is Kind.FOREIGN
     assert kind_of(MemoryError()) is Kind.MEMORY
+
+
+def test_every_seed_of_a_format_is_whole(tmp_path: Path) -> None:
+    for name, each in formats().items():
+        folder = tmp_path / name
+        folder.mkdir()
+        read_mutant(Mutant(name, each.files, FILES_OF, [], Random(0)), folder)
+
+
+def test_every_format_is_broken_in_many_ways() -> None:
+    for name in formats():
+        mutants = [make_of_format(0, number, name) for number in range(30)]
+        assert len({tuple(mutant.files.items()) for mutant in mutants}) > 12, name
+        assert mutants[7].files == make_of_format(0, 7, name).files
+        assert any(mutant.form == SEALED for mutant in mutants) is formats()[name].is_sealed
+
+
+@pytest.mark.slow
+def test_the_first_cases_of_formats_lead_to_no_defect(tmp_path: Path) -> None:
+    tally = tmp_path / "tally.json"
+    done = python("-m", "fuzz", "formats", "--cases", "75", "--budget", "300", "--processes", "1", "--tally", str(tally))
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = Tally()
+    counts.read(tally)
+    assert {seed for seed, _, _ in counts.counts} == set(formats())
+
+
+def test_a_file_that_is_read_against_its_digest_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = next(number for number in range(50) if make_of_format(0, number, "checkpoint").form == SEALED)
+    mutant = make_of_format(0, number, "checkpoint")
+    assert FormatCourse(mutant, tmp_path, print).run(number, True).kind is Kind.REFUSED
+    monkeypatch.setattr("fuzz.format_course.read_mutant", lambda mutant, folder: {})
+    assert FormatCourse(mutant, tmp_path, print).run(number, True).kind is Kind.SILENT
 
 
 def test_tallies_add_up(tmp_path: Path) -> None:
