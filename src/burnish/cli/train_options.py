@@ -84,6 +84,12 @@ class Course(OptionGroup):
     checkpoint_every: Annotated[
         int | None, typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.")
     ] = None
+    step_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--step-timeout", metavar="SECONDS", help="Stop the run, its state saved, when a step takes longer; by default never."
+        ),
+    ] = None
     keep_checkpoints: Annotated[
         int, typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.")
     ] = 1

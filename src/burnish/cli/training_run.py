@@ -355,6 +355,7 @@ class TrainingRun:
             seed=course.seed,
             run_directory=self.folder,
             checkpoint_every=course.checkpoint_every,
+            step_timeout=course.step_timeout,
             keep_checkpoints=course.keep_checkpoints,
             journal=course.journal,
             tables=course.tables,

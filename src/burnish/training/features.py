@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from burnish.engines import Engine, ProgramRunner
+from burnish.engines.inherited_runner import InheritedRunner
 from burnish.errors import ConfigurationError
 from burnish.program import Program, Role
 from burnish.program.layout import stand_in
@@ -102,6 +103,13 @@ class Features:
             ConfigurationError, InputError, EngineError: as when the features are computed.
         """
         return {**self(batch), **{name: batch[name] for name in self._taken if name in batch}}
+
+    def inherit(self) -> None:
+        """Go on in a process that was forked, where the engine is opened anew."""
+        self._lock = threading.Lock()
+        if self._runner is not None:
+            InheritedRunner(self._runner)
+            self._runner = None
 
     def close(self) -> None:
         """Free what the engine holds; it is opened again where features are asked for."""

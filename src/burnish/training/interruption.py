@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from burnish.engines.stopping import watch_interrupts
+
 
 class TrainingInterrupted(KeyboardInterrupt):
     """Ctrl-C stopped a run, after its state was saved.
@@ -30,13 +32,17 @@ class CtrlCNoted:
     Python delivers signals to the main thread alone: elsewhere KeyboardInterrupt stays the caller's.
     """
 
+    stops_runs = True
+    """A run that does not end soon after Ctrl-C is stopped (``burnish.engines.stopping``)."""
+
     def __init__(self) -> None:
         self._noted = False
         self._earlier: Any = None
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._earlier = signal.signal(signal.SIGINT, self._note)
+            self._earlier = signal.signal(signal.SIGINT, self)
+            watch_interrupts()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -52,6 +58,6 @@ class CtrlCNoted:
         noted, self._noted = self._noted, False
         return noted
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         self._noted = True
         signal.signal(signal.SIGINT, self._earlier)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,8 +16,10 @@ import numpy as np
 from burnish import engines
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import NOTHING, HandedOver, described
+from burnish.engines.base import NOTHING, Arrays, HandedOver, described
+from burnish.engines.inherited_runner import InheritedRunner
 from burnish.engines.row_writes import RowWriter
+from burnish.engines.stopping import RunStopped, TimeLimit, watch_interrupts
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.program import Program, Role
@@ -40,7 +41,7 @@ from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.tables import SessionTables
 from burnish.training.taking_part import TakesPart
-from burnish.training.turns import one_at_a_time
+from burnish.training.turns import one_at_a_time, take_part_in_turns
 
 if TYPE_CHECKING:
     from burnish.distributed import DataParallel
@@ -96,7 +97,23 @@ class Session(TakesPart):
             from burnish.distributed import DataParallel
 
             DataParallel.check(parallel)
-        self._lock = threading.RLock()
+        take_part_in_turns(self)
+        self._limit: TimeLimit | None = None
+        self._open(program, engine, state, seed, device, threads, parallel, tables)
+
+    @one_at_a_time
+    def _open(
+        self,
+        program: Program,
+        engine: str | Engine,
+        state: Mapping[str, np.ndarray] | None,
+        seed: int,
+        device: str | None,
+        threads: int | None,
+        parallel: DataParallel | None,
+        tables: str | Path | None,
+    ) -> None:
+        watch_interrupts()
         self.program = program
         self._file: Path | None = None
         self._departures = () if state is not None else tuple(program.options.get("departures", ()))
@@ -202,13 +219,13 @@ class Session(TakesPart):
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
         if self._objective_is_checked or self.evaluates_together:  # a worker without samples would predict nothing
-            outputs = runner.step(inputs)
+            outputs = self._limited(runner.step, inputs)
         else:
             from burnish.training.objective import checked_step
 
             self._objective_is_checked = True
             file, self._file = self._file, None
-            outputs = checked_step(self.program, runner, inputs, file, self._threads)
+            outputs = self._limited(checked_step, self.program, runner, inputs, file, self._threads)
         return {name: outputs[name].item() for name in self._reported}
 
     @one_at_a_time
@@ -293,7 +310,8 @@ class Session(TakesPart):
         """
         if self._departures:
             self._tell_departures("predict")
-        return dict(self._require_runner().predict(self._predicted_batch(batch), *self._instead(parameters)))
+        predict, inputs = self._require_runner().predict, self._predicted_batch(batch)
+        return dict(self._limited(predict, inputs, *self._instead(parameters)))
 
     @property
     @one_at_a_time
@@ -520,7 +538,40 @@ class Session(TakesPart):
     def _evaluated(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
         if self._departures:
             self._tell_departures("evaluate")
-        return dict(self._require_runner().evaluate(self._evaluated_batch(batch), *self._instead(parameters)))
+        evaluate, inputs = self._require_runner().evaluate, self._evaluated_batch(batch)
+        return dict(self._limited(evaluate, inputs, *self._instead(parameters)))
+
+    def limit(self, step_timeout: TimeLimit | None) -> None:
+        """Stop what takes longer than this, from here on, by an EngineError; None: nothing."""
+        self._limit = step_timeout
+
+    def _limited(self, run: Callable[..., Arrays], *arguments: Any) -> Arrays:
+        """Return what a run of the engine computes.
+
+        Raises:
+            EngineError: it took longer than the limit of the session.
+        """
+        limit = self._limit
+        if limit is None:
+            return run(*arguments)
+        try:
+            with limit:
+                return run(*arguments)
+        except RunStopped as stopped:
+            if not limit.is_passed:
+                raise
+            steps = self.step_count
+            place = f"after step {steps}" if stopped.graph in ("evaluate", "predict") else f"in step {steps + 1}"
+            raise EngineError(
+                f"The {stopped.graph} graph did not end within step_timeout={limit.seconds:g} s {place}, and was stopped. No state "
+                "has changed. Look for a loop in the model that does not end, or give it more seconds (step_timeout, "
+                "--step-timeout)"
+            ) from stopped
+
+    def _inherit(self) -> None:
+        if vars(self).get("_runner") is not None:  # it may be about to be opened
+            self._runner = InheritedRunner(self._runner)
+            self.features.inherit()
 
     def _tell_departures(self, call: str) -> None:
         """Warn, once, where inference in the initial state does not compute what the file does."""

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
+from burnish.engines.stopping import RunStopped, runs_kept
 from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
@@ -37,7 +39,7 @@ from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.totals import Sums
-from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, watched_figure
+from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, time_limit, watched_figure
 from burnish.training.unreached import warn_of_what_is_not_reached
 from burnish.version import __version__
 
@@ -62,6 +64,8 @@ class Trainer:
         seed: of the order of the data, of augmentation, and of the random key.
         run_directory: the folder of the run.
         checkpoint_every: also save after this many steps; each epoch is saved in any case.
+        step_timeout: seconds after which a step, or a batch of the evaluation, is stopped by an EngineError, with the state from
+            before it saved; None: no limit. It is stopped between two operators: one that does not return by itself is not.
         keep_checkpoints: how many checkpoints to keep, as ``step-<steps>.safetensors``; with 1 there is ``latest`` alone. A
             resumed run falls back on an earlier one where the latest was damaged.
         journal: let checkpoints hold, of embedding tables that are updated by rows, the rows that changed since the one before,
@@ -114,6 +118,7 @@ class Trainer:
         seed: int = 0,
         run_directory: str | Path = "runs/latest",
         checkpoint_every: int | None = None,
+        step_timeout: float | None = None,
         keep_checkpoints: int = 1,
         journal: bool = False,
         best_metric: str | None = None,
@@ -138,6 +143,7 @@ class Trainer:
     ):
         counts = {"epochs": epochs, "batch_size": batch_size, "keep_checkpoints": keep_checkpoints}
         check_run(seed, parallel, checkpoint_every=checkpoint_every, **counts)
+        self._limit = time_limit(step_timeout)
         if resume and overwrite:
             raise ConfigurationError("resume goes on with a run, and overwrite drops it: give one of them")
         # NumPy's numbers do not go into a checkpoint's record.
@@ -260,7 +266,9 @@ class Trainer:
 
         Raises:
             CallbackError: a callback failed; the state is saved.
-            TrainingInterrupted: Ctrl-C, after the step under way was finished and the state saved.
+            TrainingInterrupted: Ctrl-C, after the step under way was finished, or stopped where it does not end within two seconds,
+                and the state saved.
+            EngineError: a step took longer than ``step_timeout``; the state from before it is saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
             WorkerError: another worker is gone; the state from before the step is saved.
             BurnishError: any other error, after the state was saved where it could be.
@@ -281,12 +289,12 @@ class Trainer:
                 () if self.finished else self._data.fill(self.session.features, self.loader.batch_size, self.run_directory)
             ):
                 self._progress.note(note)
-            with self._ctrl_c:
+            self.session.limit(self._limit)
+            with self._ctrl_c, nullcontext() if self._group.world_size == 1 else runs_kept():
                 self._callbacks.call("on_run_begin", self)
                 self._stop_vote.begin(self._wish())
                 self._stop_if_asked()
-                while not self.finished:
-                    self._run_epoch()
+                self._run_epochs()
         except StoppedByCallback:
             stopped = self._callbacks.stop_reason or "a callback of the first worker asked for it"
             self._progress.note(f"stopped after {self._position.step:,} steps: {stopped}")
@@ -305,6 +313,9 @@ class Trainer:
             finally:
                 self._progress.close()
                 self.loader.close()
+                if self._limit is not None:
+                    self.session.limit(None)
+                    self._limit.close()
                 self.run_folder.leave()
         position = self._position
         metrics = position.metrics or self._sums.averages(position.since_epoch)
@@ -318,6 +329,15 @@ class Trainer:
             position.waiting,
             stopped,
         )
+
+    def _run_epochs(self) -> None:
+        try:
+            while not self.finished:
+                self._run_epoch()
+        except RunStopped:  # by Ctrl-C: the step did not end soon after it
+            if self._group.world_size == 1:
+                self._stop_if_asked()
+            raise
 
     def _run_epoch(self) -> None:
         position = self._position

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from burnish.distributed import DataParallel
+from burnish.engines.stopping import TimeLimit
 from burnish.errors import ConfigurationError
 from burnish.metrics.base import total_of
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
-from burnish.settings import is_whole
+from burnish.settings import is_number, is_whole
 from burnish.training.run_data import RunData
 
 
@@ -21,6 +23,19 @@ def check_run(seed: int, parallel: DataParallel | None, **numbers: int | None) -
             raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
     check_seed(seed)
     DataParallel.check(parallel)
+
+
+def time_limit(step_timeout: float | None) -> TimeLimit | None:
+    """Return what stops a step that takes longer than so many seconds; None where nothing does.
+
+    Raises:
+        ConfigurationError: it is no number above 0.
+    """
+    if step_timeout is None:
+        return None
+    if not is_number(step_timeout) or not 0 < step_timeout < math.inf:
+        raise ConfigurationError(f"step_timeout={step_timeout!r}: give a number of seconds above 0, or leave it out for no limit")
+    return TimeLimit(float(step_timeout))
 
 
 def evaluated_parameters(program: Program, parameters: str | None) -> str | None:

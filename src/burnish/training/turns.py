@@ -1,13 +1,22 @@
-"""Calls of one object that wait for each other, whatever thread they come from."""
+"""Calls of one object that wait for each other, whatever thread they come from; and what comes of them at an exit or a fork."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakSet
+
+from burnish.engines import stopping
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+FORK_SECONDS = 1.0
+"""How long a fork waits for the calls of other threads to end."""
 
 
 class TakesTurns(Protocol):
@@ -15,13 +24,70 @@ class TakesTurns(Protocol):
 
     _lock: threading.RLock
 
+    def _inherit(self) -> None:
+        """Called in a forked process: nothing of an engine works there, and its threads are not there."""
+
+
+_living: WeakSet[TakesTurns] = WeakSet()
+_taken_for_fork: list[TakesTurns] = []
+
+
+def take_part_in_turns(taker: TakesTurns) -> None:
+    """Give an object its lock, which other threads do not hold while the process is forked or ends."""
+    taker._lock = threading.RLock()
+    _living.add(taker)
+
 
 def one_at_a_time(method: Method) -> Method:
     """Let a method wait until another thread's call of the same object is done."""
 
     @wraps(method)
     def waiting(self: TakesTurns, /, *arguments: Any, **settings: Any) -> Any:
-        with self._lock:
-            return method(self, *arguments, **settings)
+        is_outer = not self._lock._is_owned()  # type: ignore[attr-defined]  # as every RLock tells
+        try:
+            with self._lock:
+                if not (is_outer and stopping.is_ending()):
+                    return method(self, *arguments, **settings)
+        except stopping.RunStopped:
+            if not (is_outer and stopping.is_ending()):
+                raise
+        stopping.stay_at_exit()
 
     return cast(Method, waiting)
+
+
+def _take(takers: list[TakesTurns], seconds: float) -> list[TakesTurns]:
+    """Take the turns of these objects within so many seconds in all; return those that were taken."""
+    until = time.monotonic() + seconds
+    return [taker for taker in takers if taker._lock.acquire(timeout=max(0.0, until - time.monotonic()))]
+
+
+def _end() -> None:
+    """Let the calls of daemon threads end, and none begin."""
+    stopping.close()
+    for taker in _take(list(_living), stopping.EXIT_SECONDS):
+        taker._lock.release()
+
+
+# Before anything that a library does when the interpreter ends, such as to unregister its operators, and that ``atexit`` runs.
+getattr(threading, "_register_atexit", atexit.register)(_end)
+
+
+def _before_fork() -> None:
+    _taken_for_fork.extend(_take(list(_living), FORK_SECONDS))
+
+
+def _after_fork() -> None:
+    while _taken_for_fork:
+        _taken_for_fork.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _taken_for_fork.clear()
+    for taker in _living:
+        taker._lock = threading.RLock()
+        taker._inherit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

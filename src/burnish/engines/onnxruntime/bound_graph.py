@@ -14,6 +14,7 @@ import onnxruntime
 from burnish.engines.base import NOTHING, Arrays
 from burnish.engines.onnxruntime.failures import run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
+from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
 from burnish.formats.mapped_tables import adopted
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 
@@ -159,7 +160,10 @@ class BoundGraph:
             binding.bind_ortvalue_input(name, value)
         for entry in self._other_results:
             binding.bind_output(entry.name, "cpu")
-        session.run_with_iobinding(binding)
+        if self._graph == "apply":  # it may write over the state
+            session.run_with_iobinding(binding)
+        else:
+            run_stoppably(self._graph, session.run_with_iobinding, binding)
         outputs = {name: buffer.array.copy() for name, buffer in self._scalars.items()}
         computed = self._gradients + self._other_results  # in the order in which they were bound first
         values = (
@@ -200,10 +204,10 @@ class BoundGraph:
         if self._takes_text:
             feeds = {name: buffer.array for name, buffer in buffers.items()}
             feeds |= {entry.name: inputs[entry.name] for entry in self._batch_inputs}
-            return dict(zip(names, session.run(names, feeds), strict=True))
+            return dict(zip(names, run_stoppably(self._graph, session.run, names, feeds), strict=True))
         values = {name: buffer.value for name, buffer in buffers.items()}
         values |= {entry.name: _ort_value(inputs[entry.name], entry) for entry in self._batch_inputs}
-        results = session.run_with_ort_values(names, values)
+        results = run_stoppably(self._graph, session.run_with_ort_values, names, values)
         return {entry.name: _copy(value, entry) for entry, value in zip(self._signature.outputs, results, strict=True)}
 
 

@@ -30,6 +30,7 @@ from burnish.engines.onnxruntime.kernels import (
 )
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
+from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
 from burnish.errors import BurnishError, EngineError
 from burnish.formats.model_file import fits_one_file, model_bytes, save_model
@@ -237,8 +238,8 @@ class OnnxRuntimeEngine(RunsModels):
                     for name, array in feeds.items()
                 }
             try:
-                opened.verify(lambda session: dict(zip(names, session.run(names, feeds), strict=True)))
-                results = opened.run(lambda session: session.run(names, feeds))
+                opened.verify(lambda session: dict(zip(names, run_stoppably("model", session.run, names, feeds), strict=True)))
+                results = opened.run(lambda session: run_stoppably("model", session.run, names, feeds))
             except Exception as error:  # ONNX Runtime's errors share no base class of their own
                 raise run_failure("model", error, opened.model) from error
             arrays = dict(zip(names, results, strict=True))

@@ -15,6 +15,7 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels, refuse_workers
 from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
+from burnish.engines.stopping import in_python
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
 from burnish.graph.protos import graphs_within, read_apart
@@ -116,7 +117,7 @@ def _name_absent_outputs(model: onnx.ModelProto) -> None:
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
     try:
         with np.errstate(all="ignore"):
-            results = evaluator.run(None, dict(inputs))
+            results = in_python(lambda: evaluator.run(None, dict(inputs)), graph)
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         place = _place_of(error)
         where = "" if place is None else f" at {place}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.kernels.building import level_of
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
+from burnish.engines.stopping import in_python
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
 from burnish.engines.torch.families.precision.widening import widened
@@ -190,7 +191,7 @@ class TorchEngine(RunsModels):
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
             tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in graph_inputs.items()]
-            results = _guarded("model", module, *tensors)
+            results = in_python(partial(_guarded, "model", module, *tensors), "model")
             outputs = {}
             for value, tensor in zip(model.graph.outputs, results, strict=True):
                 assert value.dtype is not None
@@ -441,7 +442,7 @@ class TorchRunner:
                 tensor = _placed(inputs[name], dtype, device)
                 tensors.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = _guarded(graph, runnable, *tensors)
+            results = in_python(partial(_guarded, graph, runnable, *tensors), graph)
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:

@@ -1,0 +1,277 @@
+"""What an engine computes at present, and what stops it: Ctrl-C, a limit of time, and the end of the interpreter.
+
+Python hears Ctrl-C in the main thread alone, between two of its own instructions: not while a library computes there. So a thread
+waits for the signal, and stops the run. It lets a run that ends soon go on to its end, so that no step is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+GRACE_SECONDS = 2.0
+"""How long a run may go on after Ctrl-C; a second one stops it at once."""
+EXIT_SECONDS = 5.0
+"""How long the interpreter waits for a run to stop when it ends."""
+LOOKS = 20
+"""How often a limit of time is looked at while it passes."""
+
+
+class RunStopped(KeyboardInterrupt):
+    """A run was stopped before its end. It has changed no state.
+
+    Attributes:
+        graph: which one was run; empty where the engine does not say.
+    """
+
+    graph = ""
+
+
+class Stop(Protocol):
+    """Stops a run when ``terminate`` is set, as ONNX Runtime's ``RunOptions`` do."""
+
+    terminate: bool
+
+
+class PythonStop:
+    """Stops a run of many calls from Python between two of them; it belongs to the thread that makes it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._is_over = self._is_raised = False
+
+    @property
+    def terminate(self) -> bool:
+        """Whether the run was told to stop."""
+        return self._is_raised
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        with self._lock:
+            if value and not self._is_over and not self._is_raised:
+                self._is_raised = True
+                _raise_in(self._thread, ctypes.py_object(RunStopped))
+
+    def over(self) -> None:
+        """Say that the run has ended: nothing is raised in its thread any more."""
+        with self._lock:
+            self._is_over = True
+        if self._is_raised:
+            _raise_in(self._thread, None)
+
+
+def _raise_in(thread: int, error: ctypes.py_object[type[BaseException]] | None) -> None:
+    """Let a thread raise an error between two of its instructions; None takes back what it has not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+
+_under_way: dict[int, Stop] = {}
+"""Runs by the threads that wait for them."""
+_is_closing = False
+_kept = 0
+_waker: socket.socket | None = None
+
+
+def stoppable(stop: Stop, run: Callable[[], Result], graph: str = "") -> Result:
+    """Return what a run computes, which ``stop`` ends before.
+
+    Args:
+        stop: of this run alone.
+        run: changes no state.
+        graph: for messages.
+
+    Raises:
+        RunStopped: it was stopped.
+    """
+    thread = threading.get_ident()
+    _under_way[thread] = stop
+    try:
+        stay_at_exit()
+        return run()
+    except Exception as error:
+        if not stop.terminate:
+            raise
+        raise _of(graph, RunStopped()) from error
+    except RunStopped as stopped:
+        raise _of(graph, stopped) from None
+    finally:
+        _under_way.pop(thread, None)
+
+
+def _of(graph: str, stopped: RunStopped) -> RunStopped:
+    stopped.graph = graph
+    return stopped
+
+
+def in_python(run: Callable[[], Result], graph: str = "") -> Result:
+    """Return what a run computes that is made of many calls from Python, as ``stoppable`` does."""
+    stop = PythonStop()
+
+    def until_over() -> Result:
+        try:
+            return run()
+        finally:
+            stop.over()
+
+    return stoppable(stop, until_over, graph)
+
+
+@contextlib.contextmanager
+def runs_kept() -> Iterator[None]:
+    """While this is entered, Ctrl-C stops no run: several workers end after the same step, which they agree on."""
+    global _kept
+    _kept += 1
+    try:
+        yield
+    finally:
+        _kept -= 1
+
+
+def watch_interrupts() -> None:
+    """Let Ctrl-C stop a run in the main thread from here on; called there, else nothing is done.
+
+    Nothing is done either where something else listens for signals in the same way, as asyncio's ``add_signal_handler`` does.
+    """
+    global _waker
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if _waker is None:
+        receiver, _waker = socket.socketpair()
+        _waker.setblocking(False)
+        threading.Thread(target=_wait_for_interrupts, args=(receiver,), name="burnish-interrupts", daemon=True).start()
+    with contextlib.suppress(ValueError):  # not in the main interpreter
+        earlier = signal.set_wakeup_fd(_waker.fileno(), warn_on_full_buffer=False)
+        if earlier not in (-1, _waker.fileno()):
+            signal.set_wakeup_fd(earlier)
+
+
+def _wait_for_interrupts(receiver: socket.socket) -> None:
+    main = threading.main_thread().ident or 0
+    while True:
+        if signal.SIGINT not in receiver.recv(4096):
+            continue
+        handler = signal.getsignal(signal.SIGINT)
+        run = _under_way.get(main)
+        # Another handler may mean something else by it than the end.
+        if run is None or _kept or not (handler is signal.default_int_handler or getattr(handler, "stops_runs", False)):
+            continue
+        select.select([receiver], [], [], GRACE_SECONDS)
+        if _under_way.get(main) is run:
+            run.terminate = True
+
+
+class TimeLimit:
+    """While it is entered, what this thread computes is stopped when it takes longer than so many seconds.
+
+    Args:
+        seconds: more than 0.
+
+    Attributes:
+        is_passed: whether it took longer, since it was last entered.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self.is_passed = False
+        self._thread = 0
+        self._until: float | None = None
+        self._closed: threading.Event | None = None
+
+    def __enter__(self) -> None:
+        if self._closed is None:
+            self._closed = threading.Event()
+            threading.Thread(target=self._look, args=(self._closed,), name="burnish-time-limit", daemon=True).start()
+        self.is_passed, self._thread = False, threading.get_ident()
+        self._until = time.monotonic() + self.seconds
+
+    def __exit__(self, *error: object) -> None:
+        self._until = None
+
+    def close(self) -> None:
+        """End the thread that looks."""
+        if self._closed is not None:
+            self._closed.set()
+            self._closed = None
+
+    def _look(self, closed: threading.Event) -> None:
+        while not closed.wait(self.seconds / LOOKS):
+            run, until = _under_way.get(self._thread), self._until
+            # In this order: a run that is there belongs to what is limited until then.
+            if run is not None and until is not None and time.monotonic() > until and until is self._until:
+                self.is_passed = True
+                run.terminate = True
+
+
+def is_ending() -> bool:
+    """Whether this thread ends with the interpreter, now."""
+    return _is_closing and threading.current_thread().daemon
+
+
+def stay_at_exit() -> None:
+    """Let this thread wait for ever if it ends with the interpreter.
+
+    The interpreter ends a daemon thread when that next comes back to Python, and with it the process, by SIGABRT, if it comes
+    back from a library in C++.
+    """
+    if is_ending():
+        _under_way.pop(threading.get_ident(), None)
+        threading.Event().wait()
+
+
+@atexit.register
+def close() -> None:
+    """Stop what daemon threads compute, and let nothing begin there any more."""
+    global _is_closing
+    _is_closing = True
+    until = time.monotonic() + EXIT_SECONDS
+    ending = {thread.ident for thread in threading.enumerate() if thread.daemon}
+    while runs := [run for thread, run in list(_under_way.items()) if thread in ending]:
+        for run in runs:
+            run.terminate = True
+        if time.monotonic() > until:
+            break
+        time.sleep(0.001)
+
+
+@atexit.register
+def _stop_watching() -> None:
+    if _waker is not None and threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(ValueError):
+            earlier = signal.set_wakeup_fd(-1)
+            if earlier != _waker.fileno():
+                signal.set_wakeup_fd(earlier)
+
+
+def _forget_in_child() -> None:
+    """A forked process has none of the threads of its parent, and is not to wake the parent's."""
+    global _waker
+    _stop_watching()
+    _under_way.clear()
+    _waker = None
+    if "onnxruntime" in sys.modules:
+        _exit_without_library()
+
+
+def _exit_without_library() -> None:
+    """Let this process end without what ONNX Runtime does last: it waits for a thread that a forked process does not have."""
+    with contextlib.suppress(AttributeError):  # a C library without on_exit
+        library = ctypes.CDLL(None)
+        library.on_exit(library._exit, None)
+        library.on_exit(library.fcloseall, None)  # called first
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
