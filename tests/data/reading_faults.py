@@ -11,7 +11,7 @@ from burnish.errors import DataError
 
 
 class Numbered:
-    """Sample i is the number i. With faults, 5 and 7 raise errors, and 9 ends the process that reads it."""
+    """Sample i is the number i. With faults, 5 and 7 raise errors, 9 ends the process that reads it, and 11 stops it."""
 
     def __init__(self, faults: bool = False):
         self.faults = faults
@@ -26,5 +26,7 @@ class Numbered:
             raise DataError("seven.png: no good")
         if self.faults and 9 in indices:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.faults and 11 in indices:
+            os.kill(os.getpid(), signal.SIGSTOP)
         print("a library says something")
         return {"x": np.asarray(indices, np.float32), "names": np.asarray([f"n{i}" for i in indices])}

@@ -13,6 +13,7 @@ from PIL import Image
 
 from burnish.data import ArrayDataset, Loader, open_dataset
 from burnish.data.image.augmentation import read_augmentation
+from burnish.data.reading import ahead
 from burnish.errors import ConfigurationError, DataError
 from data.reading_faults import Numbered
 from specs.program_inputs import classification
@@ -56,6 +57,17 @@ def test_a_fault_is_raised_where_its_batch_is_waited_for():
     for _ in range(2):
         with pytest.raises(DataError, match=r"that reads data ended by signal 9 at batch 0 of those asked for.*--data-workers 0"):
             next(loader.epoch(0, start=4))
+    loader.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system does not tell which child is stopped")
+def test_a_process_that_is_stopped_is_named(monkeypatch):
+    monkeypatch.setattr(ahead, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(ahead, "STOPPED_SECONDS", 0.0)
+    loader = Loader(Numbered(faults=True), 2, shuffle=False, processes=1)
+    pid = loader._reader._processes[0].pid
+    with pytest.raises(DataError, match=rf"stood still for 0 s, stopped by a signal \(SIGSTOP\), at batch 0 .*process {pid}"):
+        next(loader.epoch(0, start=5))
     loader.close()
 
 

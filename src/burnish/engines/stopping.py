@@ -174,20 +174,19 @@ def _wait_for_interrupts(receiver: socket.socket) -> None:
 
 
 class TimeLimit:
-    """While it is entered, what this thread computes is stopped when it takes longer than so many seconds.
+    """While it is entered, a run in this thread is stopped when it takes longer than so many seconds.
 
     Args:
         seconds: more than 0.
 
     Attributes:
-        is_passed: whether it took longer, since it was last entered.
+        is_passed: whether one took longer, since it was last entered.
     """
 
     def __init__(self, seconds: float):
         self.seconds = seconds
         self.is_passed = False
-        self._thread = 0
-        self._until: float | None = None
+        self._thread: int | None = None
         self._closed: threading.Event | None = None
 
     def __enter__(self) -> None:
@@ -195,10 +194,9 @@ class TimeLimit:
             self._closed = threading.Event()
             threading.Thread(target=self._look, args=(self._closed,), name="burnish-time-limit", daemon=True).start()
         self.is_passed, self._thread = False, threading.get_ident()
-        self._until = time.monotonic() + self.seconds
 
     def __exit__(self, *error: object) -> None:
-        self._until = None
+        self._thread = None
 
     def close(self) -> None:
         """End the thread that looks."""
@@ -207,10 +205,13 @@ class TimeLimit:
             self._closed = None
 
     def _look(self, closed: threading.Event) -> None:
+        seen: Stop | None = None
+        until = 0.0
         while not closed.wait(self.seconds / LOOKS):
-            run, until = _under_way.get(self._thread), self._until
-            # In this order: a run that is there belongs to what is limited until then.
-            if run is not None and until is not None and time.monotonic() > until and until is self._until:
+            run = None if self._thread is None else _under_way.get(self._thread)
+            if run is not seen:
+                seen, until = run, time.monotonic() + self.seconds
+            elif run is not None and time.monotonic() > until:
                 self.is_passed = True
                 run.terminate = True
 

@@ -64,16 +64,22 @@ class RunFolder:
         return [] if self._table is None else self._table.rows
 
     def take(self) -> None:
-        """Keep other processes from running in the folder, until ``leave`` or the end of this one.
+        """Keep other runs out of the folder, until ``leave`` or the end of this process.
 
         Raises:
-            ConfigurationError: another process runs in it.
+            ConfigurationError: another run goes on in it.
         """
         if self._lock is None:
             self._lock = RunLock(self.path)
 
+    def enter(self) -> None:
+        """Begin to run in the folder; as ``take``."""
+        self.take()
+        if self._lock is not None:
+            self._lock.begin()
+
     def leave(self) -> None:
-        """Let other processes run in the folder again."""
+        """Let other runs into the folder again."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -100,7 +100,7 @@ class Trainer:
 
     Raises:
         ConfigurationError: a number out of range, a run longer than the program's schedule, or a folder that holds a run already
-            or that a run in another process is writing to.
+            or in which another run goes on, in this process or another.
         DataError: data that cannot be read, that do not fit the program, or other ones than a run was started with.
         CheckpointError: nothing to resume, or a run that was started with other options.
         EngineError: the engine is not there.
@@ -283,7 +283,7 @@ class Trainer:
             )
         error: BaseException | None = None
         stopped: str | None = None
-        workers.on_first(self._group, self.run_folder.take, "the folder of the run")
+        workers.on_first(self._group, self.run_folder.enter, "the folder of the run")
         try:
             for note in (
                 () if self.finished else self._data.fill(self.session.features, self.loader.batch_size, self.run_directory)

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,9 @@ from burnish.errors import BurnishError, ConfigurationError, DataError
 AHEAD = 2
 """Batches that lie ready at most, besides one that each process is at."""
 ENDING_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+STOPPED_SECONDS = 10.0
+"""How long a process may stand still by a signal: after Ctrl-Z all go on together."""
 
 Batch = dict[str, np.ndarray]
 
@@ -85,6 +89,8 @@ class _ReadingProcess:
         command = [sys.executable, "-m", "burnish.data.reading.process"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._content: bytes | None = content
+        self._stopped_since: float | None = None
+        self._is_given_up = False
         _widen(self._process)
 
     def answer(self, request: Request) -> tuple[dict[str, Any], Batch] | None:
@@ -101,11 +107,27 @@ class _ReadingProcess:
 
     def ended(self) -> str:
         """How a process ended that does not answer."""
+        if self._is_given_up:
+            return f"stood still for {STOPPED_SECONDS:g} s, stopped by a signal (SIGSTOP),"
         try:
             status = self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed its output"
         return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def give_up_if_stopped(self) -> None:
+        """Kill it if a signal has stopped it, and it does not go on."""
+        if not _is_stopped(self._process.pid):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = time.monotonic()
+        elif time.monotonic() - self._stopped_since >= STOPPED_SECONDS:
+            self._is_given_up = True
+            self._process.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def end_input(self) -> None:
         """Let it end after what it is at."""
@@ -127,6 +149,7 @@ class _Fetching:
 
     def __init__(self, dataset: Dataset, processes: Sequence[_ReadingProcess], requests: Iterable[Request]):
         self._dataset = dataset
+        self._processes = processes
         self._requests = enumerate(requests)
         self._changed = threading.Condition()
         self._ready: dict[int, Batch | BaseException] = {}
@@ -141,7 +164,8 @@ class _Fetching:
         number = 0
         while True:
             with self._changed:
-                self._changed.wait_for(partial(self._is_settled, number))
+                while not self._changed.wait_for(partial(self._is_settled, number), LOOK_SECONDS):
+                    self._give_up_stopped()
                 if number not in self._ready:
                     return
                 answer = self._ready.pop(number)
@@ -162,7 +186,13 @@ class _Fetching:
             self._stopped = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(LOOK_SECONDS)
+                self._give_up_stopped()
+
+    def _give_up_stopped(self) -> None:
+        for process in self._processes:
+            process.give_up_if_stopped()
 
     def _fetch(self, process: _ReadingProcess) -> None:
         while (asked := self._next()) is not None:
@@ -192,8 +222,8 @@ class _Fetching:
         answer = process.answer(request)
         if answer is None:
             return DataError(
-                f"a process that reads data {process.ended()} at batch {number} of those asked for. What it printed stands "
-                "above; where memory ran out, take fewer of them, or read in this process (data_workers=0, --data-workers 0)"
+                f"a process that reads data {process.ended()} at batch {number} of those asked for (process {process.pid}). What "
+                "it printed stands above; where memory ran out, take fewer of them, or read in this process (data_workers=0, --data-workers 0)"
             )
         header, batch = answer
         if "error" in header:
@@ -215,6 +245,16 @@ def _error(header: dict[str, Any]) -> BaseException:
     if "trace" in header:
         error.add_note(header["trace"])
     return error
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a child of this process, as far as the system tells."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
 
 
 def _widen(process: subprocess.Popen[bytes]) -> None:

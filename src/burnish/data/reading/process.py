@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
+import time
 import traceback
 from typing import Any
 
@@ -17,9 +19,13 @@ from burnish.data.reading.frames import Request, receive, send
 from burnish.errors import BurnishError
 
 
+LOOK_SECONDS = 1.0
+
+
 def main() -> None:
     """Answer requests for batches."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # What a library prints is not to stand among the frames.
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -33,6 +39,13 @@ def main() -> None:
             send(sink, *_answer(dataset, Request.of(header)))
         except BrokenPipeError:
             return
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: while it reads, it does not see that its input has."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
 
 
 def _answer(dataset: Dataset, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
