@@ -110,6 +110,10 @@ def _locked(path: Path, folder: Path) -> int:
                     f"--output), or let that user remove '{path}'"
                 ) from error
             raise
+        except OSError as error:
+            if path.is_symlink():
+                raise ConfigurationError(f"'{path}' is a link, and no lock of a run: remove it") from error
+            raise
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
