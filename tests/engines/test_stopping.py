@@ -93,7 +93,9 @@ def test_a_limit_of_time_names_step_and_graph_and_saves_the_state(program, engin
 
     whole = trainer.loader.epoch
     trainer.loader.epoch = lambda *place: (endless_third(number, inputs) for number, inputs in enumerate(whole(*place)))
-    with pytest.raises(EngineError, match=r"The step graph did not end within step_timeout=1 s in step 3, and was stopped.*saved in"):
+    with pytest.raises(
+        EngineError, match=r"The step graph did not end within step_timeout=1 s in step 3, and was stopped.*saved in"
+    ):
         trainer.run()
     assert read_checkpoint(trainer.latest).step == 2
     trainer = Trainer(program, data, batch_size=4, run_directory=tmp_path, engine=engine, resume=True, progress=False)

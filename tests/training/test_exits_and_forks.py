@@ -77,8 +77,12 @@ def test_a_forked_process_is_told_of_its_parents_session_and_steps_with_its_own(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_forked_process_ends_by_itself(tmp_path):
     """ONNX Runtime would wait for a thread that it has in the parent alone."""
-    code = "import os, sys, onnxruntime\nimport burnish.engines.stopping\nif os.fork() == 0: sys.exit(7)\nprint(os.wait()[1] >> 8)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True, timeout=600)
+    code = (
+        "import os, sys, onnxruntime\nimport burnish.engines.stopping\nif os.fork() == 0: sys.exit(7)\nprint(os.wait()[1] >> 8)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True, timeout=600
+    )
     assert done.stdout.strip() == "7"
 
 

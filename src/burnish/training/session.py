@@ -563,8 +563,8 @@ class Session(TakesPart):
             steps = self.step_count
             place = f"after step {steps}" if stopped.graph in ("evaluate", "predict") else f"in step {steps + 1}"
             raise EngineError(
-                f"The {stopped.graph} graph did not end within step_timeout={limit.seconds:g} s {place}, and was stopped. No state "
-                "has changed. Look for a loop in the model that does not end, or give it more seconds (step_timeout, "
+                f"The {stopped.graph} graph did not end within step_timeout={limit.seconds:g} s {place}, and was stopped. No "
+                "state has changed. Look for a loop in the model that does not end, or give it more seconds (step_timeout, "
                 "--step-timeout)"
             ) from stopped
 

@@ -266,8 +266,8 @@ class Trainer:
 
         Raises:
             CallbackError: a callback failed; the state is saved.
-            TrainingInterrupted: Ctrl-C, after the step under way was finished, or stopped where it does not end within two seconds,
-                and the state saved.
+            TrainingInterrupted: Ctrl-C, after the state was saved. The step under way is finished; it is stopped if it does not
+                end within two seconds.
             EngineError: a step took longer than ``step_timeout``; the state from before it is saved.
             NonFiniteLossError: the loss became NaN or infinite; the state from before that step is saved.
             WorkerError: another worker is gone; the state from before the step is saved.

@@ -51,7 +51,7 @@ def one_at_a_time(method: Method) -> Method:
         except stopping.RunStopped:
             if not (is_outer and stopping.is_ending()):
                 raise
-        stopping.stay_at_exit()
+        return stopping.stay_at_exit()
 
     return cast(Method, waiting)
 

@@ -223,7 +223,8 @@ class _Fetching:
         if answer is None:
             return DataError(
                 f"a process that reads data {process.ended()} at batch {number} of those asked for (process {process.pid}). What "
-                "it printed stands above; where memory ran out, take fewer of them, or read in this process (data_workers=0, --data-workers 0)"
+                "it printed stands above; where memory ran out, take fewer of them, or read in this process (data_workers=0, "
+                "--data-workers 0)"
             )
         header, batch = answer
         if "error" in header:

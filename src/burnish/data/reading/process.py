@@ -18,7 +18,6 @@ from burnish.data.dataset import Dataset
 from burnish.data.reading.frames import Request, receive, send
 from burnish.errors import BurnishError
 
-
 LOOK_SECONDS = 1.0
 
 
