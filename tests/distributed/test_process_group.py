@@ -176,6 +176,24 @@ def test_workers_are_told_whether_what_ends_another_would_come_again(error, agai
     assert run(_fails, 3, error) == [again, None, again]
 
 
+def _loses_its_launcher(rank):
+    group = join(timeout=600, first_contact=600)
+    group.barrier()
+    if rank == 1:
+        os.getppid = lambda: 1
+    try:
+        while True:
+            group.all_reduce(torch.ones(3))
+    except WorkerError as error:
+        group.close()
+        return str(error)
+
+
+def test_workers_end_when_torchrun_is_killed():
+    for said in run(_loses_its_launcher, 2, environment={"TORCHELASTIC_RUN_ID": "one"}):
+        assert "launcher of rank 1 (torchrun) is gone" in said
+
+
 def _loses_the_keeper(rank):
     group = join(timeout=600, first_contact=600)
     group.barrier()

@@ -1,10 +1,12 @@
 """The command line: one file per command. Here are its options and its words; what it does lives in the other rooms."""
 
+import atexit
 import gc
 import os
 import signal
 import sys
 from contextlib import suppress
+from types import FrameType
 
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
 """With the 700 of Python the imports of a run start its collector six hundred times, for a sixth of their time."""
@@ -16,16 +18,26 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # in ASCII or Latin-1 not every name can be written
             stream.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the command begins, which then says what became of its work: libraries hide an interrupt, or print its trace.
+        signal.signal(signal.SIGINT, stop_at_once)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
         from burnish.cli.application import app
 
         app(prog_name="burnish")
-    except KeyboardInterrupt:  # while it was imported: afterwards the command says what became of its work
-        if sys.stderr is not None:
-            sys.stderr.write("Stopped.\n")
-        sys.exit(128 + signal.SIGINT)
     finally:
+        if signal.getsignal(signal.SIGINT) is stop_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _flush_or_drop()
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process at Ctrl-C, with one line; of several workers, the first says it."""
+    if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
+        with suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), b"Stopped.\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def _flush_or_drop() -> None:

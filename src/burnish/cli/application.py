@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from burnish.cli import stop_at_once
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
@@ -59,6 +61,8 @@ class Group(TyperGroup):
             raise typer.Exit(1) from error
 
     def invoke(self, ctx: Any) -> object:
+        if signal.getsignal(signal.SIGINT) is stop_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with transfers_reported(_say), nullcontext() if ctx.meta["burnish.debug"] else warnings_in_words():
                 return super().invoke(ctx)

@@ -24,6 +24,6 @@ class InheritedRunner:
     def __getattr__(self, name: str) -> NoReturn:
         raise EngineError(
             f"The session was opened in another process, from which this one ({os.getpid()}) was forked: the threads of its "
-            "engine do not live on here. Open a session in this process, Session(program, state=...) with a state that was taken before "
-            "the fork, or start processes by multiprocessing's 'spawn'"
+            "engine do not live on here. Open a session in this process, Session(program, state=...) with a state that was taken "
+            "before the fork, or start processes by multiprocessing's 'spawn'"
         )

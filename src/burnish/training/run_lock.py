@@ -86,8 +86,8 @@ class RunLock:
                 raise ConfigurationError(f"A run is going on in '{self._folder}', in this process: {REMEDY}")
             if held.sharers[-1] != self._number:
                 raise ConfigurationError(
-                    f"Another run was prepared in '{self._folder}' after this one, by this process, and the folder is its own now: "
-                    "run that one, or choose another folder (run_directory)"
+                    f"Another run was prepared in '{self._folder}' after this one, by this process, and the folder is its own "
+                    "now: run that one, or choose another folder (run_directory)"
                 )
             held.running = self._number
 

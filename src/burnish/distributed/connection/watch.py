@@ -8,6 +8,7 @@ does not break at all: hence this.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -116,6 +117,8 @@ class Watch:
         self._ending = threading.Event()
         self._hurry = threading.Event()
         self._entered = threading.Event()
+        # Other launchers may end before their workers, such as a shell that starts them.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
 
     def start(self) -> None:
@@ -241,6 +244,8 @@ class Watch:
         return SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
 
     def _round(self, store: Store, beat: int) -> None:
+        if self._launcher is not None and os.getppid() != self._launcher:
+            self._declared = self._declared or f"the launcher of rank {self.rank} (torchrun) is gone"
         store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
         self._enter(store)
         if (barrier := self._barrier) is not None and not barrier.complete:
