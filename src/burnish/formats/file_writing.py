@@ -24,6 +24,8 @@ except ImportError:  # Windows
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Of Linux: paths are taken from the current folder; both names are there before and after."""
+OWN_FOLDER = 0o700
+"""The mode of folders that are made for states: nobody else may enter them. One that is there keeps its mode."""
 
 
 def file_path(path: str | os.PathLike[str], example: str) -> Path:

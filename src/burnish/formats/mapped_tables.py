@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.file_writing import remove_left_behind, replacing
+from burnish.formats.file_writing import OWN_FOLDER, remove_left_behind, replacing
 from burnish.formats.row_journal import JournalledState, JournalPlace
 from burnish.program.state import Kind, LazyArrays, kind_of, read_into
 from burnish.untrusted import UNREADABLE, read_json, read_json_file
@@ -65,7 +65,7 @@ class MappedTables:
         self._log: BinaryIO | None = None
         self._left = 0
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
             self._lock = self._locked()
             self._check_layout()
             self.tables = {name: self._mapped(number) for number, name in enumerate(self._order)}

@@ -24,7 +24,7 @@ from burnish.engines.base import first_non_finite
 from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.formats.digest import DIGEST, FORMAT_VERSION, check_version
-from burnish.formats.file_writing import file_path
+from burnish.formats.file_writing import OWN_FOLDER, file_path
 from burnish.formats.identity import graph_hashes, program_hash
 from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.formats.state_file import StateFile, write_state_file
@@ -122,7 +122,7 @@ def write_checkpoint(
         ) from error
     is_new_folder = not path.parent.exists()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"The folder of '{path}' cannot be made: {error}. Choose a folder you can write to") from error
     header = {
