@@ -61,6 +61,31 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_is_bitwise_the_same(run, folder
     assert (folder / "parts/tuned.onnx").read_bytes() == (folder / "whole/tuned.onnx").read_bytes()
 
 
+INTERRUPTED = """
+import atexit, os, signal, sys
+moment = sys.argv[1]
+def press(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+class Imports:
+    find_spec = staticmethod(lambda name, *more: press() if name == moment else None)
+sys.meta_path.insert(0, Imports)
+atexit.register(press if moment == "the end" else int)
+from burnish.cli import main
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "status", "message"),
+    [("burnish.cli.application", 130, "Stopped.\n"), ("burnish.cli.launch", 130, "Stopped.\n"), ("the end", -signal.SIGINT, "")],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is no signal there")
+def test_ctrl_c_at_the_start_and_at_the_end_prints_no_trace(moment, status, message):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stderr) == (status, message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)]
 )

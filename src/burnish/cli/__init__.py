@@ -5,11 +5,13 @@ import gc
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from types import FrameType
 
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
 """With the 700 of Python the imports of a run start its collector six hundred times, for a sixth of their time."""
+STOPPED = "Stopped.\n"
 
 
 def main() -> None:
@@ -21,11 +23,16 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until the command begins, which then says what became of its work: libraries hide an interrupt, or print its trace.
         signal.signal(signal.SIGINT, stop_at_once)
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        # Before what is done at the end, which another Ctrl-C cuts short.
+        getattr(threading, "_register_atexit", atexit.register)(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
         from burnish.cli.application import app
 
         app(prog_name="burnish")
+    except KeyboardInterrupt:  # while it was imported, where something else handles the signal
+        if sys.stderr is not None:
+            sys.stderr.write(STOPPED)
+        sys.exit(128 + signal.SIGINT)
     finally:
         if signal.getsignal(signal.SIGINT) is stop_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,7 +43,7 @@ def stop_at_once(number: int, frame: FrameType | None) -> None:
     """End the process at Ctrl-C, with one line; of several workers, the first says it."""
     if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
         with suppress(OSError, ValueError):
-            os.write(sys.stderr.fileno(), b"Stopped.\n")
+            os.write(sys.stderr.fileno(), STOPPED.encode())
     os._exit(128 + signal.SIGINT)
 
 
