@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 from burnish.engines import stopping
@@ -87,8 +86,13 @@ def test_a_forked_process_ends_by_itself(tmp_path):
 
 
 def test_a_run_in_python_that_has_ended_is_not_stopped_any_more():
-    stop = stopping.PythonStop()
-    stop.over()
-    stop.terminate = True
+    stops = []
+
+    def run() -> int:
+        stops.extend(stopping._under_way.items())
+        return 1
+
+    assert stopping.in_python("step", run) == 1
+    ((thread, stop),) = stops
+    stopping._stop(thread, stop)
     assert not stop.terminate
-    assert stopping.in_python(lambda: np.ones(1)) == 1

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -48,50 +48,41 @@ class Stop(Protocol):
 class PythonStop:
     """Stops a run of many calls from Python between two of them; it belongs to the thread that makes it."""
 
+    __slots__ = ("_is_set", "_thread")
+
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._is_over = self._is_raised = False
+        self._thread, self._is_set = threading.get_ident(), False
 
     @property
     def terminate(self) -> bool:
         """Whether the run was told to stop."""
-        return self._is_raised
+        return self._is_set
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        with self._lock:
-            if value and not self._is_over and not self._is_raised:
-                self._is_raised = True
-                _raise_in(self._thread, ctypes.py_object(RunStopped))
-
-    def over(self) -> None:
-        """Say that the run has ended: nothing is raised in its thread any more."""
-        with self._lock:
-            self._is_over = True
-        if self._is_raised:
-            _raise_in(self._thread, None)
-
-
-def _raise_in(thread: int, error: ctypes.py_object[type[BaseException]] | None) -> None:
-    """Let a thread raise an error between two of its instructions; None takes back what it has not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+        if value != self._is_set:
+            self._is_set = value
+            error = ctypes.py_object(RunStopped) if value else None  # None takes back what was not raised yet
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
 
 
 _under_way: dict[int, Stop] = {}
 """Runs by the threads that wait for them."""
+_changes = threading.Lock()
+"""Is held while a run is taken out, and while one is stopped: none is stopped that has ended."""
 _is_closing = False
 _kept = 0
 _waker: socket.socket | None = None
 
 
-def stoppable(stop: Stop, run: Callable[[], Result], graph: str = "") -> Result:
+def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
     """Return what a run computes, which ``stop`` ends before.
 
     Args:
-        stop: of this run alone.
+        stop: of one run at a time.
+        graph: its name, for messages.
         run: changes no state.
-        graph: for messages.
+        arguments: what it takes.
 
     Raises:
         RunStopped: it was stopped.
@@ -99,8 +90,9 @@ def stoppable(stop: Stop, run: Callable[[], Result], graph: str = "") -> Result:
     thread = threading.get_ident()
     _under_way[thread] = stop
     try:
-        stay_at_exit()
-        return run()
+        if _is_closing:
+            stay_at_exit()
+        return run(*arguments)
     except Exception as error:
         if not stop.terminate:
             raise
@@ -108,7 +100,15 @@ def stoppable(stop: Stop, run: Callable[[], Result], graph: str = "") -> Result:
     except RunStopped as stopped:
         raise _of(graph, stopped) from None
     finally:
-        _under_way.pop(thread, None)
+        with _changes:
+            _under_way.pop(thread, None)
+        if stop.terminate:
+            stop.terminate = False
+
+
+def in_python(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a run computes that is made of many calls from Python, as ``stoppable`` does."""
+    return stoppable(PythonStop(), graph, run, *arguments)
 
 
 def _of(graph: str, stopped: RunStopped) -> RunStopped:
@@ -116,17 +116,11 @@ def _of(graph: str, stopped: RunStopped) -> RunStopped:
     return stopped
 
 
-def in_python(run: Callable[[], Result], graph: str = "") -> Result:
-    """Return what a run computes that is made of many calls from Python, as ``stoppable`` does."""
-    stop = PythonStop()
-
-    def until_over() -> Result:
-        try:
-            return run()
-        finally:
-            stop.over()
-
-    return stoppable(stop, until_over, graph)
+def _stop(thread: int, run: Stop) -> None:
+    """Stop a run unless it has ended."""
+    with _changes:
+        if _under_way.get(thread) is run:
+            run.terminate = True
 
 
 @contextlib.contextmanager
@@ -169,8 +163,7 @@ def _wait_for_interrupts(receiver: socket.socket) -> None:
         if run is None or _kept or not (handler is signal.default_int_handler or getattr(handler, "stops_runs", False)):
             continue
         select.select([receiver], [], [], GRACE_SECONDS)
-        if _under_way.get(main) is run:
-            run.terminate = True
+        _stop(main, run)
 
 
 class TimeLimit:
@@ -208,12 +201,13 @@ class TimeLimit:
         seen: Stop | None = None
         until = 0.0
         while not closed.wait(self.seconds / LOOKS):
-            run = None if self._thread is None else _under_way.get(self._thread)
+            thread = self._thread
+            run = None if thread is None else _under_way.get(thread)
             if run is not seen:
                 seen, until = run, time.monotonic() + self.seconds
-            elif run is not None and time.monotonic() > until:
+            elif thread is not None and run is not None and time.monotonic() > until:
                 self.is_passed = True
-                run.terminate = True
+                _stop(thread, run)
 
 
 def is_ending() -> bool:
@@ -239,9 +233,9 @@ def close() -> None:
     _is_closing = True
     until = time.monotonic() + EXIT_SECONDS
     ending = {thread.ident for thread in threading.enumerate() if thread.daemon}
-    while runs := [run for thread, run in list(_under_way.items()) if thread in ending]:
-        for run in runs:
-            run.terminate = True
+    while runs := [(thread, run) for thread, run in list(_under_way.items()) if thread in ending]:
+        for thread, run in runs:
+            _stop(thread, run)
         if time.monotonic() > until:
             break
         time.sleep(0.001)
@@ -258,7 +252,8 @@ def _stop_watching() -> None:
 
 def _forget_in_child() -> None:
     """A forked process has none of the threads of its parent, and is not to wake the parent's."""
-    global _waker
+    global _waker, _changes
+    _changes = threading.Lock()
     _stop_watching()
     _under_way.clear()
     _waker = None

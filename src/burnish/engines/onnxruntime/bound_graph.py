@@ -14,7 +14,8 @@ import onnxruntime
 from burnish.engines.base import NOTHING, Arrays
 from burnish.engines.onnxruntime.failures import run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
-from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
+from burnish.engines.onnxruntime.stoppable_runs import run_options, run_stoppably
+from burnish.engines.stopping import stoppable
 from burnish.formats.mapped_tables import adopted
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 
@@ -71,6 +72,7 @@ class BoundGraph:
     ):
         self._graph = graph
         self._opened = opened
+        self._options = run_options()
         self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
         self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
         self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._batch_inputs)
@@ -163,7 +165,7 @@ class BoundGraph:
         if self._graph == "apply":  # it may write over the state
             session.run_with_iobinding(binding)
         else:
-            run_stoppably(self._graph, session.run_with_iobinding, binding)
+            stoppable(self._options, self._graph, session.run_with_iobinding, binding, self._options)
         outputs = {name: buffer.array.copy() for name, buffer in self._scalars.items()}
         computed = self._gradients + self._other_results  # in the order in which they were bound first
         values = (

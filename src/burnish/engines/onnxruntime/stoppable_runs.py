@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import onnxruntime
@@ -11,6 +10,14 @@ import onnxruntime
 from burnish.engines.stopping import stoppable
 
 Result = TypeVar("Result")
+
+
+def run_options() -> onnxruntime.RunOptions:
+    """Return options of a run, which ``terminate`` stops."""
+    options = onnxruntime.RunOptions()
+    # The default. ONNX Runtime asks for it at each run, and takes ten times as long to find out that nobody has set it.
+    options.add_run_config_entry("gpu_graph_id", "0")
+    return options
 
 
 def run_stoppably(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
@@ -24,7 +31,5 @@ def run_stoppably(graph: str, run: Callable[..., Result], *arguments: Any) -> Re
     Raises:
         RunStopped: it was stopped.
     """
-    options = onnxruntime.RunOptions()
-    # The default. ONNX Runtime asks for it at each run, and takes ten times as long to find out that nobody has set it.
-    options.add_run_config_entry("gpu_graph_id", "0")
-    return stoppable(options, partial(run, *arguments, options), graph)
+    options = run_options()
+    return stoppable(options, graph, run, *arguments, options)

@@ -117,7 +117,7 @@ def _name_absent_outputs(model: onnx.ModelProto) -> None:
 def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
     try:
         with np.errstate(all="ignore"):
-            results = in_python(lambda: evaluator.run(None, dict(inputs)), graph)
+            results = in_python(graph, evaluator.run, None, dict(inputs))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         place = _place_of(error)
         where = "" if place is None else f" at {place}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -191,7 +191,7 @@ class TorchEngine(RunsModels):
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
             tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in graph_inputs.items()]
-            results = in_python(partial(_guarded, "model", module, *tensors), "model")
+            results = in_python("model", _guarded, "model", module, *tensors)
             outputs = {}
             for value, tensor in zip(model.graph.outputs, results, strict=True):
                 assert value.dtype is not None
@@ -442,7 +442,7 @@ class TorchRunner:
                 tensor = _placed(inputs[name], dtype, device)
                 tensors.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = in_python(partial(_guarded, graph, runnable, *tensors), graph)
+            results = in_python(graph, _guarded, graph, runnable, *tensors)
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:
