@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from functools import cache
 
@@ -195,6 +196,15 @@ def test_training_goes_on_to_bitwise_the_same_state(program, tmp_path):
     assert graph_hashes(again) == graph_hashes(program)
 
 
+def test_the_kernels_that_train_the_program_train_it_after_it_was_read():
+    program = compiled("quantized, learned scales")
+    loaded = burnish.Program.load(program.to_onnx())
+    (batch,) = batches(program, 1)
+    losses = [burnish.Session(each, engine=OnnxRuntimeEngine(), threads=1).step(batch)["loss"] for each in (program, loaded)]
+    assert losses[0] == losses[1]
+    assert set(loaded.semantic) == set(program.semantic) != set()
+
+
 @pytest.mark.parametrize("name", ["pruned by a schedule", "quantized, learned scales", "quantized, observed ranges"])
 def test_masks_and_integers_are_exported_of_a_program_that_was_read_again(name, tmp_path):
     session = trained(compiled(name))
@@ -339,7 +349,19 @@ def point_outside(model):
     tensor.external_data.add(key="location", value="../secret.bin")
 
 
+def point_a_graph_for_kernels_outside(model):
+    metadata = metadata_of(model)
+    graph = onnx.ModelProto.FromString(base64.b64decode(metadata["semantic"]["grad"]))
+    tensor = graph.graph.initializer.add(name="stolen", data_type=onnx.TensorProto.FLOAT, dims=[4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="secret.bin")
+    packed = base64.b64encode(graph.SerializeToString()).decode()
+    change_metadata(semantic={**metadata["semantic"], "grad": packed})(model)
+
+
 DAMAGES = [
+    (change_metadata(semantic={"grad": "no base64"}), CheckpointError, "its grad graph for engines with kernels cannot be read"),
+    (point_a_graph_for_kernels_outside, CheckpointError, "it reads the file 'secret.bin'"),
     (drop_metadata, CheckpointError, r"has no ai\.onnx\.preview\.training\.Gradient in its algorithm"),
     (spoil_metadata, CheckpointError, "its metadata 'burnish.training' cannot be read"),
     (change_metadata(format="other"), CheckpointError, "format is 'other', expected 'burnish training'"),

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -92,11 +93,17 @@ def to_training_model(
         "program": program_hash(hashes, program.signature),
         "base": list(adapter_base(program)),
         "ir_versions": {name: graph.ir_version for name, graph in program.graphs.items()},
+        "semantic": {name: _packed(graph) for name, graph in program.semantic.items()},
     }
     own = {DIGEST: BLANK, TRAINING: json.dumps(metadata, sort_keys=True)}
     onnx.helper.set_model_props(model, {**own, **inference.metadata_props})
     model.metadata_props[0].value = digest_text(hashlib.sha256(model.SerializeToString(deterministic=True)))
     return model
+
+
+def _packed(graph: ir.Model) -> str:
+    """A graph with operators outside the standard, which plain runtimes need not understand, as text."""
+    return base64.b64encode(model_proto(graph).SerializeToString(deterministic=True)).decode()
 
 
 def write_training_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> Path:
@@ -197,6 +204,7 @@ def _graph_proto(model: ir.Model, opset: int) -> onnx.GraphProto:
 
 def _check_size(program: Program, state: Mapping[str, np.ndarray], inference: ir.Model) -> None:
     graphs = sum(constant_bytes(getattr(program, name)) for name in GRAPH_NAMES if name != "predict")
+    graphs += sum(constant_bytes(graph) * 4 // 3 for graph in program.semantic.values())
     weights = sum(array.nbytes for name, array in state.items() if not name.startswith(("param/", "stat/")))
     total = graphs + weights + constant_bytes(inference)
     if total > LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from burnish.formats.digest import DIGEST, agrees, check_version
 from burnish.formats.metadata import TRAINING
 from burnish.formats.onnx_training_import import load_foreign_training
 from burnish.formats.training_info import FORMAT, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
-from burnish.importer import forget_data_locations, load_external_data, read_proto
+from burnish.importer import external_tensors, forget_data_locations, load_external_data, read_proto
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
@@ -30,6 +31,7 @@ EXPECTED = {
     "opsets": dict,
     "ir_versions": dict,
     "hashes": dict,
+    "semantic": dict,
 }
 
 
@@ -86,7 +88,8 @@ class _Reader:
             entry.name: state[entry.name] for entry in self.signature.state if entry.role in (Role.PARAMETER, Role.STATISTIC)
         }
         options = dict(self.metadata["options"])
-        program = Program(**models, signature=self.signature, weights=weights, options=options)
+        semantic = {name: self._unpacked(name, text) for name, text in self.metadata["semantic"].items()}
+        program = Program(**models, semantic=semantic, signature=self.signature, weights=weights, options=options)
         program.saved_state = state
         return program
 
@@ -143,6 +146,15 @@ class _Reader:
         graph.name = name
         self._declare(graph, self.signature[name])
         return self._checked(name, graph)
+
+    def _unpacked(self, name: str, text: str) -> ir.Model:
+        try:
+            model = ir.from_proto(onnx.ModelProto.FromString(base64.b64decode(text, validate=True)))
+            if outside := [tensor.location for _, tensor in external_tensors(model)]:
+                raise ValueError(f"it reads the file '{outside[0]}'")
+            return model
+        except Exception as error:  # the protobuf library's errors are not those of onnx_ir
+            raise self._damaged(f"its {name} graph for engines with kernels cannot be read: {error}") from error
 
     def _take_state_out(self, graph: onnx.GraphProto) -> None:
         names = {initializer: state for state, initializer in self.metadata["state"].items()}
