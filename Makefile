@@ -28,7 +28,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign fuzz test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
+.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign fuzz fuzz-c test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
 .DEFAULT_GOAL := help
 FUZZ_SECONDS ?= 60
 
@@ -57,6 +57,9 @@ fuzz: $(TEST_STAMP)  ## Break files of every format and options for FUZZ_SECONDS
 
 test-fuzz: $(TEST_STAMP)  ## Put 2,000 broken models through loading, compilation and a step
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) -m fuzz run --cases 2000
+
+fuzz-c: $(TEST_STAMP)  ## Put broken files through the parsers of the C client, for FUZZ_SECONDS (60) each
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(PYTHON) tests/clients/fuzz_c.py --seconds $(FUZZ_SECONDS)
 
 # An environment of its own: torchvision, without the CUDA libraries that its operators need, would stop PyTorch's exporter elsewhere.
 test-exports: $(EXPORTS_STAMP)  ## Train 26 models of transformers and torchvision, exported as their users do; fetches both packages

@@ -2364,17 +2364,16 @@ static burnish_status read_state(burnish_session *session, const state_file *fil
     return status;
 }
 
-burnish_status burnish_restore(burnish_session *session, const char *path) {
-    state_file file = {.path = path};
+/* Take over the state of a checkpoint that is open. */
+static burnish_status take_checkpoint(burnish_session *session, state_file *file) {
     metadata metadata = {0};
     char *extra = NULL;
-    burnish_status status = open_file(path, &file.file, &file.size);
-    if (status == BURNISH_OK) status = read_header(&file);
-    if (status == BURNISH_OK) status = check_checkpoint(session, &file);
-    if (status == BURNISH_OK) status = read_metadata(path, text_of(metadata_of(&file), "metadata"), &metadata);
-    if (status == BURNISH_OK && (extra = strdup(text_of(metadata_of(&file), "extra"))) == NULL)
-        status = no_memory("the checkpoint", strlen(path));
-    if (status == BURNISH_OK) status = read_state(session, &file);
+    burnish_status status = read_header(file);
+    if (status == BURNISH_OK) status = check_checkpoint(session, file);
+    if (status == BURNISH_OK) status = read_metadata(file->path, text_of(metadata_of(file), "metadata"), &metadata);
+    if (status == BURNISH_OK && (extra = strdup(text_of(metadata_of(file), "extra"))) == NULL)
+        status = no_memory("the checkpoint", strlen(file->path));
+    if (status == BURNISH_OK) status = read_state(session, file);
     if (status == BURNISH_OK) {
         session->current = 1 - session->current;
         free(session->extra);
@@ -2388,6 +2387,13 @@ burnish_status burnish_restore(burnish_session *session, const char *path) {
     }
     free(extra);
     free_metadata(&metadata);
+    return status;
+}
+
+burnish_status burnish_restore(burnish_session *session, const char *path) {
+    state_file file = {.path = path};
+    burnish_status status = open_file(path, &file.file, &file.size);
+    if (status == BURNISH_OK) status = take_checkpoint(session, &file);
     close_state_file(&file);
     return status;
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+
 from burnish.formats.digest import BLANK, stamped
 
 SOURCES = Path(__file__).parents[2] / "clients" / "c"

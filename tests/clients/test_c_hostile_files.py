@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import c_library
+import fuzz_c
 import onnx
 import programs
 import pytest
@@ -151,3 +152,10 @@ def test_a_file_outside_of_the_folder_is_not_read(client, folder, tmp_path) -> N
     with pytest.raises(c_library.ClientError, match=r"EngineError: .*secret"):
         opened.predict(batch)
     opened.close()
+
+
+@pytest.mark.slow
+def test_parsers_take_broken_files_under_sanitizers(tmp_path) -> None:
+    corpus = fuzz_c.write_corpus(tmp_path)
+    for kind in fuzz_c.KINDS:
+        assert fuzz_c.fuzz(tmp_path, corpus, kind, seconds=600, first=0, cases=500).startswith("500 cases, ")
