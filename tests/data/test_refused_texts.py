@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,15 @@ def test_losses_and_models_that_texts_do_not_fit() -> None:
 def test_settings_that_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         TextDataset((["w0"], [0]), Text(tokenizer=word_tokenizer(), **options), spec())
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(8, "two tokens have the number 8"), (2**31, r"a token has the number 2147483648, and 16777215 is the largest")],
+)
+def test_a_tokenizer_whose_numbers_are_none(tmp_path: Path, number: int, message: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    word_tokenizer().save(str(path))
+    path.write_text(re.sub(r'"w2": ?7', f'"w2": {number}', path.read_text()))
+    with pytest.raises(DataError, match=rf"tokenizer\.json: {message}"):
+        TextDataset((["w0"], [0]), Text(tokenizer=path), spec())

@@ -34,6 +34,7 @@ _NAMED = re.compile(
     r"'[^']+'|\"[^\"]+\""  # a name
     r"|node name: [^)\s]|Name: \S+ OpType"  # as the standard's own checks name nodes
     r"|\bthe (bytes|ModelProto|onnx_ir\.Model)\b"  # the source
+    r"|^The init graph of the program"
     r"|^nothing would train: the model has no weights"  # and so no name to give
     r"|^the loss \w|^The loss |^the dimension|"
     r"^(recompute|norm|trainable|outputs|metrics|loss|precision|optimizer): |\bopset -?\d"  # an option, a version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from burnish.errors import DataError
 from burnish.installing import install_command
 
+LARGEST_NUMBER = (1 << 24) - 1
+"""Of a token; the library takes memory for all numbers up to the largest."""
 AT_ONCE = 1000
 """Texts that are tokenized together."""
 MASKS = ("[MASK]", "<mask>")
@@ -100,9 +103,16 @@ def _read(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: the tokenizer cannot be read ({error})") from error
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        read = tokenizers.Tokenizer.from_str(text)
+        numbers = sorted(read.get_vocab().values())
     except Exception as error:  # the library raises Exception itself
         raise DataError(f"{path}: no tokenizer.json of Hugging Face tokenizers ({error})") from error
+    if numbers and numbers[-1] > LARGEST_NUMBER:
+        raise DataError(f"{path}: a token has the number {numbers[-1]}, and {LARGEST_NUMBER} is the largest that burnish reads")
+    twice = next((one for one, other in itertools.pairwise(numbers) if one == other), None)
+    if twice is not None:
+        raise DataError(f"{path}: two tokens have the number {twice}, and which of them it stands for is not known; repair it")
+    return read
 
 
 def _encoder(tokenizer: Any) -> Encode:
