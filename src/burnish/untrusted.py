@@ -134,7 +134,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise an OSError for a pipe, socket or device, which may keep a reader waiting for ever or never end.
+    """Raise an OSError for a name that no file can have, and for a pipe, socket or device: a reader might wait for ever.
 
     What is not there passes, and is for the reader to say.
     """
@@ -142,6 +142,8 @@ def check_regular(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return
+    except ValueError as error:
+        raise OSError(f"no file can have this name ({error})") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError("it is a pipe or a device, and a file is expected: write its content into a file")
 

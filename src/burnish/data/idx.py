@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.errors import DataError
+from burnish.untrusted import check_regular, memory_excess
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 """The byte in the file -> the dtype of its elements."""
@@ -34,6 +35,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     """
     source = Path(path)
     try:
+        check_regular(source)
         with source.open("rb") as raw:
             is_compressed = raw.read(2) == GZIP
             raw.seek(0)
@@ -57,6 +59,9 @@ def _read(file: gzip.GzipFile | BufferedReader, source: Path) -> np.ndarray:
     extents = struct.unpack(f">{head[3]}I", extents_read)
     dtype = np.dtype(DTYPES[head[2]])
     expected = math.prod(extents) * dtype.itemsize
+    excess = memory_excess(expected, source.stat().st_size)
+    if excess is not None:
+        raise DataError(f"'{source}' is too large: {excess}")
     # In pieces, so that a file that lies about its extents takes no more memory than it has bytes.
     elements = bytearray()
     while len(elements) <= expected and (piece := file.read(min(1 << 20, expected + 1 - len(elements)))):

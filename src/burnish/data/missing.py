@@ -9,6 +9,7 @@ import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
 from burnish.settings import is_number_text
+from burnish.untrusted import memory_excess
 
 Missing = str
 """``error`` or ``drop``: what becomes of a row in which a value is missing."""
@@ -16,6 +17,8 @@ MARKS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 """What stands in a column of numbers where there is none, in small letters."""
 _OTHER_DIGITS = re.compile(r"[_\x80-\U0010ffff]")
 """What NumPy and Python read in numbers beside the digits 0 to 9: underscores, and the digits of other scripts."""
+CHARACTER_BYTES = 4
+"""Of a text in an array."""
 REMEDY = "fill it in, remove the row, or leave such rows out (missing='drop', --missing drop)"
 PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
 """The policy of a table to predict of, each row of which has an answer."""
@@ -39,12 +42,25 @@ def check_missing(missing: str) -> None:
         raise ConfigurationError(f"missing={missing!r}: give 'error', or 'drop' to leave rows with missing values out")
 
 
+def text_array(values: Sequence[str]) -> np.ndarray:
+    """Return texts as an array, each of whose elements has room for the longest.
+
+    Raises:
+        MemoryError: one is so long that all together would take more memory than reading a file of them may.
+    """
+    lengths = [len(value) for value in values]
+    excess = memory_excess(CHARACTER_BYTES * max(lengths, default=0) * len(lengths), sum(lengths))
+    if excess is not None:
+        raise MemoryError(f"a text has {max(lengths):,} characters, for which each row has room; {excess}")
+    return np.asarray(values, dtype=str)
+
+
 def column_of_text(values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return cells as int64 or float64 where those that are there are numbers, else as text; and which are missing, bool.
 
     In a column of numbers a mark such as ``NA``, NaN and infinity are missing; in one of text only a cell that is empty is.
     """
-    text = np.asarray(values, dtype=str)
+    text = text_array(values)
     is_plain = not _OTHER_DIGITS.search("".join(values)) or all(
         is_number_text(value) or value.strip().lower() in MARKS for value in values
     )

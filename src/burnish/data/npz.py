@@ -17,7 +17,7 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table import LABEL_COLUMNS
 from burnish.errors import DataError
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted import UNREADABLE, memory_excess
 
 ENCRYPTED = 0x1
 """The flag of an encrypted entry of a zip archive."""
@@ -134,8 +134,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: a single array, not an archive; write it with numpy.savez(path, x=..., y=...)")
         with archive:
-            for entry in archive.zip.infolist():  # type: ignore[union-attr]  # it is open
+            entries = archive.zip.infolist()  # type: ignore[union-attr]  # it is open
+            for entry in entries:
                 _check_entry(archive.zip, entry, path)  # type: ignore[arg-type]
+            excess = memory_excess(sum(entry.file_size for entry in entries), path.stat().st_size)
+            if excess is not None:
+                raise MemoryError(excess)
             return {name: archive[name] for name in archive.files}
     except MemoryError as error:
         raise DataError(f"{path}: its arrays take more memory than there is ({error}); give a part of them") from error

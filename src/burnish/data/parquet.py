@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from burnish.data.csv import LeftOut
-from burnish.data.missing import Columns, Missing, without_missing
+from burnish.data.missing import Columns, Missing, text_array, without_missing
 from burnish.errors import DataError
 from burnish.installing import install_command
+from burnish.untrusted import allowed_memory, memory_excess
+
+WIDTHS = {"BOOLEAN": 2, "INT32": 5, "INT64": 9, "INT96": 9, "FLOAT": 5, "DOUBLE": 9}
+"""Bytes that a value takes, by its type in the file, with one that says whether it is missing."""
+TEXT_WIDTH = 5
+ROWS_AT_ONCE = 65536
 
 
 def read_parquet(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
@@ -57,11 +63,56 @@ def _table(path: Path) -> dict[str, Any]:
             f"{path}: Parquet files are read with pyarrow, which is not installed; {install_command('pyarrow')}"
         ) from error
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            table = _bounded(file, path)
         names = table.column_names
+    except MemoryError as error:
+        raise DataError(f"{path}: larger than it looks: {error}") from error
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from a name that is not UTF-8
         raise DataError(f"{path}: damaged, or no Parquet file ({error})") from error
     return dict(zip(names, table.columns, strict=True))
+
+
+def _bounded(file: Any, path: Path) -> Any:
+    """Read a table: at once, if what it says of itself fits into memory; in parts that are counted, if texts are repeated in it.
+
+    Raises:
+        MemoryError: it takes more memory than reading the file may.
+    """
+    import pyarrow
+
+    size, metadata = path.stat().st_size, file.metadata
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    chunks = [group.column(index) for group in groups for index in range(metadata.num_columns)]
+    plain = sum(chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_WIDTH) for chunk in chunks)
+    _check_memory(plain, size)
+    texts = [chunk for chunk in chunks if chunk.physical_type not in WIDTHS]
+    longest = max((chunk.total_uncompressed_size for chunk in texts), default=0)
+    if memory_excess(sum(chunk.num_values * chunk.total_uncompressed_size for chunk in texts), size) is None:
+        return file.read()
+    batches, used = [], 0
+    for batch in file.iter_batches(batch_size=max(1, min(ROWS_AT_ONCE, allowed_memory(size) // 2 // longest))):
+        used += sum(map(_size, batch.columns))
+        _check_memory(used, size)
+        batches.append(batch)
+    return pyarrow.Table.from_batches(batches, file.schema_arrow)
+
+
+def _size(column: Any) -> int:
+    """The bytes of a part of a column, each text as often as it stands there."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pyarrow.compute.binary_length(column.dictionary.cast(pyarrow.large_binary()))
+    return int(pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0)
+
+
+def _check_memory(needed: int, size: int) -> None:
+    excess = memory_excess(needed, size)
+    if excess is not None:
+        raise MemoryError(excess)
 
 
 def _array(column: Any, name: str, path: Path) -> np.ndarray:
@@ -70,5 +121,5 @@ def _array(column: Any, name: str, path: Path) -> np.ndarray:
         return array
     values = array.tolist()
     if all(isinstance(value, str) for value in values):
-        return np.asarray(values, dtype=str)
+        return text_array(values)
     raise DataError(f"{path}: column '{name}' is of type {column.type}; burnish reads columns of numbers and of text")

@@ -32,6 +32,7 @@ from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
 from burnish.program import Entry
+from burnish.untrusted import check_regular
 
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
@@ -97,7 +98,7 @@ def open_dataset(
 
 @contextmanager
 def reading(source: object) -> Iterator[None]:
-    """Let what the system says of data that cannot be read be a ``DataError`` that names them."""
+    """Let what the system or a library says of data that cannot be read be a ``DataError`` that names them."""
     try:
         yield
     except OSError as error:
@@ -106,6 +107,11 @@ def reading(source: object) -> Iterator[None]:
         raise DataError(
             f"{source}: cannot be read ({what}); choose data that you may read, or change their permissions"
         ) from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise DataError(f"{source}: damaged, or a name that no file has ({error!r}); write the data again") from error
+    except MemoryError as error:
+        what = str(error) or "there is not enough"
+        raise DataError(f"{source}: the data do not fit into memory ({what}); give a part of them") from error
 
 
 def _opened(
@@ -186,6 +192,7 @@ def data_kind(source: str | Path) -> Kind:
         return "tar"
     if not path.exists():
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
+    check_regular(path)
     if is_voc(path):
         return "voc"
     if path.is_dir():

@@ -38,7 +38,7 @@ def file_path(path: str | os.PathLike[str], example: str) -> Path:
         found = Path(path)
     except TypeError:
         raise CheckpointError(f"{path!r} is not a path: give the name of a file, such as '{example}'") from None
-    if found.is_dir():
+    if os.path.isdir(found):  # no error for a name that no file can have
         raise CheckpointError(f"'{found}' is a folder: give the name of a file, such as '{found / example}'")
     return found
 

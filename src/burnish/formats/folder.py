@@ -190,7 +190,7 @@ def _file_hash(path: Path) -> str:
 
 def load_program(directory: Path) -> Program:
     """Read what ``save_program`` wrote; see ``Program.load``."""
-    if not (directory / MANIFEST).is_file() and (directory.exists() or not _recovered(directory)):
+    if not os.path.isfile(directory / MANIFEST) and (os.path.exists(directory) or not _recovered(directory)):
         raise CheckpointError(f"'{directory}' is not a saved program: it has no {MANIFEST}. Give the folder that was saved to")
     manifest = _read_manifest(directory)
     graphs = sorted(manifest["signature"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
@@ -21,6 +22,6 @@ def save(program: Program, path: Path) -> Path:
 
 def load(source: str | Path | onnx.ModelProto) -> Program:
     """Read a program; see ``Program.load``."""
-    if isinstance(source, onnx.ModelProto) or Path(source).is_file() or Path(source).suffix == SUFFIX:
+    if isinstance(source, onnx.ModelProto) or os.path.isfile(source) or Path(source).suffix == SUFFIX:
         return load_training_model(source)
     return load_program(Path(source))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -141,7 +142,7 @@ class StateFile(LazyArrays):
     """
 
     def __init__(self, path: Path, kind: str):
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise CheckpointError(f"There is no {kind} '{path}': check the path, or start without it")
         self._path, self._called = path, kind
         try:

@@ -34,7 +34,7 @@ from burnish.graph.inference import infer_outputs, operator_version
 from burnish.graph.initializers import add_initializer, remove_unread_value
 from burnish.graph.integer_weights import integer_weights, quantization_of
 from burnish.graph.names import Names
-from burnish.graph.propagation import has_long_vectors, holds_large_integers
+from burnish.graph.propagation import has_long_vectors, holds_large_integers, joins_many_copies
 from burnish.graph.rewriting import insert_behind, replace_node, replace_value
 from burnish.graph.serialization import model_proto, named_failures
 from burnish.graph.shapes import (
@@ -75,6 +75,7 @@ __all__ = [
     "infer_outputs",
     "insert_behind",
     "integer_weights",
+    "joins_many_copies",
     "known_extents",
     "model_proto",
     "name_sources",

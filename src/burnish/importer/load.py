@@ -31,6 +31,7 @@ from burnish.importer.group_normalization import expand_group_normalization
 from burnish.importer.initializers import gather_initializers
 from burnish.importer.input_constants import hold_input_constants
 from burnish.importer.instance_normalization import restore_instance_normalization
+from burnish.importer.large_constants import check_constant_sizes
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.max_unpool import place_unpooled
 from burnish.importer.modules import exported_module
@@ -182,6 +183,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     declare_outputs(model)
     declare_runtime_outputs(model)
     _settle_shapes(model)
+    check_constant_sizes(model)
     check_operands(model)
     rewrites = (
         restore_parameters,
@@ -224,6 +226,7 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     note_class_labels(model)
     note_subgradients(model)
     require_dtypes(model)
+    check_constant_sizes(model)
 
 
 def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:

@@ -27,6 +27,7 @@ from burnish.importer.sorting import is_sorted, with_sorted_nodes
 from burnish.importer.source_model import SOURCE, SourceModel, large_tensors
 from burnish.importer.sparse import with_dense_constants
 from burnish.importer.tensors import check_tensors, fits, forget_external_data
+from burnish.untrusted import check_regular
 
 _AGAIN = "Export the model again, or check that the file was copied whole"
 
@@ -117,6 +118,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     try:
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder: give the path of the .onnx file in it")
+        check_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > SERIALIZABLE:

@@ -10,7 +10,16 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import Builder, Names, constant_array, describe_node, has_long_vectors, holds_large_integers, quantization_of
+from burnish.graph import (
+    Builder,
+    Names,
+    constant_array,
+    describe_node,
+    has_long_vectors,
+    holds_large_integers,
+    joins_many_copies,
+    quantization_of,
+)
 from burnish.graph.protos import graphs_within
 from burnish.graph.sample_axis_mark import UNNAMED_AXES
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
@@ -68,6 +77,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
         ModelError: dtypes or shapes that contradict each other; never without ``strict``.
     """
     light = light_copy(model)
+    joins_many = joins_many_copies(light.graph)
     stand_in_for_gradients(light.graph)
     stand_in_for_classical(light.graph)
     for node in light.graph.all_nodes():
@@ -82,7 +92,7 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
             if node.op_type not in NOT_INFERRED:
                 output.type = None
     try:
-        inferred_proto = _inferred(light, strict)
+        inferred_proto = _inferred(light, strict, joins_many)
     except ModelError:
         # What reads a value without a dtype fails first, and is not at fault.
         _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", CLASSICAL_DOMAIN))
@@ -98,19 +108,19 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
                     _require_possible(value)
 
 
-def _inferred(light: ir.Model, strict: bool) -> onnx.ModelProto:
+def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProto:
     """Infer with the numbers that bodies read from around them; without, where a branch that is never taken does not fit them."""
     plain = ir.to_proto(light) if any(True for _ in light.graph.subgraphs()) else None
     _hold_captured_numbers(light.graph)
     proto = ir.to_proto(light)
     if not strict:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        return onnx.shape_inference.infer_shapes(proto, data_prop=not joins_many)
     try:
-        return _infer(proto)
+        return _infer(proto, joins_many)
     except ModelError:
         if plain is None or plain == proto:
             raise
-        return _infer(plain)
+        return _infer(plain, joins_many)
 
 
 def open_unknown_dimensions(model: ir.Model) -> None:
@@ -190,11 +200,11 @@ def _stand_in(node: ir.Node) -> None:
     node.resize_inputs(1)
 
 
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _infer(proto: onnx.ModelProto, joins_many: bool) -> onnx.ModelProto:
     """Infer with values of shapes propagated; without, where that is what fails, or what would not end."""
-    if holds_large_integers(proto.graph):
+    if joins_many or holds_large_integers(proto.graph):
         plain = _infer_plainly(proto)
-        if has_long_vectors(plain.graph):
+        if has_long_vectors(plain.graph, together=joins_many):
             return plain
     try:
         return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=True, data_prop=True)

@@ -10,10 +10,12 @@ from typing import Any
 
 from burnish.errors import DataError
 from burnish.installing import install_command
+from burnish.untrusted import read_bytes
 
 LARGEST_NUMBER = (1 << 24) - 1
 """Of a token; the library takes memory for all numbers up to the largest."""
 AT_ONCE = 1000
+LARGEST_TOKENIZER = 256 << 20
 """Texts that are tokenized together."""
 MASKS = ("[MASK]", "<mask>")
 PADDINGS = ("[PAD]", "<pad>")
@@ -99,8 +101,8 @@ def _read(path: Path) -> Any:
             f"{path}: tokenizers are read with a package that is not installed; {install_command('tokenizers')}"
         ) from error
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, LARGEST_TOKENIZER).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: the tokenizer cannot be read ({error})") from error
     try:
         read = tokenizers.Tokenizer.from_str(text)
