@@ -59,13 +59,13 @@ def _read(file: gzip.GzipFile | BufferedReader, source: Path) -> np.ndarray:
     extents = struct.unpack(f">{head[3]}I", extents_read)
     dtype = np.dtype(DTYPES[head[2]])
     expected = math.prod(extents) * dtype.itemsize
-    excess = memory_excess(expected, source.stat().st_size)
-    if excess is not None:
-        raise DataError(f"'{source}' is too large: {excess}")
     # In pieces, so that a file that lies about its extents takes no more memory than it has bytes.
     elements = bytearray()
     while len(elements) <= expected and (piece := file.read(min(1 << 20, expected + 1 - len(elements)))):
         elements += piece
+        excess = memory_excess(len(elements), source.stat().st_size)
+        if excess is not None:
+            raise DataError(f"'{source}' is too large: {excess}")
     if len(elements) != expected:
         found = f"more than {expected}" if len(elements) > expected else str(len(elements))
         raise DataError(

@@ -152,7 +152,9 @@ def with_plain_tensors(model: ir.Model) -> ir.Model:
 
     Raises:
         ConfigurationError: an input is a sequence, or an optional one.
+        ModelError: a constant would take more memory than reading the model may.
     """
+    check_constant_sizes(model)
     if hold_optional_inputs(model):
         _fold_shapes(model)
         require_dtypes(model)
@@ -183,7 +185,6 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     declare_outputs(model)
     declare_runtime_outputs(model)
     _settle_shapes(model)
-    check_constant_sizes(model)
     check_operands(model)
     rewrites = (
         restore_parameters,
@@ -226,7 +227,6 @@ def _canonicalize(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
     note_class_labels(model)
     note_subgradients(model)
     require_dtypes(model)
-    check_constant_sizes(model)
 
 
 def _fold_shapes(model: ir.Model, rounds: int = FOLDING_ROUNDS) -> None:
