@@ -189,7 +189,7 @@ def write_cached(folder: Path) -> None:
 
 
 def write_settled(folder: Path) -> None:
-    """Write programs whose export is another graph than the one that trains, each with a checkpoint after two steps and its export."""
+    """Write programs whose export is another graph than the one that trains, with a checkpoint after two steps and the export."""
     model = convolutional()
     data = batches(model)
     samples = [{"x": batch["x"]} for batch in data[:2]]

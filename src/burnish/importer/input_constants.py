@@ -190,7 +190,8 @@ def _is_for_data(reader: ir.Node, prepared: Mapping[ir.Value, _Prepared]) -> boo
 
 def _is_basis(node: ir.Node, value: ir.Value) -> bool:
     """Whether an operand of a product holds waves, triangles or cosines, and nothing that was learned."""
-    if value.shape is None or math.prod(value.shape.numpy()) > MOST:
+    extents = () if value.shape is None else value.shape.dims
+    if math.prod(extent for extent in extents if isinstance(extent, int)) > MOST:
         return False
     array = constant_array(value)
     if array is None:

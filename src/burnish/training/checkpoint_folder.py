@@ -141,6 +141,7 @@ def _link(source: Path, path: Path) -> None:
         CheckpointError: the file cannot be written.
     """
     with replacing(path) as partial:
+        partial.unlink()  # a link takes the place of no file
         try:
             os.link(source, partial)
         except OSError:
