@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_at_a_write_while_it_changes_its_rate_is_resumed_wi
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
 def test_kills_that_follow_each_other(programs, run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    number = 4
+    number = 6
     for rate in ("second", "first", "second"):
         assert _kill_at(number, folder, programs[rate])
         number += 3

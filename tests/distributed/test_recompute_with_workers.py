@@ -21,7 +21,6 @@ from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
-from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import TARGETS
 from burnish.models import residual_network
@@ -262,18 +261,3 @@ def test_a_budget_that_exchanges_do_not_fit_is_said_and_the_least_is_taken(caplo
         "burnish: recompute: the step graph as the engine runs it does not fit 1,000 bytes at batch 12; the"
     )
     assert message.endswith(", which is taken")
-
-
-@pytest.mark.slow
-def test_a_program_of_an_earlier_version_trains_alone_and_says_why_not_with_workers(tmp_path):
-    """It kept no graphs that were not lowered."""
-    program = both("rows")[1]
-    earlier = burnish.Program.load(replace(program, semantic={}).save(tmp_path / "earlier"))
-    batches = rows(np.float32)
-    assert largest_difference(train_alone(earlier, batches), train_alone(program, batches)) < 1e-5
-    message = (
-        r"parallel=\.\.\.: this program computes activations again, and was loaded from one ONNX file or compiled by an earlier "
-        r"version, and has no graph that exchanges between workers can be put into: compile it again, or load it from a folder"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        train_in_threads(earlier, batches, PARTS[2])

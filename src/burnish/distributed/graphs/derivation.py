@@ -58,12 +58,9 @@ def derive(
             parts.
     """
     if not executable.semantic:
-        problem = "was loaded from one ONNX file"
-        if executable.options.get("recompute") is not None:
-            problem = "computes activations again, and was loaded from one ONNX file or compiled by an earlier version"
         raise ConfigurationError(
-            f"parallel=...: this program {problem}, and has no graph that exchanges between workers can be put into: compile it "
-            "again, or load it from a folder that Program.save wrote"
+            "parallel=...: this program was written by another tool, and has no graph that exchanges between workers can be put "
+            "into: compile the model with burnish"
         )
     model = executable.semantic["grad"].clone()
     rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in model.graph)
