@@ -7,11 +7,11 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from types import FrameType
+
+from burnish.cli.early_interrupt import STOPPED, stop_at_once
 
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
 """With the 700 of Python the imports of a run start its collector six hundred times, for a sixth of their time."""
-STOPPED = "Stopped.\n"
 
 
 def main() -> None:
@@ -37,14 +37,6 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) is stop_at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _flush_or_drop()
-
-
-def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process at Ctrl-C, with one line; of several workers, the first says it."""
-    if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
-        with suppress(OSError, ValueError):
-            os.write(sys.stderr.fileno(), STOPPED.encode())
-    os._exit(128 + signal.SIGINT)
 
 
 def _flush_or_drop() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from burnish.cli import stop_at_once
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
@@ -19,6 +18,7 @@ from burnish.cli.configuration import RunCommand
 from burnish.cli.console import errors, warnings_in_words
 from burnish.cli.demo import demo
 from burnish.cli.doctor import doctor
+from burnish.cli.early_interrupt import stop_at_once
 from burnish.cli.evaluate import evaluate
 from burnish.cli.export import export
 from burnish.cli.finetune import finetune
