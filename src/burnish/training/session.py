@@ -16,7 +16,7 @@ import numpy as np
 from burnish import engines
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.base import NOTHING, Arrays, HandedOver, described
+from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.inherited_runner import InheritedRunner
 from burnish.engines.row_writes import RowWriter
 from burnish.engines.stopping import RunStopped, TimeLimit, watch_interrupts
@@ -219,13 +219,15 @@ class Session(TakesPart):
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
         if self._objective_is_checked or self.evaluates_together:  # a worker without samples would predict nothing
-            outputs = self._limited(runner.step, inputs)
+            with self._limited():
+                outputs = runner.step(inputs)
         else:
             from burnish.training.objective import checked_step
 
             self._objective_is_checked = True
             file, self._file = self._file, None
-            outputs = self._limited(checked_step, self.program, runner, inputs, file, self._threads)
+            with self._limited():
+                outputs = checked_step(self.program, runner, inputs, file, self._threads)
         return {name: outputs[name].item() for name in self._reported}
 
     @one_at_a_time
@@ -311,7 +313,8 @@ class Session(TakesPart):
         if self._departures:
             self._tell_departures("predict")
         predict, inputs = self._require_runner().predict, self._predicted_batch(batch)
-        return dict(self._limited(predict, inputs, *self._instead(parameters)))
+        with self._limited():
+            return dict(predict(inputs, *self._instead(parameters)))
 
     @property
     @one_at_a_time
@@ -539,24 +542,27 @@ class Session(TakesPart):
         if self._departures:
             self._tell_departures("evaluate")
         evaluate, inputs = self._require_runner().evaluate, self._evaluated_batch(batch)
-        return dict(self._limited(evaluate, inputs, *self._instead(parameters)))
+        with self._limited():
+            return dict(evaluate(inputs, *self._instead(parameters)))
 
     def limit(self, step_timeout: TimeLimit | None) -> None:
         """Stop what takes longer than this, from here on, by an EngineError; None: nothing."""
         self._limit = step_timeout
 
-    def _limited(self, run: Callable[..., Arrays], *arguments: Any) -> Arrays:
-        """Return what a run of the engine computes.
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Stop what the engine runs here when it takes longer than the limit of the session.
 
         Raises:
-            EngineError: it took longer than the limit of the session.
+            EngineError: it took longer.
         """
         limit = self._limit
         if limit is None:
-            return run(*arguments)
+            yield
+            return
         try:
             with limit:
-                return run(*arguments)
+                yield
         except RunStopped as stopped:
             if not limit.is_passed:
                 raise
