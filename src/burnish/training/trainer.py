@@ -43,8 +43,7 @@ from burnish.training.trainer_options import check_run, evaluated_parameters, ev
 from burnish.training.unreached import warn_of_what_is_not_reached
 from burnish.version import __version__
 
-ROWS_PER_EPOCH, LEAST_OF_A_ROW = 10, 20
-"""Rows of ``metrics.csv`` in an epoch at most, and the steps that a row is the mean of at least, but for an epoch's last one."""
+ROWS_PER_EPOCH = 10
 
 
 class Trainer:
@@ -344,7 +343,6 @@ class Trainer:
         position = self._position
         self._callbacks.call("on_epoch_begin", self, position.epoch + 1)
         begin = time.monotonic()
-        steps_of_a_row = max(LEAST_OF_A_ROW, math.ceil(len(self.loader) / ROWS_PER_EPOCH))
         for batch in self._clock.timed(self.loader.epoch(position.epoch, position.batch), position):
             latest = position.metrics if position.unheeded else {}
             hyperparameters = self._rates.hyperparameters(position.step, self.steps, latest)
@@ -361,7 +359,7 @@ class Trainer:
             position.seconds += now - begin
             begin = now
             self._progress.step(self._reached())
-            if position.batch < len(self.loader) and position.batch % steps_of_a_row == 0:
+            if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
                 self.run_folder.add_row(position, self._sums.averages(position.since_row), {})
             if self._callbacks.tell_steps:
                 self._tell_step(batch, samples, metrics)
