@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -199,11 +200,8 @@ def remove_left_behind(path: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two files or folders in one step; return False where the system or the disk cannot."""
-    library = ctypes.CDLL(None, use_errno=True)
-    call = getattr(library, "renameat2", None)
-    if call is None:
-        return False
-    return call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+    call = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    return call is not None and call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def flush_to_disk(path: Path) -> None:
