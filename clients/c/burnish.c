@@ -1261,6 +1261,10 @@ static bool is_floating(burnish_dtype dtype) {
     return dtype == BURNISH_FLOAT || dtype == BURNISH_DOUBLE || dtype == BURNISH_FLOAT16 || dtype == BURNISH_BFLOAT16;
 }
 
+static bool is_integer(burnish_dtype dtype) {
+    return dtype != BURNISH_BOOL && !is_floating(dtype);
+}
+
 static bool all_finite(const void *data, const struct dtype_names *type, size_t bytes) {
     for (size_t i = 0; is_floating(type->dtype) && i < bytes / type->size; i++)
         if (!isfinite(number_at(data, type->dtype, i))) return false;
@@ -1290,32 +1294,36 @@ static void describe_shape(char *text, size_t room, size_t rank, const int64_t *
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
-/* The values of a label that is a sign. */
-static burnish_status check_two_values(const entry *entry, const burnish_tensor *tensor, size_t elements) {
-    for (size_t i = 0; i < elements; i++) {
-        double value = number_at(tensor->data, tensor->dtype, i);
-        if (value == (double)entry->minimum || value == (double)entry->maximum) continue;
-        return fail(BURNISH_INPUT_ERROR,
-                    "The input '%s' holds %g at element %zu, out of range: valid are %lld and %lld. "
-                    "Write %lld for no, which is often 0, and %lld for yes",
-                    entry->name, value, i, (long long)entry->minimum, (long long)entry->maximum, (long long)entry->minimum,
-                    (long long)entry->maximum);
-    }
-    return BURNISH_OK;
+/* A value that may not be where it is: its index is told. */
+static burnish_status out_of_range(const entry *entry, const burnish_tensor *tensor, size_t element, double value) {
+    char place[256], low[32] = "", high[32] = "", also[64] = "", signs[128];
+    int64_t index[BURNISH_MAX_RANK] = {0};
+    size_t rest = element;
+    for (size_t axis = tensor->rank; axis-- > 0; rest /= (size_t)tensor->shape[axis])
+        index[axis] = (int64_t)(rest % (size_t)tensor->shape[axis]);
+    describe_shape(place, sizeof place, tensor->rank, index, NULL);
+    if (entry->has_minimum) snprintf(low, sizeof low, "%lld", (long long)entry->minimum);
+    if (entry->has_maximum) snprintf(high, sizeof high, "%lld", (long long)entry->maximum);
+    if (entry->has_ignored) snprintf(also, sizeof also, " or %lld, which is ignored", (long long)entry->ignored);
+    const char *remedy = "Number the classes from 0, and check that the model has an output for each";
+    snprintf(signs, sizeof signs, "Write %s for no, which is often 0, and %s for yes", low, high);
+    if (is(entry->role, "data"))
+        remedy = "Number them as the model was made to read them (its vocabulary), or take a model with more rows";
+    else if (entry->two_values)
+        remedy = signs;
+    else if (is_floating(entry->type->dtype))
+        remedy = "Give the loss what it compares with, or choose a loss for values of any size";
+    return fail(BURNISH_INPUT_ERROR, "The input '%s' holds %g at %s, out of range: valid are %s%s%s%s. %s", entry->name, value,
+                place, low, entry->two_values ? " and " : "..", high, also, remedy);
 }
 
 static burnish_status check_range(const entry *entry, const burnish_tensor *tensor, size_t elements) {
-    if (entry->two_values) return check_two_values(entry, tensor, elements);
+    double minimum = entry->has_minimum ? (double)entry->minimum : -INFINITY;
+    double maximum = entry->has_maximum ? (double)entry->maximum : INFINITY;
     for (size_t i = 0; (entry->has_minimum || entry->has_maximum) && i < elements; i++) {
         double value = number_at(tensor->data, tensor->dtype, i);
-        bool is_outside =
-            (entry->has_minimum && value < (double)entry->minimum) || (entry->has_maximum && value > (double)entry->maximum);
-        if (!is_outside || (entry->has_ignored && value == (double)entry->ignored)) continue;
-        return fail(BURNISH_INPUT_ERROR, "The input '%s' holds %g at element %zu, out of range: valid are %lld..%lld. %s",
-                    entry->name, value, i, entry->has_minimum ? (long long)entry->minimum : INT64_MIN,
-                    entry->has_maximum ? (long long)entry->maximum : INT64_MAX,
-                    is(entry->role, "label") ? "Number the classes from 0, and check that the model has an output for each"
-                                             : "Number them as the model was made to read them (its vocabulary)");
+        bool is_outside = entry->two_values ? value != minimum && value != maximum : value < minimum || value > maximum;
+        if (is_outside && !(entry->has_ignored && value == (double)entry->ignored)) return out_of_range(entry, tensor, i, value);
     }
     return BURNISH_OK;
 }
@@ -1342,8 +1350,13 @@ static burnish_status check_tensor(const graph *graph, const entry *entry, const
                     entry->name);
     if (tensor->dtype != entry->type->dtype) {
         const struct dtype_names *type = names_of((int)tensor->dtype);
-        return fail(BURNISH_INPUT_ERROR, "The input '%s' has dtype %s, expected %s: convert it", entry->name,
-                    type ? type->plain : "unknown", entry->type->plain);
+        const char *reason = "";
+        if (is_floating(tensor->dtype) && is_integer(entry->type->dtype))
+            reason = is(entry->role, "label") ? "; class indices are integers" : "; it takes integers";
+        else if (is_integer(tensor->dtype) && is_floating(entry->type->dtype) && is(entry->role, "data"))
+            reason = "; scale integers (pixels: divide by 255) to what the model was made for";
+        return fail(BURNISH_INPUT_ERROR, "The input '%s' has dtype %s, expected %s%s: convert it", entry->name,
+                    type ? type->plain : "unknown", entry->type->plain, reason);
     }
     describe_shape(expected, sizeof expected, entry->rank, entry->shape, entry->symbols);
     if (tensor->rank > BURNISH_MAX_RANK || tensor->rank != entry->rank)
@@ -1511,12 +1524,14 @@ burnish_status burnish_step(burnish_session *session, const burnish_tensor *batc
                         step->inputs[i].name);
     if (outputs == NULL) outputs = &own;
     TRY(run_on_batch(session, STEP, batch, count, 0, outputs));
-    for (size_t i = 0; i < step->output_count; i++)
-        if (is(step->outputs[i].role, "loss") && !isfinite(burnish_number(outputs, step->outputs[i].name)))
+    for (size_t i = 0; i < step->output_count; i++) {
+        double value = burnish_number(outputs, step->outputs[i].name);
+        if (is(step->outputs[i].role, "loss") && !isfinite(value))
             return fail(BURNISH_NON_FINITE_LOSS_ERROR,
-                        "The %s at step %lld is %g. The state is kept as it was before this step. Look for NaN or infinite "
+                        "The %s at step %lld is %s. The state is kept as it was before this step. Look for NaN or infinite "
                         "values in the batch, lower the learning rate (lr), or clip the gradients",
-                        step->outputs[i].name, (long long)steps, burnish_number(outputs, step->outputs[i].name));
+                        step->outputs[i].name, (long long)steps, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+    }
     session->current = 1 - session->current;
     for (size_t i = 0; i < step->input_count; i++)
         if (is_figure(&step->inputs[i])) set_scalar(step, i, NAN);
@@ -1542,7 +1557,12 @@ burnish_status burnish_set(burnish_session *session, const char *name, double va
                         "This program computes '%s' from the step, by the schedule that it was compiled with: leave it, or "
                         "compile with a number",
                         name);
-    return fail(BURNISH_CONFIGURATION_ERROR, "There is no hyperparameter '%s' in this program", name ? name : "(no name)");
+    char names[256] = "";
+    for (size_t i = 0; i < step->input_count; i++)
+        if (is(step->inputs[i].role, "hyperparameter"))
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", *names ? ", " : "", step->inputs[i].name);
+    return fail(BURNISH_CONFIGURATION_ERROR, "There is no hyperparameter '%s'; a step of this program takes %s",
+                name ? name : "(no name)", *names ? names : "none");
 }
 
 /* Features by the number of a sample, in an open hash table: the features of one sample lie in one block. */
@@ -2290,11 +2310,6 @@ static bool is_left_out(const state_file *file, const state_entry *entry) {
 /* See that a checkpoint of adapters goes with the weights that are there. */
 static burnish_status check_base(burnish_session *session, const char *path, const char *base) {
     if (base == NULL) return BURNISH_OK;
-    if (session->base_count == 0)
-        return fail(BURNISH_CHECKPOINT_ERROR,
-                    "The checkpoint '%s' holds adapters alone, and the program has none: compile the model that it was made "
-                    "with, with its adapters (burnish.surgery.lora)",
-                    path);
     TRY(hash_base(session));
     return strcmp(base, session->base_hash) == 0
                ? BURNISH_OK
@@ -2325,6 +2340,11 @@ static burnish_status check_checkpoint(burnish_session *session, const state_fil
     if (text_of(header, "journal") != NULL)
         return fail(BURNISH_CHECKPOINT_ERROR,
                     "'%s' is a checkpoint with a journal, which the C client does not read: restore it in Python and save it whole",
+                    file->path);
+    if (base != NULL && session->base_count == 0)
+        return fail(BURNISH_CHECKPOINT_ERROR,
+                    "The checkpoint '%s' holds adapters alone, and the program has none: compile the model that it was made "
+                    "with, with its adapters (burnish.surgery.lora)",
                     file->path);
     if (!is(text_of(header, "program"), text_of(member(session->manifest, "identity", JSON_OBJECT), "program")))
         return fail(BURNISH_CHECKPOINT_ERROR,

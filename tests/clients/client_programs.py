@@ -6,6 +6,7 @@ As a script it writes them into a folder, or goes on from the checkpoint of a cl
     python tests/clients/client_programs.py resume FOLDER/NETWORK CHECKPOINT BEGIN END
     python tests/clients/client_programs.py predict FOLDER/NETWORK MODEL
     python tests/clients/client_programs.py write-settled FOLDER
+    python tests/clients/client_programs.py write-vectors FOLDER
     python tests/clients/client_programs.py compare-settled FOLDER
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import vectors
 from safetensors.numpy import load_file, save_file
 
 import burnish
@@ -292,6 +294,8 @@ def main(command: str, folder: str, *arguments: str) -> None:
         print(json.dumps(resume(Path(folder), Path(checkpoint), int(begin), int(end))))
     elif command == "write-settled":
         write_settled(Path(folder))
+    elif command == "write-vectors":
+        vectors.write_programs(Path(folder))
     elif command == "compare-settled":
         own = sorted(Path(folder).glob("*/javascript.onnx"))
         print(json.dumps({path.parent.name: compare(path, path.with_name("python.onnx")) for path in own}))

