@@ -42,12 +42,14 @@ demo: $(DEMO_SET_UP)  ## Train a small network on images of digits, without PyTo
 
 # One worker per core, each with one thread: the tests are many and small. A worker takes neighbours, which share what they set up.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
+# A test that waits for ever ends here: its name and the stacks of its threads are printed, and the others go on.
+PYTEST_LIMIT := --timeout 900 --timeout-method thread
 
 test: $(TEST_STAMP)  ## Run the tests, but for long runs and for cases whose values all stand in others
-	$(PYTEST) -m "not slow and not campaign"
+	$(PYTEST) $(PYTEST_LIMIT) -m "not slow and not campaign"
 
 test-all: $(TEST_STAMP)  ## Run all tests but the campaign
-	$(PYTEST) -m "not campaign"
+	$(PYTEST) $(PYTEST_LIMIT) -m "not campaign"
 
 test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, every pair of options, and long series of draws and kills
 	$(PYTEST) -m campaign

@@ -119,3 +119,9 @@ def _covering_pairs(cases: list[list[str]], chosen: set[int]) -> set[int]:
         uncovered -= pairs[best]
         further.add(best)
     return further
+
+
+@pytest.fixture
+def frequent_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an epoch of a few steps have the rows of a long one in ``metrics.csv``."""
+    monkeypatch.setattr("burnish.training.trainer.STEPS_PER_ROW", 1)

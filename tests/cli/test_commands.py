@@ -51,7 +51,7 @@ def test_train_writes_a_run(run, folder, curves):
     assert "runs/first/tuned.onnx: the tuned model, after 6 steps" in result.stdout
     with (folder / "runs/first/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert [row["step"] for row in rows] == ["3", "6"]
     assert {row["lr"] for row in rows} == {"0.05"}
     right = (predictions(folder / "runs/first/tuned.onnx", images()).argmax(1) == np.load("data.npz")["y"]).mean()
     assert float(rows[-1]["eval_accuracy"]) == right
@@ -97,6 +97,7 @@ def test_resuming_a_finished_run_says_so(run, folder):
     assert "taken from here on: " not in text
 
 
+@pytest.mark.usefixtures("frequent_rows")
 def test_the_schedule_of_a_run_is_in_its_program(run, folder):
     run(*TRAIN, "--lr", "0.5", "--schedule", "cosine", "--warmup", "2", "--epochs", "2")
     optimizer = burnish.optim.get(Program.load(folder / "runs/model/program").options["optimizer"])
@@ -176,6 +177,7 @@ def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     assert "There is no checkpoint 'runs/checkpoints/latest.safetensors'" in " ".join(message.split())
 
 
+@pytest.mark.usefixtures("frequent_rows")
 def test_a_damaged_checkpoint_does_not_keep_a_run_from_another_schedule(run, folder):
     run(*TRAIN, "--schedule", "linear", "--epochs", "2", "--keep-checkpoints", "2")
     latest = folder / "runs/model/checkpoints/latest.safetensors"

@@ -20,6 +20,8 @@ from burnish.training.callbacks import Callback, MLflow, TensorBoard, WeightsAnd
 from burnish.training.gradients import Gradients
 from oracles.tiny_program import tiny_batch, tiny_program
 
+pytestmark = pytest.mark.usefixtures("frequent_rows")
+
 PROGRAM = tiny_program()
 
 

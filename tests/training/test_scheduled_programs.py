@@ -21,6 +21,8 @@ from burnish.optim import schedules
 from burnish.program import Program, Role
 from burnish.training import TrainingInterrupted
 
+pytestmark = pytest.mark.usefixtures("frequent_rows")
+
 FEATURES, SAMPLES = 4, 24
 
 

@@ -19,8 +19,11 @@ from burnish.errors import CheckpointError, ConfigurationError, DataError, Input
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
 from burnish.training.cursor import is_better
 from burnish.training.reports import draw_curves
+from burnish.training.trainer import STEPS_PER_ROW
 from oracles.same_state import assert_same_state
 from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
+
+pytestmark = pytest.mark.usefixtures("frequent_rows")
 
 SAMPLES, BATCH = 23, 5
 PROGRAM = tiny_program()
@@ -96,6 +99,13 @@ def test_a_run_is_the_steps_of_a_session_in_the_loaders_order(tmp_path):
     assert float(written[-1]["eval_accuracy"]) == result.metrics["accuracy"]
     assert {row["lr"] for row in written} == {"0.1"}
     assert int(written[-1]["samples"]) == 3 * SAMPLES
+
+
+@pytest.mark.parametrize(("count", "steps"), [(40, [20]), (42, [20, 21]), (600, [*range(30, 301, 30)])])
+def test_a_short_epoch_has_one_row_and_a_long_one_ten(tmp_path, monkeypatch, count: int, steps: list[int]):
+    monkeypatch.setattr("burnish.training.trainer.STEPS_PER_ROW", STEPS_PER_ROW)
+    result = trainer(tmp_path, train_data=samples(count), epochs=1, eval_data=None, batch_size=2).run()
+    assert [row["step"] for row in result.history] == steps
 
 
 def test_rows_average_over_samples_not_batches(tmp_path):

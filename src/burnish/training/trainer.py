@@ -44,13 +44,16 @@ from burnish.training.unreached import warn_of_what_is_not_reached
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
+STEPS_PER_ROW = 20
+"""At least, within an epoch: a short one has a row at its end alone."""
 
 
 class Trainer:
     """Trains a program on a data set and keeps the run in a folder.
 
     The folder holds ``metrics.csv``, ``curves.png`` and ``checkpoints/``: ``latest.safetensors``, and ``best.safetensors`` of
-    the epoch with the best figure on the evaluation data, or on the training data where there are none. Everything random
+    the epoch with the best figure on the evaluation data, or on the training data where there are none. ``metrics.csv`` has a
+    row for each epoch, and up to nine more within one that takes more than twenty steps. Everything random
     follows ``seed`` and the position alone: a resumed run computes, to the bit, what an uninterrupted one does.
 
     Args:
@@ -359,7 +362,8 @@ class Trainer:
             position.seconds += now - begin
             begin = now
             self._progress.step(self._reached())
-            if position.batch < len(self.loader) and position.batch % math.ceil(len(self.loader) / ROWS_PER_EPOCH) == 0:
+            steps_per_row = max(STEPS_PER_ROW, math.ceil(len(self.loader) / ROWS_PER_EPOCH))
+            if position.batch < len(self.loader) and position.batch % steps_per_row == 0:
                 self.run_folder.add_row(position, self._sums.averages(position.since_row), {})
             if self._callbacks.tell_steps:
                 self._tell_step(batch, samples, metrics)
