@@ -72,6 +72,18 @@ def test_a_constant_larger_than_a_file_may_take_is_refused_with_its_node(content
         burnish.compile(content, loss="mse")
 
 
+def test_constants_that_are_kept_add_up() -> None:
+    """Three arrays of 400 MB that are multiplied with what the input decides; then five, each of which the next is made of."""
+    make, names = helper.make_node, ["x", "scaled0", "scaled1", "z"]
+    fills = [make("ConstantOfShape", ["extents"], [f"part{i}"]) for i in range(3)]
+    kept = [make("Mul", [before, f"part{i}"], [after]) for i, (before, after) in enumerate(pairwise(names))]
+    with pytest.raises(ModelError, match=rf"keeps 3 values .* 'part0', output of ConstantOfShape.*: it {BOTH_NUMBERS}"):
+        burnish.compile(_model([*fills, *kept], extents=[25_000_000, 4]), loss="mse")
+    names = ["part0", "part1", "part2", "part3", "z"]
+    chain = [make("Abs", [before], [after]) for before, after in pairwise(names)]
+    burnish.compile(_model([fills[0], *chain], extents=[25_000_000, 4]), loss="mse")
+
+
 def test_the_remedy_of_a_large_constant_works(monkeypatch: pytest.MonkeyPatch) -> None:
     content = _model([helper.make_node("ConstantOfShape", ["extent"], ["z"])], extent=[2**29])
     with pytest.raises(ModelError) as told:
