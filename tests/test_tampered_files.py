@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import shutil
 import zipfile
 
 import numpy as np
+import onnx
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -80,6 +82,20 @@ def test_programs(program, tmp_path, change):
     apply(manifest)
     write_manifest(tmp_path / "changed" / "program.json", manifest)
     with pytest.raises(CheckpointError, match=rf"is not a whole saved program: .*{message}"):
+        Program.load(tmp_path / "changed")
+
+
+def test_a_graph_with_a_tensor_of_another_size(program, tmp_path):
+    shutil.copytree(program, tmp_path / "changed")
+    graph = onnx.load(tmp_path / "changed" / "evaluate.onnx", load_external_data=False)
+    tensor = next(attribute.t for node in graph.graph.node for attribute in node.attribute if attribute.HasField("t"))
+    tensor.dims[:] = [2**63 - 1]
+    content = graph.SerializeToString()
+    (tmp_path / "changed" / "evaluate.onnx").write_bytes(content)
+    manifest = json.loads((program / "program.json").read_text())
+    manifest["files"]["evaluate.onnx"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_manifest(tmp_path / "changed" / "program.json", manifest)
+    with pytest.raises(CheckpointError, match=r"evaluate\.onnx holds a tensor whose values do not fit its shape: cannot reshape"):
         Program.load(tmp_path / "changed")
 
 

@@ -285,7 +285,10 @@ def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
                 f"'{directory / name}' reads '{value}' from '{tensor.location}', which is not a file of this program, "
                 "and was not opened. Do not use this folder, or save the program again"
             )
-    own_tensors(model, directory)
+    try:
+        own_tensors(model, directory)
+    except UNREADABLE as error:
+        raise _damaged(directory, f"{name} holds a tensor whose values do not fit its shape: {error}") from error
     return model
 
 
