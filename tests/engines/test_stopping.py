@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -109,6 +111,57 @@ def test_evaluation_is_limited_too(program):
     with pytest.raises(EngineError, match="The predict graph did not end within step_timeout=1 s after step 0"):
         session.predict(batch(ENDLESS))
     limit.close()
+
+
+STOPPED = """
+import sys, threading, time
+from burnish.engines import stopping
+
+def stopped(seconds):
+    thread, begun = threading.get_ident(), threading.Event()
+
+    def press():
+        begun.wait()
+        time.sleep(seconds)
+        run = stopping._under_way.get(thread)
+        if run is not None:
+            stopping._stop(thread, run)
+
+    def run():
+        begun.set()
+        return sum(1 for _ in range(1_000_000))
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        return stopping.in_python("step", run)
+    finally:
+        pressing.join()
+
+ends = set()
+for round in range(40):
+    try:
+        ends.add(stopped(round * 0.002))
+    except stopping.RunStopped as error:
+        ends.add(error.graph)
+stop = stopping.PythonStop()
+try:  # at the last moment: the run has ended when Python would raise
+    stopping.stoppable(stop, "late", type(stop).terminate.fset, stop, True)
+except stopping.RunStopped as error:
+    ends.add(error.graph)
+assert ends == {"step", 1_000_000, "late"}, ends
+assert not stopping._under_way and not stop.terminate
+sys.settrace(lambda *event: None)
+(lambda: None)()
+sys.settrace(None)
+print("traced")
+"""
+
+
+def test_a_stop_that_comes_late_leaves_nothing_behind():
+    """What Python looks for and never finds would hold up a thread that a debugger traces, for ever."""
+    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "traced\n", ended.stderr
 
 
 def test_ctrl_c_of_a_program_that_means_something_else_stops_nothing(program, monkeypatch):

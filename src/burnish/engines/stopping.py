@@ -60,10 +60,9 @@ class PythonStop:
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        if value != self._is_set:
-            self._is_set = value
-            error = ctypes.py_object(RunStopped) if value else None  # None takes back what was not raised yet
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
+        if value and not self._is_set:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(RunStopped))
+        self._is_set = value
 
 
 _under_way: dict[int, Stop] = {}
@@ -90,9 +89,12 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
     thread = threading.get_ident()
     _under_way[thread] = stop
     try:
-        if _is_closing:
-            stay_at_exit()
-        return run(*arguments)
+        try:
+            if _is_closing:
+                stay_at_exit()
+            return run(*arguments)
+        finally:
+            _end(thread, stop)
     except Exception as error:
         if not stop.terminate:
             raise
@@ -100,10 +102,25 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
     except RunStopped as stopped:
         raise _of(graph, stopped) from None
     finally:
-        with _changes:
-            _under_way.pop(thread, None)
         if stop.terminate:
+            _end(thread, stop)
             stop.terminate = False
+
+
+def _end(thread: int, stop: Stop) -> None:
+    """Let nothing stop a run any more. Of a ``PythonStop`` that came too late, raise the error here.
+
+    Python can take back an error that it has not raised yet. In 3.11 that leaves it looking for one at every call, and it does
+    not come out of that look in a thread that is traced, as by a debugger.
+
+    Raises:
+        RunStopped: as said.
+    """
+    with _changes:
+        _under_way.pop(thread, None)
+    if stop.terminate:
+        for _ in range(100):  # Python raises what is pending where a loop begins again
+            pass
 
 
 def in_python(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
