@@ -7,6 +7,7 @@ As a script it writes them into a folder, or goes on from the checkpoint of a cl
     python tests/clients/client_programs.py predict FOLDER/NETWORK MODEL
     python tests/clients/client_programs.py write-settled FOLDER
     python tests/clients/client_programs.py write-vectors FOLDER
+    python tests/clients/client_programs.py write-small FOLDER
     python tests/clients/client_programs.py compare-settled FOLDER
 """
 
@@ -264,6 +265,18 @@ def write_mobilenet(name: str, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
 
 
+def write_small(folder: Path) -> None:
+    """Write the smallest program, in a folder and in one file, and checkpoints of it and of one with adapters."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[b,2] x) => (float[b,2] y) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) }""")
+    small = burnish.compile(model, loss="mse", optimizer="sgd")
+    small.save(folder / "program")
+    small.save(folder / "program.onnx")
+    adapted = burnish.compile(burnish.surgery.lora(model, rank=1), loss="mse", optimizer="adam")
+    for name, program in (("checkpoint", small), ("adapters", adapted)):
+        burnish.Session(program, engine=STANDARD, threads=1).save_checkpoint(folder / f"{name}.safetensors")
+
+
 def resume(folder: Path, checkpoint: Path, begin: int, end: int) -> list[dict[str, float]]:
     """Restore the checkpoint of a client in Python, and return the figures of the steps from ``begin`` to ``end``."""
     data = read_batches(folder)
@@ -294,6 +307,8 @@ def main(command: str, folder: str, *arguments: str) -> None:
         print(json.dumps(resume(Path(folder), Path(checkpoint), int(begin), int(end))))
     elif command == "write-settled":
         write_settled(Path(folder))
+    elif command == "write-small":
+        write_small(Path(folder))
     elif command == "write-vectors":
         vectors.write_programs(Path(folder))
     elif command == "compare-settled":

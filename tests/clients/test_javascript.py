@@ -66,6 +66,14 @@ def test_mobilenet_with_a_frozen_backbone_trains_in_node_and_chromium_as_in_pyth
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 
+@pytest.mark.campaign
+def test_no_bit_changes_unseen_in_node(node: str, tmp_path: Path) -> None:
+    variables = {"PYTHON": sys.executable, "BURNISH_CLIENT_FIXTURES": str(tmp_path)}
+    finished = run(node, "--test", "--test-reporter=spec", "test/campaign/bits.test.mjs", timeout=7200, **variables)
+    print(finished.stdout)
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+
+
 @pytest.mark.slow
 def test_c_and_node_go_on_from_each_others_checkpoints(node: str, networks: Path, tmp_path: Path) -> None:
     """The same steps, taken by Python, C and Node in turn, are those of Python alone."""

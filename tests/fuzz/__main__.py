@@ -1,4 +1,4 @@
-"""The command line: ``python -m fuzz run``, ``replay``, ``minimise``, ``table``."""
+"""The command line: ``python -m fuzz run``, ``formats``, ``replay``, ``minimise``, ``table``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -50,28 +51,9 @@ def run(
 ) -> None:
     """Run cases; exit with 1 where there is a defect."""
     limits = Limits(seconds, int(memory * 2**30))
-    counts = Tally()
-    defects: dict[tuple[str, ...], list[Outcome]] = {}
-    start = time.monotonic()
-    with ExitStack() as stack:
-        file = None if results is None else stack.enter_context(results.open("w"))
-        outcomes = run_cases(range(first, first + cases), seed, processes, limits, lambda number: number % far_every == 0)
-        for outcome in track(outcomes, "Cases", total=cases, console=console, disable=not console.is_terminal):
-            counts.add(outcome, outcome.number % far_every == 0)
-            if outcome.is_defect:
-                defects.setdefault(outcome.group, []).append(outcome)
-            if file is not None and (everything or outcome.is_defect):
-                file.write(json.dumps(outcome.to_dict()) + "\n")
-                file.flush()
-            if tally is not None and counts.total % 1000 == 0:
-                counts.write(tally, time.monotonic() - start)
-    if tally is not None:
-        counts.write(tally, time.monotonic() - start)
-    console.print(outcomes_table(counts))
-    console.print(f"{counts.total:,} cases in {time.monotonic() - start:.0f} s", highlight=False)
-    if defects:
-        console.print(defects_text(defects), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1)
+    outcomes = run_cases(range(first, first + cases), seed, processes, limits, lambda number: number % far_every == 0)
+    shown = track(outcomes, "Cases", total=cases, console=console, disable=not console.is_terminal)
+    _tell(((outcome, outcome.number % far_every == 0) for outcome in shown), results, tally, everything, by_seed=False)
 
 
 @app.command()
@@ -88,18 +70,26 @@ def formats(
     tally: Annotated[Path | None, typer.Option(help="JSON file of the counts.")] = None,
 ) -> None:
     """Run cases of files that are no models, and of options; exit with 1 where there is a defect."""
-    start, counts = time.monotonic(), Tally()
-    defects: dict[tuple[str, ...], list[Outcome]] = {}
+    start = time.monotonic()
     numbers = itertools.takewhile(lambda _: time.monotonic() - start < budget, range(first, first + cases))
     limits = Limits(seconds, int(memory * 2**30))
-    make_mutant = partial(make_of_format, seed, only=only)
+    outcomes = run_cases(numbers, seed, processes, limits, lambda _: True, partial(make_of_format, seed, only=only))
+    _tell(((outcome, True) for outcome in outcomes), results, tally, False, by_seed=True)
+
+
+def _tell(
+    outcomes: Iterable[tuple[Outcome, bool]], results: Path | None, tally: Path | None, everything: bool, by_seed: bool
+) -> None:
+    """Count outcomes, of which some go as far as they come, write them to files, and print tables; exit with 1 for a defect."""
+    start, counts = time.monotonic(), Tally()
+    defects: dict[tuple[str, ...], list[Outcome]] = {}
     with ExitStack() as stack:
         file = None if results is None else stack.enter_context(results.open("w"))
-        for outcome in run_cases(numbers, seed, processes, limits, lambda _: True, make_mutant):
-            counts.add(outcome, True)
+        for outcome, is_far in outcomes:
+            counts.add(outcome, is_far)
             if outcome.is_defect:
-                defects.setdefault((outcome.seed, *outcome.group), []).append(outcome)
-            if file is not None and outcome.is_defect:
+                defects.setdefault((outcome.seed, *outcome.group) if by_seed else outcome.group, []).append(outcome)
+            if file is not None and (everything or outcome.is_defect):
                 file.write(json.dumps(outcome.to_dict()) + "\n")
                 file.flush()
             if tally is not None and counts.total % 1000 == 0:

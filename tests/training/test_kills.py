@@ -109,3 +109,51 @@ def test_the_command_goes_on_after_a_kill(tmp_path):
         assert process.returncode == 0, message
     assert (tmp_path / "killed/tuned.onnx").read_bytes() == (tmp_path / "whole/tuned.onnx").read_bytes()
     assert re.fullmatch(r"step-\d{8}\.safetensors", sorted(path.name for path in latest.parent.glob("step-*"))[0])
+
+
+COMMANDS = {
+    "train": ("train", "--epochs", "8", "--checkpoint-every", "2", "--keep-checkpoints", "2"),
+    "workers": ("train", "--workers", "2", "--epochs", "8", "--checkpoint-every", "2"),
+    "finetune": ("finetune", "--epochs", "4"),
+}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_commands_go_on_after_140_kills_at_random_moments(kind: str, tmp_path: Path) -> None:
+    """The command is killed alone, or with all that it started; what it started then ends by itself."""
+    np.savez(tmp_path / "data.npz", x=data()[0], y=data()[1])
+    ir.save(residual_network(), tmp_path / "model.onnx")
+    name, *options = COMMANDS[kind]
+    command = [sys.executable, "-m", "burnish", name, "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "4"]
+    command += [*options, "--seed", "3"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BURNISH_KERNELS": "off"}
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        more = ["--resume"] if (tmp_path / folder / "checkpoints/latest.safetensors").exists() else []
+        arguments = [*command, "-o", folder, *more]
+        with (tmp_path / f"{folder}.log").open("ab") as log:
+            return subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    begin = time.monotonic()
+    assert start("whole").wait(300) == 0, (tmp_path / "whole.log").read_text()
+    duration = time.monotonic() - begin
+    whole = (tmp_path / "whole/tuned.onnx").read_bytes()
+    moments, kills, run = random.Random(7), 0, 0
+    while kills < 140:
+        folder = f"killed{run}"
+        with start(folder) as process:
+            try:
+                process.wait(moments.uniform(0.2, 1.2) * duration)
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL) if kills % 2 else os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode == -signal.SIGKILL:
+            kills += 1
+            continue
+        assert process.returncode == 0, (tmp_path / f"{folder}.log").read_text()
+        assert (tmp_path / folder / "tuned.onnx").read_bytes() == whole
+        assert rows_without_time(tmp_path / folder) == rows_without_time(tmp_path / "whole")
+        assert not list((tmp_path / folder).rglob("*.partial"))
+        run += 1
+    assert run, "no run came to its end"
