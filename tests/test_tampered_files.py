@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import io
@@ -9,6 +10,7 @@ import json
 import re
 import shutil
 import zipfile
+import zlib
 
 import numpy as np
 import onnx
@@ -175,6 +177,24 @@ def test_an_encrypted_archive(tmp_path):
     (tmp_path / "data.npz").write_bytes(bytes(content))
     with pytest.raises(DataError, match="the array 'x' is encrypted"):
         open_dataset(tmp_path / "data.npz", classification(2))
+
+
+DAMAGED_STATISTICS = """
+eNqVVM1u00AQnnVc40SRSCvWsqUcfEhXBbWFIiVCqJWyTkIakUISqaBIXOwQJRVNkzqF9MChQhw48wCceAgeAnFAHDn2xIEzR3bWfzQpiI6snfH8fN/Mju
+wW72xRlZbprSbVKawA2AAlAlBOXy/kyiDFLFOgN6i5LlJyVKNa3tSjSGTBmQFrc15Rfra8LIxMQRGnTpTUOUi2ezGbSiBNQElfK0MqRFJDjaTFC6RRxNRJ
+aCHpovcyUtF/UygkzRQw0cfDEyQr1EhISrBGfJN4EiJtBxAklRGlNi1ECLntkAlI0uwFnKSZ+IZks4veOSaNqtazIpjatDfsj1yqAxWTmMQVQ6wK7QHNCq
+2+ODh6vgrNPHJjYOnQ9fqHYOhW3moyyNOMVQQtZ4lKqhi68ZMY3wl7xPT/XB4Ey7PWcWSq4IA5obZvahYDzEAONeLwIo4fhH1S2Dm52rb+zZINWeTMkui1
+8ZawNyr7kvpzYQso4jIu6za4Kgn0mRjfCHu/xL6qV1vZ3zs2PmqGznTjgwZW3szyTufx0/vBMs1fym2UU+5wzts8kIecz7gz4A84H/DKQPockbCHRoXzhn
+QkOiytzNBy8ajKohoevZbAx0i7IfHrcX4gDpr102F39GSK78dRPtILGcf1+7Jod75egp5MvFE7eq8F8eoejiZdQxnqJf0mpV3Z6oBX5Tw9nC+UgF+A7WNc
+3Mcu3oskj0FqVTmkk8zLoyruCNYu4tVRB9II9c4OmPbE9Y9f9k82epPJhuv745n9qu9PD8ZH9t3S5p3NLQs/pviBd+J/1BK/x9+De743
+"""
+"""A table whose numbers of missing values have a length that does not fit, compressed, in base64: pyarrow ends the process."""
+
+
+def test_a_table_whose_statistics_are_damaged(tmp_path):
+    (tmp_path / "data.parquet").write_bytes(zlib.decompress(base64.b64decode(DAMAGED_STATISTICS)))
+    with pytest.raises(DataError, match=r"data\.parquet: damaged, or no Parquet file \(Definition level histogram size mismatch"):
+        open_dataset(tmp_path / "data.parquet", classification(2), label="label")
 
 
 def test_a_table_whose_column_has_no_name_in_utf8(tmp_path):

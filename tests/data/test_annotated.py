@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from PIL import Image
 
-from burnish.data.annotated.masks import MaskImages
+from burnish.data.annotated.masks import MaskImages, mask_values
 from burnish.data.annotated.objects import ObjectImages
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.augmentation import ImageAugmentation
@@ -213,6 +213,17 @@ def test_masks_are_the_classes_of_pixels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(small["labels"], batch["labels"][:, 2::4, 2::4])
     yes = open_dataset(folder, mask_spec(("batch", 1, 32, 32), FLOAT, None)).batch(np.arange(2))
     np.testing.assert_array_equal(yes["labels"][:, 0], batch["labels"][:2] > 0)
+
+
+def test_masks_that_unpack_to_more_than_images_may_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_masks(tmp_path / "masks", SHAPES)
+    mask = folder / "masks" / "0001.png"
+    assert len(list(mask_values([mask]))) == 1
+    dataset = open_dataset(folder, mask_spec())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert not list(mask_values([mask]))
+    with pytest.raises(DataError, match=r"0001.png.*decompression bomb"):
+        dataset.batch(np.array([1]))
 
 
 def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:

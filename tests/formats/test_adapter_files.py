@@ -144,6 +144,7 @@ def test_files_of_peft_that_cannot_be_read_are_refused(tmp_path):
     [
         ({"lora_alpha": float("nan")}, "an alpha is nan"),
         ({"alpha_pattern": {"dense": float("inf")}}, "an alpha is inf"),
+        ({"lora_dropout": 10**400}, "int too large to convert to float"),
         ({"lora_dropout": 1.5}, "lora_dropout is 1.5, and no share of at least 0 and below 1"),
     ],
 )

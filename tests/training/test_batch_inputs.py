@@ -200,6 +200,7 @@ def test_hyperparameters_have_defaults_and_can_be_given():
     ("given", "message"),
     [
         ({}, r"'decay' has no default: give it with every step, decay="),
+        ({"lr": 10**400}, "'lr' is 1000.*: give one finite number that is not negative"),
         ({"decays": 1}, r"no hyperparameter 'decays' \(did you mean 'decay'\?\); a step of this program takes lr, decay"),
         ({"decay": "fast"}, r"'decay' is 'fast': give one finite number"),
         ({"decay": "0.1"}, r"'decay' is '0\.1': give one finite number"),

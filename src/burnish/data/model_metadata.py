@@ -15,7 +15,7 @@ from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
 from burnish.importer.metadata_keys import COLUMNS, PIXELS, TEXT
 from burnish.settings import is_whole
-from burnish.untrusted import read_json
+from burnish.untrusted import UNREADABLE, read_json
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class DataDescription:
             raise _damaged(source, PIXELS, str(error)) from error
         try:
             text = None if texts is None else TextDescription.read(texts)
-        except (BurnishError, TypeError) as error:
+        except (BurnishError, *UNREADABLE) as error:
             raise _damaged(source, TEXT, str(error)) from error
         columns = _entry(metadata, COLUMNS, dict, source)
         try:
             table = None if columns is None else TableDescription.read(columns)
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise _damaged(source, COLUMNS, str(error)) from error
         return cls(read, tuple(classes) if classes else None, tuple(numbers) if numbers else None, text, table)
 

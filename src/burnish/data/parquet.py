@@ -82,6 +82,9 @@ def _bounded(file: Any, path: Path) -> Any:
     import pyarrow
 
     size, metadata = path.stat().st_size, file.metadata
+    # Where what describes a column is damaged, to ask for it ends the process; to read of it raises an error.
+    for group in range(metadata.num_row_groups):
+        next(file.iter_batches(batch_size=1, row_groups=[group]), None)
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(metadata.num_columns)]
     plain = sum(chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_WIDTH) for chunk in chunks)

@@ -20,6 +20,7 @@ from burnish.program import Program
 from burnish.program.state import Arrays
 from burnish.settings import is_whole
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
+from burnish.untrusted import UNREADABLE
 
 TRAIN, EVALUATE = "train", "evaluate"
 
@@ -153,7 +154,7 @@ class ProcessClient(Client):
         try:
             printed = json.loads(done.stdout.strip().splitlines()[-1])
             return dict(printed)
-        except (IndexError, ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise WorkerError(f'{subject} printed no JSON as its last line, such as {{"samples": 100}}') from error
 
     def _samples(self, printed: Mapping[str, Any]) -> int:

@@ -153,7 +153,7 @@ def _adapters(
     alphas: dict[str, float] = {}
     try:
         check_alphas(settings)
-    except (TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"'{path}' has settings that cannot be read ({error}): save the adapters again") from error
     for module, parts in modules.items():
         called = f"{path}' has '{start}{module}"

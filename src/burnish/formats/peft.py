@@ -212,7 +212,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
         dropout, rslora = float(configuration.get("lora_dropout") or 0), bool(configuration.get("use_rslora"))
         if not 0 <= dropout < 1:
             raise ValueError(f"lora_dropout is {dropout}, and no share of at least 0 and below 1")
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise _damaged(folder / CONFIGURATION, error) from error
     check_arrays(folder / WEIGHTS, variant, modules)
     feeding = _matching(modules, names)

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from burnish.graph import Builder, constant_array
 from burnish.graph.edits import replace_uses
 from burnish.importer.folded_normalization import says_folded
+from burnish.untrusted import UNREADABLE
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -225,6 +226,6 @@ def _sources(value: ir.Value) -> list[str]:
     """The names that the exporter's optimizer computed an initializer from."""
     try:
         sources = ast.literal_eval(value.metadata_props.get(COMPUTED_FROM, "[]"))
-    except (ValueError, SyntaxError):
+    except (SyntaxError, *UNREADABLE):
         return []
     return [source for source in sources if isinstance(source, str)] if isinstance(sources, list) else []

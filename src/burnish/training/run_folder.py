@@ -20,6 +20,7 @@ from burnish.training.reports import EVALUATION_PREFIX, MetricsTable, Row, draw_
 from burnish.training.run_lock import RunLock
 from burnish.training.session import Session
 from burnish.training.totals import Means
+from burnish.untrusted import UNREADABLE
 
 CURVES = "curves.png"
 DRAW_EVERY_SECONDS = 60.0
@@ -111,7 +112,7 @@ class RunFolder:
         extra, path, passed_over = self.checkpoints.restore(session)
         try:
             course, position = dict(extra["course"]), Position.from_dict(extra["position"])
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(
                 f"'{path}' was not written by a Trainer and does not say where in the data it was: "
                 "load it with Session.restore, or start a new run from its state"

@@ -105,7 +105,7 @@ class MaskImages(AnnotatedImages):
                     bottom, right = corner[1] + self.preprocessing.size[0], corner[0] + self.preprocessing.size[1]
                     mask = mask.resize(sides, Image.Resampling.NEAREST).crop((*corner, right, bottom))
                 values = np.asarray(mask.resize((self._size[1], self._size[0]), Image.Resampling.NEAREST)).astype(np.int64)
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
             raise DataError(f"{file}: damaged, or no image ({error}); repair or remove it and its picture") from error
         if len(self._label.extents) != 4:
             return _classes(values, self._label, file)
@@ -122,7 +122,7 @@ def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
     from PIL import Image
 
     for file in files:
-        with suppress(OSError, ValueError, SyntaxError), Image.open(file) as image:
+        with suppress(Exception), Image.open(file) as image:
             if image.mode in MODES and image.format != LOSSY:
                 yield np.flatnonzero(np.bincount(np.asarray(image, np.uint8).reshape(-1)))
 

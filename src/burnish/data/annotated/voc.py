@@ -15,6 +15,7 @@ from burnish.data.image.reader import reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import read_number, read_whole
+from burnish.untrusted import UNREADABLE
 
 ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20
@@ -116,7 +117,7 @@ def _read(file: Path) -> dict[str, Any]:
         if height < 1 or width < 1:
             raise DamagedXml(f"the size is {width} x {height}")
         objects = [_object(one) for one in root.get("object", [])]
-    except (KeyError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise DamagedXml(f"an element is missing, or no number: {error}") from error
     names = root.get("filename", [""])
     return {"filename": names[0] if isinstance(names[0], str) else "", "size": (height, width), "objects": objects}
