@@ -87,17 +87,24 @@ def test_programs(program, tmp_path, change):
         Program.load(tmp_path / "changed")
 
 
-def test_a_graph_with_a_tensor_of_another_size(program, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor.dims.__setitem__(slice(None), [2**63 - 1]), "cannot reshape array"),
+        (lambda tensor: setattr(tensor, "data_type", 99), "99 is not a valid DataType"),
+        (lambda tensor: setattr(tensor, "data_type", 0), "Bitwidth not available"),
+    ],
+)
+def test_a_graph_with_a_damaged_tensor(program, tmp_path, change, message):
     shutil.copytree(program, tmp_path / "changed")
     graph = onnx.load(tmp_path / "changed" / "evaluate.onnx", load_external_data=False)
-    tensor = next(attribute.t for node in graph.graph.node for attribute in node.attribute if attribute.HasField("t"))
-    tensor.dims[:] = [2**63 - 1]
+    change(next(attribute.t for node in graph.graph.node for attribute in node.attribute if attribute.HasField("t")))
     content = graph.SerializeToString()
     (tmp_path / "changed" / "evaluate.onnx").write_bytes(content)
     manifest = json.loads((program / "program.json").read_text())
     manifest["files"]["evaluate.onnx"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     write_manifest(tmp_path / "changed" / "program.json", manifest)
-    with pytest.raises(CheckpointError, match=r"evaluate\.onnx holds a tensor whose values do not fit its shape: cannot reshape"):
+    with pytest.raises(CheckpointError, match=rf"evaluate\.onnx holds a tensor that cannot be read: .*{message}"):
         Program.load(tmp_path / "changed")
 
 

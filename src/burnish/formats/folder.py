@@ -279,16 +279,16 @@ def _read_model(directory: Path, name: str, files: dict[str, Any]) -> ir.Model:
         model = ir.load(directory / name)
     except Exception as error:  # the protobuf library's errors are not those of onnx_ir
         raise _damaged(directory, f"{name} cannot be read as an ONNX model: {error}") from error
-    for value, tensor in external_tensors(model):
-        if str(tensor.location) not in files:
-            raise CheckpointError(
-                f"'{directory / name}' reads '{value}' from '{tensor.location}', which is not a file of this program, "
-                "and was not opened. Do not use this folder, or save the program again"
-            )
     try:
+        for value, tensor in external_tensors(model):
+            if str(tensor.location) not in files:
+                raise CheckpointError(
+                    f"'{directory / name}' reads '{value}' from '{tensor.location}', which is not a file of this program, "
+                    "and was not opened. Do not use this folder, or save the program again"
+                )
         own_tensors(model, directory)
     except UNREADABLE as error:
-        raise _damaged(directory, f"{name} holds a tensor whose values do not fit its shape: {error}") from error
+        raise _damaged(directory, f"{name} holds a tensor that cannot be read: {error}") from error
     return model
 
 
