@@ -14,6 +14,7 @@ import zlib
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -120,6 +121,16 @@ def test_an_init_graph_that_cannot_be_run(program, change, message):
     change(next(node for node in changed.init.graph if node.op_type == "ConstantOfShape"))
     with pytest.raises(
         CheckpointError, match=rf"init graph of the program.* cannot be run: .*{message}.*compile the model again"
+    ):
+        changed.initial_state()
+
+
+def test_an_init_graph_that_fills_more_than_the_state_holds(program):
+    changed = Program.load(program)
+    shape = next(node for node in changed.init.graph if node.op_type == "ConstantOfShape").inputs[0].producer()
+    shape.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.array([2, 2**31 - 1])))
+    with pytest.raises(
+        CheckpointError, match=r"The init graph .* makes 'opt/.*' of shape \[2, 2147483647\], and the state has \["
     ):
         changed.initial_state()
 

@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto, static_shape
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.state import Kind, LazyArrays, kind_of
+from burnish.program.state import Kind, LazyArrays, kind_of, shape_fits
 from burnish.program.weights import Weights
 from burnish.random import check_seed
 from burnish.transfers import Transfer
@@ -202,7 +202,8 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine.
 
     Raises:
-        CheckpointError: the evaluator cannot run it, as none that burnish writes.
+        CheckpointError: the evaluator cannot run it, or it makes arrays of other shapes than the state has, as none that burnish
+            writes.
     """
     read = {value.name for value in init.graph.inputs if value.uses() or value.is_graph_output()}
 
@@ -225,6 +226,14 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
             f"The init graph of the program, which makes the optimizer's first state, cannot be run: {error}. It is damaged, or "
             "another tool wrote it: compile the model again, or use another copy of the saved program"
         ) from error
+    # A fill of any shape takes no memory until it is written out.
+    for entry, result in zip(signature.outputs, results, strict=True):
+        if not shape_fits(np.shape(result), entry.extents):
+            raise CheckpointError(
+                f"The init graph of the program makes '{entry.updates or entry.name}' of shape {list(np.shape(result))}, and the "
+                f"state has {list(entry.extents)}. It is damaged, or another tool wrote it: compile the model again, or use "
+                "another copy of the saved program"
+            )
     return {entry.updates or entry.name: result for entry, result in zip(signature.outputs, results, strict=True)}
 
 
