@@ -171,8 +171,8 @@ def watch_interrupts() -> None:
 
 def _wait_for_interrupts(receiver: socket.socket) -> None:
     main = threading.main_thread().ident or 0
-    while True:
-        if signal.SIGINT not in receiver.recv(4096):
+    while received := receiver.recv(4096):
+        if signal.SIGINT not in received:
             continue
         handler = signal.getsignal(signal.SIGINT)
         run = _under_way.get(main)
@@ -181,6 +181,7 @@ def _wait_for_interrupts(receiver: socket.socket) -> None:
             continue
         select.select([receiver], [], [], GRACE_SECONDS)
         _stop(main, run)
+    receiver.close()
 
 
 class TimeLimit:
@@ -260,11 +261,14 @@ def close() -> None:
 
 @atexit.register
 def _stop_watching() -> None:
+    global _waker
     if _waker is not None and threading.current_thread() is threading.main_thread():
         with contextlib.suppress(ValueError):
             earlier = signal.set_wakeup_fd(-1)
             if earlier != _waker.fileno():
                 signal.set_wakeup_fd(earlier)
+        _waker.close()
+        _waker = None
 
 
 def _forget_in_child() -> None:
