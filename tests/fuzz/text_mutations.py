@@ -105,7 +105,8 @@ def mutate_json(random: Random, content: bytes) -> tuple[bytes, str]:
             holder[key] = deep
             done += "deeper"
         case 4 if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] += random.choice((-1, 1, 0.5, 2**31, -(2**40), 8))
+            step = random.choice((-1, 1, 0.5, 2**31, -(2**40), 8))
+            holder[key] += step if abs(holder[key]) < 2**1000 else 1
             done += f"{holder[key]}"
         case 5 if isinstance(holder[key], str):
             changed, said = mutate_text(random, holder[key].encode("utf-8", "surrogatepass"))
