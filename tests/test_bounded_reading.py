@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 import burnish
 from burnish.data import DataSpec, open_dataset
 from burnish.data.idx import read_idx
+from burnish.data.tar_shards import shards_of
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, DataError, ModelError
 from burnish.untrusted import MEMORY_LIMIT
 
@@ -145,6 +146,22 @@ def test_data_larger_than_their_file_may_take_are_refused(
     write(tmp_path / name)  # type: ignore[operator]
     with pytest.raises(DataError, match=BOTH_NUMBERS):
         open_dataset(tmp_path / name, DataSpec.by(program))
+
+
+@pytest.mark.parametrize("numbers", ["0..99999999999", "0..1" + "0" * 30])
+def test_a_sequence_of_more_archives_than_there_can_be_is_refused(numbers: str) -> None:
+    with pytest.raises(DataError, match="a sequence of more than 100,000 archives"):
+        shards_of(f"a{{{numbers}}}.tar")
+
+
+def test_a_place_for_each_of_many_categories_is_refused(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[b,n] x) => (float[b,2] y) <float[1,2] w = {1,2}> { s = ReduceSum <keepdims = 1> (x, a) y = MatMul(s, w) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "a"))
+    spec = DataSpec.by(burnish.compile(model, loss="cross_entropy", optimizer="sgd"))
+    (tmp_path / "t.csv").write_text("a,b,label\n" + "".join(f"1,t{row},0\n" for row in range(20_000)))
+    with pytest.raises(DataError, match=rf"t\.csv: 20,000 rows with a place for each of 20,000 categories .*: it {BOTH_NUMBERS}"):
+        open_dataset(tmp_path / "t.csv", spec)
 
 
 @pytest.mark.parametrize("texts", [False, True], ids=["numbers", "texts"])

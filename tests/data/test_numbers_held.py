@@ -15,7 +15,7 @@ from burnish.data.preprocessing import Preprocessing
 from burnish.data.sources import as_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.settings import read_number, read_settings, read_whole
-from specs.program_inputs import classification, data_entry, value_entry
+from specs.program_inputs import class_entry, classification, data_entry, value_entry
 
 X = np.array([[1.0, 2.0], [2.0, 1e39]])
 
@@ -161,3 +161,38 @@ def test_labels_that_are_no_text(tmp_path, labels, message):
 def test_a_change_that_is_infinitely_strong():
     with pytest.raises(ConfigurationError, match="rand_augment"):
         read_augmentation("rand_augment:inf")
+
+
+LARGE = 2**53 + 1
+INDICES = DataSpec((data_entry(2, dtype=ir.DataType.INT64),), class_entry(2))
+
+
+@pytest.mark.parametrize("other", ["2,1e3", "2.0,4", "2,-9007199254740993.0"])
+def test_large_indices_beside_floating_point_stay_what_they_are(tmp_path, other):
+    """2^53 + 1 is the first whole number that float64 rounds: among numbers such as 1e3, and beside a column of these."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"b,a,label\n1,{LARGE},0\n{other},1\n")
+    assert open_dataset(path, INDICES).batch(np.arange(1))["x"].tolist() == [[1, LARGE]]
+
+
+def test_large_indices_of_parquet_beside_other_columns_stay_what_they_are(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    for other in (np.array([1.0, 2.0]), np.array([1, 2], np.uint64)):
+        parquet.write_table(pyarrow.table({"a": [LARGE, -LARGE], "b": other, "label": [0, 1]}), tmp_path / "t.parquet")
+        assert open_dataset(tmp_path / "t.parquet", INDICES).batch(np.arange(2))["x"].tolist() == [[LARGE, 1], [-LARGE, 2]]
+
+
+@pytest.mark.parametrize("written", ["1.5", "9223372036854775808", "1e300"])
+def test_what_is_no_index_is_still_refused(tmp_path, written):
+    path = tmp_path / "t.csv"
+    path.write_text(f"b,a,label\n1,{written},0\n1,{LARGE},0\n")
+    with pytest.raises(DataError, match=r"'x' takes int64, and the data hold (1\.5|9|1e.300)"):
+        open_dataset(path, INDICES)
+
+
+def test_a_text_that_an_array_would_cut_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,label\n1,2,x\0\n1,2,x\n")
+    with pytest.raises(DataError, match=r"t\.csv: .*ends in a NUL character: remove it"):
+        open_dataset(tmp_path / "t.csv", classification(2))

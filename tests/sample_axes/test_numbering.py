@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from onnx import helper
 
 from burnish.importer import load
 from burnish.random import Numbered, Places
@@ -131,3 +132,11 @@ def test_inputs_that_have_samples():
     assert sample_inputs({"x": [8, 3], "anchors": [9, 2], "mask": [8]}) == ["x", "mask"]
     assert sample_inputs({"x": [8, 3], "tokens": ["batch", "t"]}) == ["tokens"]
     assert sample_inputs({"rate": []}) == []
+
+
+def test_an_equation_with_a_letter_of_no_operand():
+    """Shape inference lets a letter beyond ASCII pass: what finds the samples has to come through."""
+    x, y = (helper.make_tensor_value_info(name, 1, ["b", 6]) for name in "xy")
+    node = helper.make_node("Einsum", ["x"], ["y"], equation="ab->\xff")
+    graph = load(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=10)).graph
+    assert Analysis(graph, ["x"]).layout(next(iter(graph)).outputs[0]) is not None

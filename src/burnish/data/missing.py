@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ _OTHER_DIGITS = re.compile(r"[_\x80-\U0010ffff]")
 """What NumPy and Python read in numbers beside the digits 0 to 9: underscores, and the digits of other scripts."""
 CHARACTER_BYTES = 4
 """Of a text in an array."""
+LARGEST_EXACT = 2.0**53
+"""Up to here float64 holds every whole number."""
 REMEDY = "fill it in, remove the row, or leave such rows out (missing='drop', --missing drop)"
 PREDICTED, PREDICTED_REMEDY = "predicted", "fill it in, or remove the row: a row that is left out would have no prediction"
 """The policy of a table to predict of, each row of which has an answer."""
@@ -47,7 +50,10 @@ def text_array(values: Sequence[str]) -> np.ndarray:
 
     Raises:
         MemoryError: one is so long that all together would take more memory than reading a file of them may.
+        ValueError: one ends in a NUL character, which an array cannot hold.
     """
+    if (ending := next((value for value in values if value.endswith("\0")), None)) is not None:
+        raise ValueError(f"the text {ending!r} ends in a NUL character: remove it, or write the file in UTF-8")
     lengths = [len(value) for value in values]
     excess = memory_excess(CHARACTER_BYTES * max(lengths, default=0) * len(lengths), sum(lengths))
     if excess is not None:
@@ -72,10 +78,26 @@ def column_of_text(values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
             numbers = there.astype(dtype)
         except (ValueError, OverflowError):
             continue
+        if numbers.dtype.kind == "f":
+            numbers = _exact(numbers, there)
+            dtype = numbers.dtype.type
         column = np.zeros(len(text), dtype)
         column[~marked] = numbers
         return column, marked | ~np.isfinite(column)
     return text, empty
+
+
+def _exact(numbers: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """Return whole numbers as int64 if floating point rounded one of them: among ``1e3``, an index stays what it is."""
+    large = np.abs(numbers) >= LARGEST_EXACT
+    if not large.any() or not (np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**63)).all():
+        return numbers
+    exact = [Decimal(text) for text in texts[large].tolist()]
+    if any(number % 1 or not -(2**63) <= number < 2**63 for number in exact) or [*map(float, exact)] == [*map(int, exact)]:
+        return numbers
+    whole = np.where(large, 0, numbers).astype(np.int64)
+    whole[large] = [*map(int, exact)]
+    return whole
 
 
 def without_missing(

@@ -103,6 +103,7 @@ def filled_inputs(
     """
     entries = {entry.name: entry for entry in spec.data} if len(spec.data) > 1 else dict.fromkeys(features, *spec.data)
     _check_held(features, entries, source)
+    features = Columns({name: _as_whole(column, entries.get(name)) for name, column in features.items()}, features.rows)
     if len(spec.data) < 2:
         name = spec.only_data(source).name
         if table is None:
@@ -130,6 +131,14 @@ def _check_held(columns: Columns, entries: Mapping[str, Entry], source: str) -> 
                 f"{source}, {columns.rows[row]}: column '{name}' holds {column[row]}, and '{entry.name}' takes "
                 f"{entry.numpy_dtype}: {remedy_of_cast(entry)}"
             )
+
+
+def _as_whole(column: np.ndarray, entry: Entry | None) -> np.ndarray:
+    """Return whole numbers for an input of integers as int64: beside columns of another type, large ones would be rounded."""
+    if entry is None or entry.dtype.is_floating_point() or column.ndim != 1 or column.dtype.kind not in "uf":
+        return column
+    whole, lost = cast(column, np.dtype(np.int64))
+    return column if lost is not None else whole
 
 
 def columns_by_input(columns: Mapping[str, np.ndarray], spec: DataSpec, source: str) -> dict[str, np.ndarray]:

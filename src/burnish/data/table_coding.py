@@ -13,9 +13,11 @@ import onnx_ir as ir
 from burnish.errors import DataError
 from burnish.program import Entry
 from burnish.settings import is_number_text
+from burnish.untrusted import memory_excess
 
 UNSEEN = -1
 SHOWN = 3
+PLACE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ class TableDescription:
         A category that training did not have is at no place, or has the index -1.
 
         Raises:
-            DataError: a column is missing, or holds text where the model was trained on numbers.
+            DataError: a column is missing, or holds text where the model was trained on numbers; or places for all categories
+                take too much memory.
         """
+        self._check_memory(features, source)
         parts, notes = [], []
         for name, categories in self.columns:
             column = _column(features, name, categories, source)
@@ -104,6 +108,16 @@ class TableDescription:
             notes += _unseen_note(name, column, indices)
             parts.append((indices[:, None] == np.arange(len(categories))).astype(np.int64) if self.one_hot else indices[:, None])
         return np.concatenate(parts, axis=1), notes
+
+    def _check_memory(self, features: Mapping[str, np.ndarray], source: str) -> None:
+        counts = [len(categories) for _, categories in self.columns if categories is not None]
+        places, rows = sum(counts) if self.one_hot else len(counts), max(map(len, features.values()), default=0)
+        excess = memory_excess(PLACE_BYTES * places * rows, sum(column.nbytes for column in features.values()))
+        if excess is not None:
+            raise DataError(
+                f"{source}: {rows:,} rows with a place for each of {places:,} categories are too many: {excess}; or leave out "
+                "the columns of text that differ in each row, or take a model with as many inputs as there are columns"
+            )
 
     def column(self, column: np.ndarray, entry: Entry, source: str) -> tuple[np.ndarray, list[str]]:
         """Return a column for an input of its name, as indices, or as places where the input takes as many numbers.

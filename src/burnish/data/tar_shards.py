@@ -23,6 +23,7 @@ LARGEST_LABEL = 1 << 16
 CLASS, JSON = "cls", "json"
 KEYS = ("label", "class", "cls", "class_name")
 """Where a sample's JSON may hold its class."""
+MOST_SHARDS, MOST_DIGITS = 100_000, 18
 SEQUENCE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -64,6 +65,8 @@ def shards_of(source: str | Path) -> list[Path]:
     if found is None or path.exists():
         return [path]
     first, last = found.groups()
+    if max(len(first), len(last)) > MOST_DIGITS or int(last) - int(first) >= MOST_SHARDS:
+        raise DataError(f"{source}: a sequence of more than {MOST_SHARDS:,} archives: name those that are there")
     names = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     shards = [Path(SEQUENCE.sub(name, str(source), count=1)) for name in names]
     missing = [shard for shard in shards if not shard.is_file()]

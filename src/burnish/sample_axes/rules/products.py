@@ -50,7 +50,8 @@ def einsum(call: Call) -> Axes:
         result = ("..." if ellipses else "") + "".join(once)
     before, _, behind = result.partition("...")
     wide = broadcast_axes(call, ellipses) if ellipses else ()
-    return (*(letters[letter] for letter in before), *wide, *(letters[letter] for letter in behind))
+    # A letter of no operand is an error of the model, which the operator names.
+    return (*(letters.get(letter, ()) for letter in before), *wide, *(letters.get(letter, ()) for letter in behind))
 
 
 @gives_axes(
