@@ -386,3 +386,8 @@ def test_factors_that_a_trainer_computes():
     assert factors.get(cosine) is cosine
     with pytest.raises(ConfigurationError, match="there is no learning-rate schedule 'step'; choose among constant, cosine"):
         factors.get("step")
+
+
+def test_more_steps_than_a_counter_holds():
+    with pytest.raises(ConfigurationError, match=r"steps must be below 2\^62, not 9{20}: give the steps of the run"):
+        schedules.cosine(0.1, steps=99999999999999999999)

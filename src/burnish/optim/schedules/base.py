@@ -140,6 +140,8 @@ def check_counts(schedule: str, **counts: object) -> None:
     for name, count in counts.items():
         if not is_whole(count) or count < 1:
             raise ConfigurationError(f"{schedule}: {name} must be a whole number of at least 1, not {count!r}")
+        if count >= 2**62:
+            raise ConfigurationError(f"{schedule}: {name} must be below 2^62, not {count}: give the steps of the run")
 
 
 def check_choice(schedule: str, name: str, value: object, choices: tuple[str, ...]) -> None:
