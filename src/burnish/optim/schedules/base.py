@@ -135,13 +135,14 @@ def number(builder: Builder, value: float) -> Tensor:
     return builder.scalar(value, ir.DataType.DOUBLE)
 
 
-def check_counts(schedule: str, **counts: object) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a whole number of at least one."""
+def check_counts(schedule: str, least: int = 1, **counts: object) -> None:
+    """Raise ConfigurationError, naming the argument, for a count that is no whole number, too small, or too large for int64."""
+    needed = f"of at least {least}" if least else "that is not negative"
     for name, count in counts.items():
-        if not is_whole(count) or count < 1:
-            raise ConfigurationError(f"{schedule}: {name} must be a whole number of at least 1, not {count!r}")
+        if not is_whole(count) or count < least:
+            raise ConfigurationError(f"{schedule}: {name} must be a whole number {needed}, not {count!r}")
         if count >= 2**62:
-            raise ConfigurationError(f"{schedule}: {name} must be below 2^62, not {count}: give the steps of the run")
+            raise ConfigurationError(f"{schedule}: {name} must be below 2^62, not {count}: give a smaller one")
 
 
 def check_choice(schedule: str, name: str, value: object, choices: tuple[str, ...]) -> None:

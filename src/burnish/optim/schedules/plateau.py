@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.base import Tensors, check_fraction, check_not_negative
-from burnish.optim.schedules.base import check_choice, check_positive, double, number, options_of
+from burnish.optim.schedules.base import check_choice, check_counts, check_positive, double, number, options_of
 from burnish.optim.slots import Slot
-from burnish.settings import PlainSettings, is_whole
+from burnish.settings import PlainSettings
 
 MONITORED = "monitored"
 RATE = Slot("plateau_rate", per_parameter=False)
@@ -61,9 +60,7 @@ class Plateau(PlainSettings):
         check_not_negative(self.name, lr=self.lr, threshold=self.threshold, lowest=self.lowest, eps=self.eps)
         check_fraction(self.name, factor=self.factor)
         check_positive(self.name, factor=self.factor)
-        for name, count in (("patience", self.patience), ("cooldown", self.cooldown)):
-            if not is_whole(count) or count < 0:
-                raise ConfigurationError(f"{self.name}: {name} must be a whole number that is not negative, not {count!r}")
+        check_counts(self.name, least=0, patience=self.patience, cooldown=self.cooldown)
         check_choice(self.name, "mode", self.mode, ("min", "max"))
         check_choice(self.name, "threshold_mode", self.threshold_mode, ("rel", "abs"))
 
