@@ -139,6 +139,7 @@ def test_a_schedule_takes_settings_behind_a_colon(run, folder, arguments, expect
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("frequent_rows")
 def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
     run(*TRAIN, "--lr", "0.5", "--schedule", "linear")
     text = run(*TRAIN, "--lr", "0.5", "--schedule", "linear", "--epochs", "3", "--resume").stdout
@@ -156,6 +157,7 @@ def test_a_resumed_run_takes_another_schedule_from_there_on(run, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("frequent_rows")
 def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     run(*TRAIN, "--epochs", "2")
     checkpoint = "runs/model/checkpoints/latest.safetensors"
