@@ -1294,7 +1294,7 @@ static void describe_shape(char *text, size_t room, size_t rank, const int64_t *
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
-/* A value that may not be where it is: its index is told. */
+/* Refuse a value outside the range of its input, and name its index. */
 static burnish_status out_of_range(const entry *entry, const burnish_tensor *tensor, size_t element, double value) {
     char place[256], low[32] = "", high[32] = "", also[64] = "", signs[128];
     int64_t index[BURNISH_MAX_RANK] = {0};

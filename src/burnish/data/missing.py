@@ -53,7 +53,7 @@ def text_array(values: Sequence[str]) -> np.ndarray:
         ValueError: one ends in a NUL character, which an array cannot hold.
     """
     if (ending := next((value for value in values if value.endswith("\0")), None)) is not None:
-        raise ValueError(f"the text {ending!r} ends in a NUL character: remove it, or write the file in UTF-8")
+        raise ValueError(f"the text {ending!r} ends in a NUL character: remove it")
     lengths = [len(value) for value in values]
     excess = memory_excess(CHARACTER_BYTES * max(lengths, default=0) * len(lengths), sum(lengths))
     if excess is not None:

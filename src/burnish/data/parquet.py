@@ -82,7 +82,7 @@ def _bounded(file: Any, path: Path) -> Any:
     import pyarrow
 
     size, metadata = path.stat().st_size, file.metadata
-    # Where what describes a column is damaged, to ask for it ends the process; to read of it raises an error.
+    # If the description of a column is damaged, asking for it ends the process, and reading a row raises an error.
     for group in range(metadata.num_row_groups):
         next(file.iter_batches(batch_size=1, row_groups=[group]), None)
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]

@@ -108,13 +108,13 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
 
 
 def _end(thread: int, stop: Stop) -> None:
-    """Let nothing stop a run any more. Of a ``PythonStop`` that came too late, raise the error here.
+    """Let nothing stop a run any more. If a ``PythonStop`` came too late for the run, its error is raised here.
 
-    Python can take back an error that it has not raised yet. In 3.11 that leaves it looking for one at every call, and it does
-    not come out of that look in a thread that is traced, as by a debugger.
+    Taking that error back would be a trap: Python 3.11 then looks for it at every call, and a thread that is traced, by a
+    debugger for example, never gets past the next one.
 
     Raises:
-        RunStopped: as said.
+        RunStopped: a stop came too late.
     """
     with _changes:
         _under_way.pop(thread, None)

@@ -202,8 +202,8 @@ def run_init(init: ir.Model, signature: GraphSignature, weights: Mapping[str, np
     """Run the init graph on the standard's own evaluator: integers and fills, the same on every machine.
 
     Raises:
-        CheckpointError: the evaluator cannot run it, or it makes arrays of other shapes than the state has, as none that burnish
-            writes.
+        CheckpointError: the evaluator cannot run it, or its arrays do not have the shapes of the state. Burnish writes no such
+            graph.
     """
     read = {value.name for value in init.graph.inputs if value.uses() or value.is_graph_output()}
 

@@ -45,7 +45,7 @@ from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
 STEPS_PER_ROW = 20
-"""At least, within an epoch: a short one has a row at its end alone."""
+"""The least number of steps between two rows of an epoch. A short epoch has one row, at its end."""
 
 
 class Trainer:
