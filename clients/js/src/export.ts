@@ -9,7 +9,7 @@ import type { Program } from "./program.js";
 import { Message } from "./protobuf.js";
 import { ADAPTERS, settle, type Evaluate } from "./settling.js";
 import { isState } from "./signature.js";
-import { bfloat16Bits, emptyTensor, float16Bits, numberAt, type DType, type Tensor } from "./tensor.js";
+import { bfloat16Bits, bytesIn, emptyTensor, float16Bits, numberAt, type DType, type Tensor } from "./tensor.js";
 
 /** Bytes of weights above which they lie beside the model: a protobuf ends at 2 GiB. */
 const ONE_FILE_LIMIT = 2 ** 30;
@@ -24,11 +24,13 @@ export interface ExportedModel {
   data?: { name: string; bytes: Uint8Array };
 }
 
+export type DataName = string | ((bytes: Uint8Array) => string);
+
 /**
  * The model that predicts what the program does in this state.
  *
  * @param evaluate runs a model without inputs.
- * @param dataName where weights lie beside the model, the name of their file.
+ * @param dataName where weights lie beside the model, the name of their file, or what makes it of them.
  * @param oneFileLimit bytes of weights above which they lie beside.
  */
 export async function exportModel(
@@ -36,7 +38,7 @@ export async function exportModel(
   state: ReadonlyMap<string, Tensor>,
   metadata: Record<string, string>,
   evaluate: Evaluate,
-  dataName = "model.onnx.data",
+  dataName: DataName = "model.onnx.data",
   oneFileLimit = ONE_FILE_LIMIT,
 ): Promise<ExportedModel> {
   const file = await program.graph("predict");
@@ -123,19 +125,21 @@ function objectiveOf(options: Readonly<Record<string, any>>): string {
   return JSON.stringify({ loss: options.loss, metrics: options.metrics ?? [], outputs });
 }
 
-function weightsBeside(graph: Message, tensors: [string, Tensor][], dataName: string): { name: string; bytes: Uint8Array } {
-  const large = tensors.filter(([, tensor]) => tensor.data.byteLength >= SMALLEST_EXTERNAL);
-  const bytes = new Uint8Array(large.reduce((sum, [, tensor]) => sum + tensor.data.byteLength, 0));
+function weightsBeside(graph: Message, tensors: [string, Tensor][], dataName: DataName): { name: string; bytes: Uint8Array } {
+  const large = tensors.filter(([, tensor]) => tensor.data.byteLength >= SMALLEST_EXTERNAL).map(([, { data }]) => data);
+  const bytes = new Uint8Array(large.reduce((sum, data) => sum + data.byteLength, 0));
   let offset = 0;
-  for (const [name, tensor] of tensors) {
-    if (tensor.data.byteLength < SMALLEST_EXTERNAL) {
-      graph.addMessage(GRAPH.initializers, tensorMessage(name, tensor));
-      continue;
-    }
-    graph.addMessage(GRAPH.initializers, externalTensorMessage(name, tensor, dataName, offset));
-    bytes.set(new Uint8Array(tensor.data.buffer, tensor.data.byteOffset, tensor.data.byteLength), offset);
-    offset += tensor.data.byteLength;
+  for (const data of large) {
+    bytes.set(bytesIn(data), offset);
+    offset += data.byteLength;
   }
-  return { name: dataName, bytes };
+  const name = typeof dataName === "string" ? dataName : dataName(bytes);
+  offset = 0;
+  for (const [weight, tensor] of tensors) {
+    const isSmall = tensor.data.byteLength < SMALLEST_EXTERNAL;
+    graph.addMessage(GRAPH.initializers, isSmall ? tensorMessage(weight, tensor) : externalTensorMessage(weight, tensor, name, offset));
+    if (!isSmall) offset += tensor.data.byteLength;
+  }
+  return { name, bytes };
 }
 

@@ -1,11 +1,11 @@
 /** The client in Node: programs, checkpoints and models are files. */
 
 import { createHash } from "node:crypto";
-import { mkdir, open, readFile, rename, rm, stat } from "node:fs/promises";
-import { dirname, join } from "node:path";
+import { mkdir, open, readdir, readFile, rename, rm, stat } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
 
 import { CheckpointError, ConfigurationError, EngineError, messageOf } from "./errors.js";
-import { useHash } from "./hashes.js";
+import { sha256Now, useHash } from "./hashes.js";
 import { checkOptions, shown } from "./options.js";
 import { Program } from "./program.js";
 import { usePlatform, type OrtModule } from "./runtime.js";
@@ -91,15 +91,23 @@ export async function loadProgram(path: string): Promise<Program> {
 /** Models are written in the order of the calls: the last one stays. */
 let saving: Promise<void> = Promise.resolve();
 
-/** Write an inference model of a session's state into an `.onnx` file; weights of more than 1 GiB go into `<path>.data`. */
-export async function saveModel(session: Session, path: string, options: { parameters?: "average" } = {}): Promise<void> {
+/**
+ * Write an inference model of a session's state into an `.onnx` file. Weights of more than 1 GiB go into `<path>-<their hash>.data`:
+ * the model that is there keeps its own until it is replaced.
+ */
+export async function saveModel(session: Pick<Session, "exportModel">, path: string, options: { parameters?: "average" } = {}): Promise<void> {
   checkOptions("saveModel", options, ["parameters"]);
-  const exported = session.exportModel({ ...options, dataName: `${path.split(/[/\\]/).at(-1)}.data` });
+  const [folder, file] = [dirname(path), basename(path)];
+  const exported = session.exportModel({ ...options, dataName: (bytes) => `${file}-${sha256Now(bytes).slice(0, 16)}.data` });
   const earlier = saving;
   const saved = exported.then(async ({ model, data }) => {
     await earlier;
-    if (data) await writeWhole(`${path}.data`, data.bytes);
+    if (data) await writeWhole(join(folder, data.name), data.bytes);
     await writeWhole(path, model);
+    for (const other of await readdir(folder)) {
+      const isEarlier = other.startsWith(`${file}-`) && /^[0-9a-f]{16}\.data$/.test(other.slice(file.length + 1));
+      if (isEarlier && other !== data?.name) await rm(join(folder, other), { force: true });
+    }
   });
   saving = saved.catch(() => undefined);
   return saved;

@@ -5,7 +5,7 @@ import type { InferenceSession, Tensor as OrtTensor } from "onnxruntime-common";
 import { checkBatch, checkHyperparameters, type Batch } from "./batch.js";
 import { baseHash, checkCheckpoint, checkedMetadata, extraText, openCheckpoint, writeCheckpoint } from "./checkpoint.js";
 import { CheckpointError, ConfigurationError, EngineError, InputError, NonFiniteLossError } from "./errors.js";
-import { exportModel, type ExportedModel } from "./export.js";
+import { exportModel, type DataName, type ExportedModel } from "./export.js";
 import { checkOptions, shown } from "./options.js";
 import type { Program } from "./program.js";
 import { Runtime, RUNTIME_OPTIONS, type Backend, type RuntimeOptions } from "./runtime.js";
@@ -242,10 +242,10 @@ export class Session extends Trains {
   /**
    * An inference model in this state that any ONNX runtime loads, under the source's own names. Batch normalization stays as it is.
    *
-   * @param options.dataName name of the file of weights, where they are too many for one file.
+   * @param options.dataName name of the file of weights, where they are too many for one file, or what makes it of its bytes.
    * @param options.parameters `average` exports the average that the optimizer keeps.
    */
-  async exportModel(options: { dataName?: string; parameters?: "average"; oneFileLimit?: number } = {}): Promise<ExportedModel> {
+  async exportModel(options: { dataName?: DataName; parameters?: "average"; oneFileLimit?: number } = {}): Promise<ExportedModel> {
     checkOptions("exportModel", options, ["dataName", "parameters", "oneFileLimit"]);
     const { dataName, oneFileLimit } = options;
     const instead = this.averages(options.parameters);

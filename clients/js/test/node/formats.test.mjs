@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
+import { readdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { test } from "node:test";
 
 import { InputError } from "../../dist/index.js";
 import { checkDigestNow, DIGEST } from "../../dist/digest.js";
-import { exportModel } from "../../dist/export.js";
 import { sha256, Sha256, sha256Now } from "../../dist/hashes.js";
 import { byCodePoints, spacedJson } from "../../dist/json.js";
 import { Message } from "../../dist/protobuf.js";
@@ -12,7 +13,7 @@ import { readSafetensors, writeSafetensors } from "../../dist/safetensors.js";
 import { bfloat16Bits, emptyTensor, float16Bits, numberOfBfloat16, numberOfFloat16, scalar } from "../../dist/tensor.js";
 import { combined, exactSum, roundedOnce, totalOf } from "../../dist/totals.js";
 import { readTensor, tensorMessage } from "../../dist/onnx.js";
-import { loadProgram, Session } from "../../dist/index.js";
+import { loadProgram, saveModel, Session } from "../../dist/index.js";
 import { folderOf, python, temporaryFolder } from "../fixtures.mjs";
 
 test("SHA-256, in parts of any size", async () => {
@@ -93,19 +94,36 @@ test("totals add up exactly", () => {
   assert.throws(() => combined(new Map([["total:auc:x", scalar("int64", 0)]]), {}), /does not combine its totals/);
 });
 
-test("weights of a large model lie beside it", async () => {
+test("weights of a large model lie beside it, and each model there is has its own", async () => {
   const program = await loadProgram(`${folderOf("convolutional")}/program`);
   const session = await Session.open(program);
+  const check = "import sys, onnx, numpy as np, pathlib; d=pathlib.Path(sys.argv[1]); onnx.checker.check_model(d/'m.onnx'); m=onnx.load(d/'m.onnx'); print(sum(float(np.abs(onnx.numpy_helper.to_array(t)).sum()) for t in m.graph.initializer))";
+  const folder = temporaryFolder();
+  const path = join(folder, "m.onnx");
+  const sum = () => Number(python("-c", check, folder));
   const { model, data } = await session.exportModel({ dataName: "weights.data", oneFileLimit: 1000 });
   assert.equal(data.name, "weights.data");
-  const check = "import sys, onnx, numpy as np, tempfile, pathlib; d=pathlib.Path(sys.argv[1]); onnx.checker.check_model(d/'m.onnx'); m=onnx.load(d/'m.onnx'); print(sum(float(np.abs(onnx.numpy_helper.to_array(t)).sum()) for t in m.graph.initializer))";
-  const { writeFileSync } = await import("node:fs");
-  const folder = temporaryFolder();
-  writeFileSync(`${folder}/m.onnx`, model);
-  writeFileSync(`${folder}/weights.data`, data.bytes);
-  const whole = await exportModel(program, await session.state(), {});
-  assert.equal(whole.data, undefined);
-  const beside = Number(python("-c", check, folder));
-  writeFileSync(`${folder}/m.onnx`, whole.model);
-  assert.equal(beside, Number(python("-c", check, folder)));
+  const large = { exportModel: (options) => session.exportModel({ ...options, oneFileLimit: 1000 }) };
+  const others = ["m.onnx-0123.data", "n.onnx-0123456789abcdef.data"];
+  for (const other of others) writeFileSync(join(folder, other), "");
+  await saveModel(session, path);
+  const whole = sum();
+  await saveModel(large, path);
+  const earlier = readdirSync(folder).sort();
+  assert.deepEqual(earlier.map((name) => name.replace(/^m.onnx-[0-9a-f]{16}/, "m.onnx-HASH")).sort(), ["m.onnx", others[0], "m.onnx-HASH.data", others[1]]);
+  assert.equal(sum(), whole);
+
+  const state = await session.state();
+  for (const { data: values } of state.values()) if (values instanceof Float32Array) values.forEach((value, place) => (values[place] = 2 * value));
+  await session.loadState(state);
+  // The new weights are there, and the new model does not come: the earlier one has its own.
+  const broken = { exportModel: async (options) => ({ ...(await large.exportModel(options)), model: undefined }) };
+  await assert.rejects(() => saveModel(broken, path), /m\.onnx' could not be written/);
+  assert.equal(readdirSync(folder).length, earlier.length + 1);
+  assert.equal(sum(), whole);
+  await saveModel(large, path);
+  assert.equal(readdirSync(folder).length, earlier.length);
+  assert.notEqual(sum(), whole);
+  await saveModel(session, path);
+  assert.deepEqual(readdirSync(folder).sort(), ["m.onnx", ...others]);
 });
