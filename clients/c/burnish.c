@@ -908,24 +908,61 @@ static burnish_status take_memory(burnish_session *session) {
     return BURNISH_OK;
 }
 
+/* Hash what a file has left, and close it. */
+static void hash_file(FILE *file, char digest[65]) {
+    char block[BLOCK];
+    sha256 hash;
+    sha256_begin(&hash);
+    for (size_t count; (count = fread(block, 1, sizeof block, file)) > 0;) sha256_add(&hash, block, count);
+    fclose(file);
+    sha256_text(&hash, digest);
+}
+
 /* See that a file of the program is the one that was written. */
 static burnish_status check_file(const burnish_session *session, const char *name, const char *path) {
     const json *recorded = member(member(session->manifest, "files", JSON_OBJECT), name, JSON_OBJECT);
     const char *expected = text_of(recorded, "sha256");
     int64_t bytes;
     uint64_t size;
-    char buffer[BLOCK], digest[65];
-    sha256 hash;
+    char digest[65];
     FILE *file;
     if (expected == NULL || !whole_of(recorded, "bytes", &bytes)) return damaged(path, "program.json does not list it");
     TRY(open_file(path, &file, &size));
-    sha256_begin(&hash);
-    for (size_t count; size == (uint64_t)bytes && (count = fread(buffer, 1, sizeof buffer, file)) > 0;)
-        sha256_add(&hash, buffer, count);
-    fclose(file);
-    if (size != (uint64_t)bytes) return damaged(path, "its size is not the one that was written");
-    sha256_text(&hash, digest);
-    return strcmp(digest, expected) == 0 ? BURNISH_OK : damaged(path, "it has changed since it was written");
+    if (size != (uint64_t)bytes) {
+        fclose(file);
+        return damaged(path, "its size is not the one that was written");
+    }
+    hash_file(file, digest);
+    return strcmp(digest, expected) == 0 ? BURNISH_OK : has_changed(path);
+}
+
+/* See that a file is one that a package lists, in a text of lines as sha256sum writes them. */
+static burnish_status check_listed(const char *list, const char *path, const char *name) {
+    char digest[65], line[128], *text, *found;
+    uint64_t file_size;
+    size_t size;
+    FILE *file;
+    TRY(open_file(path, &file, &file_size));
+    hash_file(file, digest);
+    TRY(read_file(list, BLOCK, &text, &size));
+    snprintf(line, sizeof line, "%s  %s\n", digest, name);
+    found = strstr(text, line);
+    bool is_listed = found != NULL && (found == text || found[-1] == '\n');
+    free(text);
+    if (is_listed) return BURNISH_OK;
+    return fail(BURNISH_CHECKPOINT_ERROR,
+                "'%s' is not the file that '%s' lists as '%s': it has changed, or belongs to another package. Pack the program "
+                "again (burnish package PROGRAM --runtime c)",
+                path, list, name);
+}
+
+/* See that a graph in ONNX Runtime's own format is as it was packed, and of this program. */
+static burnish_status check_packed(const burnish_session *session, const char *name, const char *path) {
+    char list[MAX_PATH], manifest[MAX_PATH];
+    TRY(join_path(list, session->models, "SHA256SUMS", ""));
+    TRY(join_path(manifest, session->folder, "program.json", ""));
+    TRY(check_listed(list, manifest, "../program/program.json"));
+    return check_listed(list, path, name);
 }
 
 /* Text that grows; `failed` where memory ran out, which is asked at the end. */
@@ -1092,10 +1129,11 @@ static burnish_status open_graph(burnish_session *session, graph *graph) {
     OrtStatus *status;
     buffer ordered = {0};
     if (graph->session != NULL) return BURNISH_OK;
-    TRY(join_path(path, session->models != NULL ? session->models : session->folder, graph->name,
-                  session->models != NULL ? ".ort" : ".onnx"));
-    if (session->models == NULL) {
-        snprintf(name, sizeof name, "%s.onnx", graph->name);
+    snprintf(name, sizeof name, "%s.%s", graph->name, session->models != NULL ? "ort" : "onnx");
+    TRY(join_path(path, session->models != NULL ? session->models : session->folder, name, ""));
+    if (session->models != NULL) {
+        TRY(check_packed(session, name, path));
+    } else {
         TRY(check_file(session, name, path));
         TRY(join_path(data, session->folder, graph->name, ".data"));
         snprintf(name, sizeof name, "%s.data", graph->name);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,6 +71,35 @@ def test_a_package_builds_trains_and_runs_its_own_models(package, tmp_path) -> N
     np.testing.assert_allclose(
         losses[1], expected, rtol=1e-5
     )  # without the blocked layout of this processor: another order of sums
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_packed_graphs_are_as_they_were_packed_and_of_their_program(package, tmp_path) -> None:
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=package / "models", check=True)
+    client = c_library.Client(c_library.build(tmp_path, "libburnish.so"))
+    models = shutil.copytree(package / "models", tmp_path / "models")
+    sums = (models / "SHA256SUMS").read_text()
+    step = (models / "step.ort").read_bytes()
+    batch = programs.program("mobile")[1]
+    session = client.open(package / "program", models=models)
+    for name, content in (("step.ort", step[:-1] + bytes([step[-1] ^ 1])), ("SHA256SUMS", sums.replace("step", "stop"))):
+        whole = (models / name).read_bytes()
+        (models / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        message = (
+            r"CheckpointError: .*step\.ort' is not the file that .*SHA256SUMS' lists as 'step\.ort': .* Pack the program again"
+        )
+        with pytest.raises(c_library.ClientError, match=message):
+            session.step(batch)
+        (models / name).write_bytes(whole)
+    assert session.step(batch)["loss"] > 0
+    session.close()
+    programs.program("dropout")[0].save(tmp_path / "other")
+    with pytest.raises(c_library.ClientError, match=r"other/program\.json' is not the file that .* belongs to another package"):
+        client.open(tmp_path / "other", models=models)
+    (models / "SHA256SUMS").unlink()
+    with pytest.raises(c_library.ClientError, match=r"SHA256SUMS' cannot be opened"):
+        client.open(package / "program", models=models)
 
 
 def test_what_cannot_be_packed_is_named(package, tmp_path) -> None:

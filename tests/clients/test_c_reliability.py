@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -164,6 +164,14 @@ def adapted(tmp_path_factory) -> Callable[[int], Path]:
     return saved
 
 
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory) -> Path:
+    """A program whose frozen part is computed once for each sample."""
+    path = tmp_path_factory.mktemp("cached") / "program"
+    burnish.compile(perceptron(), optimizer="adamw", trainable=["head*"], cached_features="auto").save(path)
+    return path
+
+
 def test_checkpoints_of_adapters_are_pythons_byte_for_byte(client, adapted, tmp_path) -> None:
     theirs, ours = burnish.Session(burnish.Program.load(adapted(1)), engine=STANDARD, threads=1), client.open(adapted(1))
     batch = batch_of(perceptron())
@@ -191,45 +199,75 @@ def test_checkpoints_of_adapters_are_pythons_byte_for_byte(client, adapted, tmp_
         opened.close()
 
 
-def flips(content: bytes, count: int | None) -> list[int]:
-    """Bits of a file: some that are drawn, or all."""
-    bits = range(8 * len(content))
-    return list(bits) if count is None else random.Random(7).sample(bits, count)
+@pytest.fixture(scope="module")
+def flip_bits(tmp_path_factory) -> Callable[..., None]:
+    """Flips bits of a file that a call reads, in one process of C: all are refused."""
+    built = c_library.build(tmp_path_factory.mktemp("flip"), "flip_bits", Path(__file__).with_name("flip_bits.c"))
+
+    def flip(program: Path, file: Path, call: str, count: int, *models: Path) -> None:
+        command = [built, program, file, call, str(count), *models]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=program.parent)
+        assert run.returncode == 0, run.stderr
+        assert int(run.stdout) == (count or 8 * file.stat().st_size)
+
+    return flip
 
 
-COUNTS = (200, pytest.param(None, marks=pytest.mark.campaign))
+COUNTS = (200, pytest.param(0, marks=pytest.mark.campaign, id="all"))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", ["state", "adapters"])
-def test_no_bit_of_a_checkpoint_changes_unseen(client, folder, adapted, tmp_path, kind: str, count: int | None) -> None:
-    opened = client.open(folder("dropout") if kind == "state" else adapted(1))
-    opened.save(tmp_path / "good.safetensors")
-    content = (tmp_path / "good.safetensors").read_bytes()
-    before = opened.state()
-    path = tmp_path / "flipped.safetensors"
-    for bit in flips(content, count):
-        changed = bytearray(content)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        with pytest.raises(c_library.ClientError, match="CheckpointError"):
-            opened.restore(path)
-    assert_same_state(opened.state(), before)
+def test_no_bit_of_a_checkpoint_changes_unseen(client, folder, adapted, flip_bits, tmp_path, kind: str, count: int) -> None:
+    program = folder("dropout") if kind == "state" else adapted(1)
+    opened = client.open(program)
+    opened.save(tmp_path / "a.safetensors")
     opened.close()
+    flip_bits(program, tmp_path / "a.safetensors", "restore", count)
+
+
+READ_BY = {
+    "program.json": "open",
+    "state.safetensors": "open",
+    "init.onnx": "open",
+    "step.onnx": "step",
+    "evaluate.onnx": "evaluate",
+    "predict.onnx": "predict",
+    "features.onnx": "features",
+}
+"""The call that first reads a file of a program; the client reads no other file."""
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", ["program.json", "state.safetensors", "init.onnx", "predict.onnx"])
-def test_no_bit_of_a_program_changes_unseen(client, folder, tmp_path, name: str, count: int | None) -> None:
+@pytest.mark.parametrize("name", READ_BY)
+def test_no_bit_of_a_program_changes_unseen(folder, cached, flip_bits, tmp_path, name: str, count: int) -> None:
+    root = shutil.copytree(cached if name == "features.onnx" else folder("dropout"), tmp_path / "program")
+    flip_bits(root, root / name, READ_BY[name], count)
+    if name == "predict.onnx":
+        flip_bits(root, root / name, "export", count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_bit_of_a_packed_graph_changes_unseen(flip_bits, tmp_path, count: int) -> None:
+    burnish.compile(perceptron(), optimizer="sgd").package(tmp_path / "board", runtime="c")
+    models = tmp_path / "board" / "models"
+    for name, call in {"init": "open", "step": "step", "evaluate": "evaluate", "predict": "predict"}.items():
+        flip_bits(tmp_path / "board" / "program", models / f"{name}.ort", call, count, models)
+
+
+def test_a_program_without_the_files_that_the_client_does_not_read_works(client, folder, tmp_path) -> None:
     root = shutil.copytree(folder("dropout"), tmp_path / "program")
-    content = (root / name).read_bytes()
-    batch = {"x": programs.program("dropout")[1]["x"]}
-    opened = client.open(root) if name == "predict.onnx" else None
-    for bit in flips(content, count if count is None or opened is None else 20):
-        changed = bytearray(content)
-        changed[bit // 8] ^= 1 << bit % 8
-        (root / name).write_bytes(changed)
-        with pytest.raises(c_library.ClientError, match="CheckpointError"):
-            client.open(root) if opened is None else opened.predict(batch)
-    if opened is not None:
+    unread = {path.name for path in root.iterdir()} - READ_BY.keys()
+    assert {"source.onnx", "grad.onnx", "apply.onnx"} <= unread
+    for name in unread:
+        (root / name).unlink()
+    whole, part = client.open(folder("dropout")), client.open(root)
+    batch = programs.program("dropout")[1]
+    for opened in (whole, part):
+        opened.step(batch)
+        opened.export(tmp_path / "tuned.onnx")
+    assert_same_state(part.state(), whole.state())
+    for call in ("evaluate", "predict"):
+        assert_same_state(getattr(part, call)(batch), getattr(whole, call)(batch))
+    for opened in (whole, part):
         opened.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
@@ -15,18 +16,19 @@ import onnxruntime
 
 from burnish.errors import CheckpointError, ConfigurationError, EngineError
 from burnish.formats.file_writing import flush_folder, locked, partial_path, remove_left_behind
-from burnish.formats.folder import save_program
+from burnish.formats.folder import MANIFEST, save_program
 from burnish.formats.model_file import constant_bytes
 from burnish.program import Program, Role
 from burnish.program.signature import FEATURES
 
 GRAPHS = ("init", "step", "evaluate", "predict")
 """What the client runs; of a program with cached features, their graph too."""
-"""Those that the C client runs."""
 SOURCES = ("burnish.h", "burnish.c", "burnish.hpp", "burnish_ort.h", "main.c", "Makefile")
 IN_PACKAGE = "c_client"
 """Where an installation has the sources, beside this module; a checkout has them in ``clients/c``."""
 OPERATORS = "required_operators.config"
+SUMS = "SHA256SUMS"
+"""The digests of the graphs and of the program that they belong to, as ``sha256sum`` writes and checks them."""
 LARGEST = 1 << 30
 """Bytes of constants from which a graph is not written in ONNX Runtime's format, whose files end at 2 GiB."""
 
@@ -35,7 +37,8 @@ README = """# A training program for machines without Python
 - `program`: the program. The C client reads `program.json`, `state.safetensors` and the graphs {graphs}; burnish in Python
   reads all of it.
 - `models`: the same graphs in ONNX Runtime's own format, for builds of it that read no other, and `{operators}`, what its
-  `build.py --include_ops_by_config` takes for a build that has these operators alone.
+  `build.py --include_ops_by_config` takes for a build that has these operators alone. `{sums}` has their digests, which the
+  client checks.
 - `burnish.h`, `burnish.c`, `burnish_ort.h`: the client; `burnish.hpp`: the same for C++; `main.c`: a program that trains with it.
 
     make ORT=/path/to/onnxruntime
@@ -132,6 +135,9 @@ def _write_models(program: Program, source: Path, folder: Path) -> None:
             ) from error
         written.append(folder / f"{name}.ort")
     _write_operators(written, folder / OPERATORS)
+    listed = {f"../{source.name}/{MANIFEST}": source / MANIFEST, **{path.name: path for path in written}}
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n" for name, path in listed.items()]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def _graphs(program: Program) -> tuple[str, ...]:
@@ -171,4 +177,4 @@ def _readme(program: Program) -> str:
     graphs = ", ".join(f"`{name}.onnx`" for name in _graphs(program))
     moved = " and ".join(f"`{entry.name}`" for entry in entries if entry.sample_axis != 0)
     training = OTHER_LAYOUT.format(moved=moved) if moved else TRAINING.format(data=data)
-    return README.format(graphs=graphs, operators=OPERATORS, training=training, inputs=inputs)
+    return README.format(graphs=graphs, operators=OPERATORS, sums=SUMS, training=training, inputs=inputs)
