@@ -1221,7 +1221,8 @@ static size_t averaged(const burnish_session *session, const entry *input, int f
 
 static burnish_status check_flags(const burnish_session *session, int flags) {
     if (flags != 0 && flags != BURNISH_AVERAGE)
-        return fail(BURNISH_CONFIGURATION_ERROR, "flags is %d: give 0 or BURNISH_AVERAGE", flags);
+        return fail(BURNISH_CONFIGURATION_ERROR,
+                    "flags is %d: give 0 or BURNISH_AVERAGE, and to burnish_export BURNISH_AS_TRAINED too", flags);
     for (size_t i = 0; flags != 0 && i < session->state_count; i++)
         if (is_average(session->state[i].kind->name)) return BURNISH_OK;
     return flags == 0 ? BURNISH_OK
@@ -2683,11 +2684,47 @@ static burnish_status write_export(exported *export, const char *path) {
     return status;
 }
 
+/* Whether a message has an entry of metadata_props, its field of this number, with a key. */
+static bool has_property(span message, unsigned field, const char *key) {
+    unsigned number;
+    span whole, content;
+    while (message.at < message.end && read_field(&message, &number, &whole, &content))
+        if (number == field && names_value(content, 1, key)) return true;
+    return false;
+}
+
+/* What a graph has that an export has not; NULL. */
+static const char *trained_form(span graph) {
+    unsigned number;
+    span whole, node;
+    while (graph.at < graph.end && read_field(&graph, &number, &whole, &node)) {
+        if (number != 1) continue;
+        if (has_property(node, 9, "burnish.pruning")) return "masks of pruning, which an export applies";
+        if (has_property(node, 9, "burnish.quantization")) return "quantized weights, which an export holds as integers";
+    }
+    return NULL;
+}
+
+/* Refuse a model whose export is another graph than the one that trains, which this client does not make. */
+static burnish_status check_form(span model) {
+    unsigned number;
+    span whole, content, rest = model;
+    const char *what = has_property(model, 14, "burnish.adapters") ? "adapters, which an export merges into their weights" : NULL;
+    while (what == NULL && rest.at < rest.end && read_field(&rest, &number, &whole, &content))
+        if (number == 7) what = trained_form(content);
+    if (what == NULL) return BURNISH_OK;
+    return fail(BURNISH_UNSUPPORTED_OPERATOR_ERROR,
+                "The model has %s, and this client does not. Save a checkpoint, and export that in Python: session.restore(path), "
+                "session.export('tuned.onnx'); or give BURNISH_AS_TRAINED, to write the graph as it trains",
+                what);
+}
+
 burnish_status burnish_export(burnish_session *session, const char *path, int flags) {
-    exported export = {.session = session, .predict = &session->graphs[PREDICT], .flags = flags, .set = session->current};
+    int average = flags & ~BURNISH_AS_TRAINED;
+    exported export = {.session = session, .predict = &session->graphs[PREDICT], .flags = average, .set = session->current};
     char source[MAX_PATH], *model = NULL;
     size_t size = 0;
-    TRY(check_flags(session, flags));
+    TRY(check_flags(session, average));
     TRY(join_path(source, session->folder, "predict.onnx", ""));
     TRY(check_file(session, "predict.onnx", source));
     TRY(join_path(source, session->folder, "predict.data", ""));
@@ -2697,9 +2734,11 @@ burnish_status burnish_export(burnish_session *session, const char *path, int fl
                     session->folder);
     TRY(join_path(source, session->folder, "predict.onnx", ""));
     TRY(read_file(source, SIZE_MAX / 4, &model, &size));
-    burnish_status status = split_model(&export, source, (span){(const uint8_t *)model, (const uint8_t *)model + size});
+    span whole = {(const uint8_t *)model, (const uint8_t *)model + size};
+    burnish_status status = flags == average ? check_form(whole) : BURNISH_OK;
+    if (status == BURNISH_OK) status = split_model(&export, source, whole);
     free(model);
-    if (status == BURNISH_OK) status = write_export(&export, path);
+    if (status == BURNISH_OK && path != NULL) status = write_export(&export, path);
     if (export.location != NULL) fclose(export.data.file);
     free(export.around.data);
     free(export.graph.data);

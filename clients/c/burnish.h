@@ -16,11 +16,12 @@ extern "C" {
 
 typedef enum burnish_status {
     BURNISH_OK = 0,
-    BURNISH_INPUT_ERROR,          /* a batch does not fit the program; nothing has run */
-    BURNISH_CONFIGURATION_ERROR,  /* an unknown name or option, or a step past the end of the schedule; nothing has run */
-    BURNISH_CHECKPOINT_ERROR,     /* a program, checkpoint or file is missing, damaged or of another kind */
-    BURNISH_ENGINE_ERROR,         /* ONNX Runtime failed, or there is no memory */
-    BURNISH_NON_FINITE_LOSS_ERROR /* the loss is NaN or infinite; the state is the one from before the step */
+    BURNISH_INPUT_ERROR,           /* a batch does not fit the program; nothing has run */
+    BURNISH_CONFIGURATION_ERROR,   /* an unknown name or option, or a step past the end of the schedule; nothing has run */
+    BURNISH_CHECKPOINT_ERROR,      /* a program, checkpoint or file is missing, damaged or of another kind */
+    BURNISH_ENGINE_ERROR,          /* ONNX Runtime failed, or there is no memory */
+    BURNISH_NON_FINITE_LOSS_ERROR, /* the loss is NaN or infinite; the state is the one from before the step */
+    BURNISH_UNSUPPORTED_OPERATOR_ERROR /* the model holds what this client cannot export */
 } burnish_status;
 
 /* The numbers that ONNX gives to element types. */
@@ -61,13 +62,16 @@ typedef struct burnish_options {
     int64_t seed;       /* of the random key, where a new state begins */
     int threads;        /* inside one operator; 0 leaves it to ONNX Runtime. Same seed and threads: same results, bitwise */
     int optimization;   /* how far ONNX Runtime rewrites graphs: 0 all (as Python does), 1 extended, 2 basic, 3 none */
-    const char *models; /* a folder with <graph>.ort, to be run in place of the program's <graph>.onnx; NULL for none */
+    const char *models; /* a folder with <graph>.ort of the same package, to be run in place of <graph>.onnx; NULL for none */
 } burnish_options;
 
 typedef struct burnish_session burnish_session;
 
 /* Read evaluate's and predict's parameters, and export's, from the average that the optimizer keeps (ema, swa). */
 #define BURNISH_AVERAGE 1
+/* Of burnish_export: write the graph as it trains, where Python's export is another: with adapters next to their weights, masks
+ * and roundings as nodes. */
+#define BURNISH_AS_TRAINED 2
 
 /* Says what the last function that failed in this thread found wrong. */
 const char *burnish_message(void);
@@ -135,7 +139,8 @@ burnish_status burnish_save(burnish_session *session, const char *path, const ch
 burnish_status burnish_restore(burnish_session *session, const char *path);
 /* The extra of the checkpoint that was restored last, "{}" before. */
 const char *burnish_extra(const burnish_session *session);
-/* Write the model with the state's weights as plain ONNX, under the source's own names. flags: 0 or BURNISH_AVERAGE. */
+/* Write the model with the state's weights as plain ONNX, under the source's own names. flags: 0, BURNISH_AVERAGE,
+ * BURNISH_AS_TRAINED, or both. Where path is NULL nothing is written, and the status says whether it could be. */
 burnish_status burnish_export(burnish_session *session, const char *path, int flags);
 
 #ifdef __cplusplus

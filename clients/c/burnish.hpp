@@ -31,6 +31,9 @@ struct EngineError : Error {
 struct NonFiniteLossError : Error {
     using Error::Error;
 };
+struct UnsupportedOperatorError : Error {
+    using Error::Error;
+};
 
 inline void check(burnish_status status) {
     switch (status) {
@@ -39,6 +42,7 @@ inline void check(burnish_status status) {
         case BURNISH_CONFIGURATION_ERROR: throw ConfigurationError(status, burnish_message());
         case BURNISH_CHECKPOINT_ERROR: throw CheckpointError(status, burnish_message());
         case BURNISH_NON_FINITE_LOSS_ERROR: throw NonFiniteLossError(status, burnish_message());
+        case BURNISH_UNSUPPORTED_OPERATOR_ERROR: throw UnsupportedOperatorError(status, burnish_message());
         case BURNISH_ENGINE_ERROR: break;
     }
     throw EngineError(status, burnish_message());

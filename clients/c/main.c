@@ -205,6 +205,8 @@ static int train(const arguments *arguments, burnish_session *session, burnish_c
     /* A checkpoint that is there and cannot be read is not to be replaced by that of a new run. */
     bool is_new = arguments->checkpoint == NULL || (access(arguments->checkpoint, F_OK) != 0 && errno == ENOENT);
     if (!is_new && burnish_restore(session, arguments->checkpoint) != BURNISH_OK) return failed();
+    /* What cannot be exported is better told now than after the last step. */
+    if (arguments->exported != NULL && burnish_export(session, NULL, 0) != BURNISH_OK) return failed();
     if (burnish_step_count(session) < 0) return stop("the checkpoint counts less than no steps: ", arguments->checkpoint);
     for (int64_t step = burnish_step_count(session); step < arguments->steps; step++) {
         take_batch(arguments, step, batch);

@@ -20,12 +20,20 @@ import onnxruntime
 from burnish.formats.digest import BLANK, stamped
 
 SOURCES = Path(__file__).parents[2] / "clients" / "c"
-STATUSES = ("ok", "InputError", "ConfigurationError", "CheckpointError", "EngineError", "NonFiniteLossError")
+STATUSES = (
+    "ok",
+    "InputError",
+    "ConfigurationError",
+    "CheckpointError",
+    "EngineError",
+    "NonFiniteLossError",
+    "UnsupportedOperatorError",
+)
 WARNINGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """One set of flags for all that runs under sanitizers: compiling the client with them takes as long as most tests."""
 MAX_RANK = 8
-AVERAGE = 1
+AVERAGE, AS_TRAINED = 1, 2
 
 
 def missing() -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 import programs
 import pytest
+import vectors
 
 import burnish
 from burnish.errors import CheckpointError
@@ -81,6 +82,29 @@ def test_an_export_is_pythons(client, folder, tmp_path, name: str) -> None:
     for key, value in theirs.predict(batch).items():
         assert predicted[key].tobytes() == value.tobytes()
     ours.close()
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> Path:
+    """A program of a model with adapters, whose merged export C does not make."""
+    path = tmp_path_factory.mktemp("adapters") / "program"
+    vectors.PROGRAMS["adapters"]().save(path)
+    return path
+
+
+def test_a_graph_is_exported_as_it_trains_where_that_is_asked_for(client, adapters, tmp_path) -> None:
+    opened, batch = client.open(adapters), vectors.batch_of({"program": "adapters"})
+    for _ in range(2):
+        opened.step(batch)
+    opened.export(tmp_path / "tuned.onnx", c_library.AS_TRAINED)
+    (logits,) = onnxruntime.InferenceSession(tmp_path / "tuned.onnx").run(["logits"], {"x": batch["x"]})
+    assert logits.tobytes() == opened.predict(batch)["logits"].tobytes()
+    assert "first.lora_A.weight" in burnish.load(tmp_path / "tuned.onnx").graph.initializers
+    with pytest.raises(c_library.ClientError, match=r"ConfigurationError: flags is 4: give 0 or BURNISH_AVERAGE, and to"):
+        opened.export(tmp_path / "tuned.onnx", c_library.AS_TRAINED | 4)
+    with pytest.raises(c_library.ClientError, match=r"ConfigurationError: BURNISH_AVERAGE: .* keeps no average"):
+        opened.export(tmp_path / "tuned.onnx", c_library.AS_TRAINED | c_library.AVERAGE)
+    opened.close()
 
 
 @pytest.mark.slow
@@ -230,6 +254,17 @@ def test_the_example_trains_as_python_does(trainer, folder, tmp_path) -> None:
     expected = [theirs.step({key: np.roll(array, step % 3, axis=0) for key, array in batch.items()})["loss"] for step in range(5)]
     assert [np.float32(line.split()[-1]) for line in lines] == [np.float32(loss) for loss in expected]
     burnish.load(tmp_path / "tuned.onnx")
+
+
+def test_the_example_says_before_it_trains_that_it_cannot_export(trainer, adapters, tmp_path) -> None:
+    command = [trainer, adapters, "--batch", "4", "--export", tmp_path / "tuned.onnx"]
+    for name, array in vectors.batch_of({"program": "adapters"}).items():
+        np.save(tmp_path / f"{name}.npy", array)
+        command += ["--data", f"{name}={tmp_path / name}.npy"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "train: The model has adapters, which an export merges into their weights, and this client does not" in run.stderr
+    assert not (tmp_path / "tuned.onnx").exists()
 
 
 def kill_and_resume(trainer: Path, program: Path, data: list[str], kills: int, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class PythonClient:
     def __init__(self, folder: Path):
         self._session = burnish.Session(burnish.Program.load(folder), engine=STANDARD, threads=1)
         self.state, self.predict, self.save = self._session.state, self._session.predict, self._session.save_checkpoint
-        self.restore, self.close = self._session.restore, self._session.close
+        self.restore, self.export, self.close = self._session.restore, self._session.export, self._session.close
 
     def step(self, batch: Batch, hyperparameters: Mapping[str, float]) -> float:
         return self._session.step(batch, **hyperparameters)["loss"]
@@ -45,7 +45,7 @@ class CClient:
     def __init__(self, library: c_library.Client, folder: Path):
         self._session = library.open(folder)
         self.state, self.predict, self.save = self._session.state, self._session.predict, self._session.save
-        self.restore, self.close = self._session.restore, self._session.close
+        self.restore, self.export, self.close = self._session.restore, self._session.export, self._session.close
 
     def step(self, batch: Batch, hyperparameters: Mapping[str, float]) -> float:
         for name, value in hyperparameters.items():
@@ -95,7 +95,15 @@ def changed_checkpoint(opened, row: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("row", vectors.TABLE["refusals"], ids=lambda row: row["name"])
+REFUSALS = [
+    pytest.param(language, row, id=f"{language}-{row['name']}")
+    for row in vectors.TABLE["refusals"]
+    for language in LANGUAGES
+    if language in row.get("in", LANGUAGES)
+]
+
+
+@pytest.mark.parametrize(("opened", "row"), REFUSALS, indirect=["opened"], scope="module")
 def test_a_refusal_has_the_same_class_and_words_and_keeps_the_state(opened, tmp_path, row: Mapping[str, Any]) -> None:
     client = opened(row["program"])
     client.write(array_map(row.get("state", {})))
@@ -111,6 +119,8 @@ def test_a_refusal_has_the_same_class_and_words_and_keeps_the_state(opened, tmp_
             call = partial(client.write, array_map(row["write"]))
         case "restore":
             call = partial(client.restore, changed_checkpoint(opened, row, tmp_path))
+        case "export":
+            call = partial(client.export, tmp_path / "tuned.onnx")
         case other:
             pytest.fail(f"there is no call {other!r}")
     with pytest.raises((BurnishError, c_library.ClientError)) as caught:
@@ -119,6 +129,7 @@ def test_a_refusal_has_the_same_class_and_words_and_keeps_the_state(opened, tmp_
     assert kind == row["error"], caught.value
     for text in row["says"]:
         assert text in str(caught.value)
+    assert not (tmp_path / "tuned.onnx").exists()
     assert_same_state(client.state(), before)
     client.close()
 

@@ -3,7 +3,8 @@
 An array is ``{"dtype", "shape", "cycle"}``: the values of ``cycle`` in turn, until the shape is full; ``"nan"`` and ``"inf"`` are
 numbers. ``batches`` has the batch of each program.
 
-A refusal is a call that fails. Where it has ``state``, these entries are written first.
+A refusal is a call that fails, in the languages that ``in`` names, or in all. Where it has ``state``, these entries are written
+first.
 
 - ``step``, ``evaluate`` and ``predict`` take the program's batch, with the arrays of ``batch`` in place of its own (null: without
   this input), ``hyperparameters`` by name, and the averaged weights for ``average``.
@@ -11,6 +12,7 @@ A refusal is a call that fails. Where it has ``state``, these entries are writte
 - ``restore`` reads the checkpoint that the client writes after one step, with a ``change``: the checkpoint ``of`` another
   program; a text to ``replace`` by one as long, once; the number of bytes to ``drop`` at the end or to ``keep``; a text to
   ``append``; the byte whose lowest bit is ``flip``-ped. With ``stamp`` the digest is that of the changed file.
+- ``export`` writes the model, of which nothing stays.
 
 It raises ``error``, whose message has every text of ``says``, and leaves the state as it was.
 
@@ -30,6 +32,7 @@ import programs
 
 import burnish
 from burnish.optim import adamw, ema, schedules, sgd
+from oracles.small_networks import batch_of as random_batch
 from oracles.small_networks import perceptron
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -41,7 +44,17 @@ PROGRAMS: Mapping[str, Callable[[], burnish.Program]] = {
     "signs": lambda: burnish.compile(perceptron(outputs=1), loss="hinge", optimizer=sgd(lr=0.05, momentum=0.9)),
     "adapters": lambda: burnish.compile(burnish.surgery.lora(perceptron(), rank=2), loss="cross_entropy", optimizer="adamw"),
     "words": lambda: programs.program("recurrent")[0],
+    "ia3": lambda: burnish.compile(burnish.surgery.lora(perceptron(), variant="ia3"), optimizer="sgd"),
+    "pruned": lambda: burnish.compile(burnish.surgery.prune(perceptron(), 0.5), optimizer="sgd"),
+    "quantized": lambda: _quantized("int8 per channel"),
+    "int4": lambda: _quantized("int4 per channel"),
 }
+
+
+def _quantized(weights: str) -> burnish.Program:
+    samples = [{"x": random_batch(perceptron())["x"]}]
+    model = burnish.surgery.quantize(perceptron(), weights=weights, activations="uint8", calibration=samples)
+    return burnish.compile(model, optimizer="sgd")
 
 
 def write_programs(folder: Path) -> None:

@@ -63,10 +63,11 @@ const calls = {
   predict: (session, row) => session.predict(batchOf(row)),
   write: (session, row) => write(session, row.write),
   restore: async (session, row) => session.restore(await changedCheckpoint(row)),
+  export: (session) => session.exportModel(),
 };
 
 describe("a refusal has the same class and words, and keeps the state:", () => {
-  for (const row of table.refusals) {
+  for (const row of table.refusals.filter((row) => !row.in || row.in.includes("javascript"))) {
     test(row.name, async () => {
       const session = await open(row.program);
       if (row.state) await write(session, row.state);
