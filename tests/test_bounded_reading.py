@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import resource
 import struct
 import zipfile
 from itertools import pairwise
@@ -114,6 +115,84 @@ def test_shapes_beside_features_that_are_joined_layer_after_layer_are_still_prop
     assert relu.outputs[0].shape[1] == 4
 
 
+def _gathered(times: int, rank: int = 2) -> bytes:
+    """A Gather of indices by themselves has twice their axes, less one."""
+    return _model(_doubled("Gather", "indices", "z", times), indices=np.zeros((1,) * rank, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "axes"),
+    [
+        (_gathered(6), "z", "65"),
+        (_model([helper.make_node("Reshape", ["x", "extents"], ["z"])], extents=[-1] + [1] * 999), "z", "1,000"),
+        (_model([helper.make_node("Unsqueeze", ["x", "axes"], ["z"])], axes=range(1, 41)), "z", "42"),
+        (
+            _model(
+                [
+                    helper.make_node("Tile", ["one", "times"], ["extents"]),
+                    helper.make_node("Expand", ["x", "extents"], ["z"]),
+                ],
+                one=[1],
+                times=[40],
+            ),
+            "z",
+            "40",
+        ),
+    ],
+    ids=["Gather", "Reshape", "Unsqueeze", "Tile"],
+)
+def test_a_value_of_more_axes_than_arrays_have_is_refused(content: bytes, name: str, axes: str) -> None:
+    with pytest.raises(ModelError, match=f"'{name}' would have {axes} axes, and arrays have 32 at most"):
+        burnish.load(content)
+
+
+def test_as_many_axes_as_arrays_have_are_read() -> None:
+    model = burnish.load(_model([helper.make_node("Reshape", ["x", "extents"], ["z"])], extents=[-1] + [1] * 31))
+    assert any(len(output.shape or ()) == 32 for node in model.graph for output in node.outputs)
+
+
+def test_shapes_that_take_too_much_memory_are_inferred_in_another_process_and_refused() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match=r"inferring the shapes .* more than the 1,073,741,824 bytes of memory or the 60 s"):
+        burnish.load(_gathered(30))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_model_of_too_many_parts_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = _model(_doubled("Add", "x", "z", 1000))
+    monkeypatch.setattr("burnish.untrusted.LEAST", 1 << 20)
+    with pytest.raises(
+        ModelError, match=r"the bytes: the model has too many nodes, .* takes [\d,]+ bytes of memory, and a file of .* 1,048,576"
+    ) as told:
+        burnish.load(content)
+    monkeypatch.setenv(*str(told.value).rpartition(" ")[2].split("="))
+    burnish.load(content)
+
+
+def test_a_dimension_with_a_long_name_is_refused() -> None:
+    model = onnx.ModelProto.FromString(_model([helper.make_node("Identity", ["x"], ["z"])]))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "b" * 1001
+    with pytest.raises(ModelError, match="a dimension of 'x' has a name of 1,001 letters, and 1,000 are the most"):
+        burnish.load(model)
+
+
+@pytest.fixture
+def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a file may take 50 ms."""
+    monkeypatch.setattr("burnish.untrusted.SECONDS", 0.05)
+
+
+IN_TIME = r"takes more than 0 s, and a file of [\d,]+ bytes may take no longer; if you trust it, set .*=2GiB, for"
+
+
+@pytest.mark.usefixtures("little_time")
+def test_reading_a_model_for_too_long_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.onnx"
+    path.write_bytes(_model([helper.make_node("Add", ["x", "x"], ["z0"]), *_doubled("Add", "z0", "z", 10_000)]))
+    with pytest.raises(ModelError, match=rf"'.*long\.onnx': reading it {IN_TIME}"):
+        burnish.load(path)
+
+
 @pytest.fixture(scope="module")
 def program() -> burnish.Program:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
@@ -146,6 +225,15 @@ def test_data_larger_than_their_file_may_take_are_refused(
     write(tmp_path / name)  # type: ignore[operator]
     with pytest.raises(DataError, match=BOTH_NUMBERS):
         open_dataset(tmp_path / name, DataSpec.by(program))
+
+
+def test_reading_data_for_too_long_is_refused(tmp_path: Path, program: burnish.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = DataSpec.by(program)
+    (tmp_path / "t.csv").write_text(TABLE + "1,0\n" * 400_000)
+    assert len(open_dataset(tmp_path / "t.csv", spec)) == 400_000
+    monkeypatch.setattr("burnish.untrusted.SECONDS", 0.05)
+    with pytest.raises(DataError, match=rf"t\.csv: reading it {IN_TIME}"):
+        open_dataset(tmp_path / "t.csv", spec)
 
 
 @pytest.mark.parametrize("numbers", ["0..99999999999", "0..1" + "0" * 30])

@@ -44,6 +44,7 @@ def test_patterns_and_what_comes_near():
     assert nearest("zzz", ["a", "b", "c", "d"]) == "'a', 'b', 'c'"
     assert suggestion("adma", ["adam", "sgd"]) == " (did you mean 'adam'?)"
     assert suggestion("zzz", ["adam", "sgd"]) == ""
+    assert suggestion("adam" * 10**7, ["adam", "sgd"]) == ""  # at once
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import burnish
-from burnish.engines import stopping
+from burnish import stopping
 from burnish.errors import ConfigurationError, EngineError
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint
 
@@ -115,7 +115,7 @@ def test_evaluation_is_limited_too(program):
 
 STOPPED = """
 import sys, threading, time
-from burnish.engines import stopping
+from burnish import stopping
 
 def stopped(seconds):
     thread, begun = threading.get_ident(), threading.Event()

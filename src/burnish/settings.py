@@ -23,6 +23,8 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS = 18
+_LONGEST_NAME = 200
+"""Letters of a name that is compared with those that there are."""
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -255,5 +257,5 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """Return `` (did you mean 'sgd'?)`` where a known name comes near, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else ()
     return f" (did you mean '{close[0]}'?)" if close else ""

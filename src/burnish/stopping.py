@@ -140,6 +140,14 @@ def _stop(thread: int, run: Stop) -> None:
             run.terminate = True
 
 
+def stop_later(thread: int, run: Stop, seconds: float) -> threading.Timer:
+    """Return a timer that stops a run of a thread after so many seconds, unless that has ended or the timer is cancelled."""
+    timer = threading.Timer(seconds, _stop, (thread, run))
+    timer.name, timer.daemon = "burnish-time-limit", True
+    timer.start()
+    return timer
+
+
 @contextlib.contextmanager
 def runs_kept() -> Iterator[None]:
     """While this is entered, Ctrl-C stops no run: several workers end after the same step, which they agree on."""

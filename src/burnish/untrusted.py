@@ -1,4 +1,4 @@
-"""What readers of files from elsewhere share: JSON and TOML, which exceptions mean that a file is damaged, limits of memory."""
+"""What readers of files from elsewhere share: JSON and TOML, which exceptions mean a damaged file, limits of memory and time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import json
 import os
 import stat
 import struct
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from burnish.errors import ConfigurationError
+from burnish.errors import BurnishError, ConfigurationError
 from burnish.settings import memory_size
+from burnish.stopping import PythonStop, RunStopped, stop_later, stoppable
+
+Result = TypeVar("Result")
 
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError, struct.error),
@@ -23,6 +29,8 @@ LARGEST = 64 << 20
 SHARE = 8
 """Bytes of memory for each byte of a file."""
 LEAST = 1 << 30
+SECONDS = 60.0
+"""How long reading a file may take, for each GiB of memory that it may take."""
 MEMORY_LIMIT = "BURNISH_MEMORY_LIMIT"
 # What CPython takes for an empty list, a small object, and a value or key with its place in one.
 _LIST, _OBJECT, _VALUE = 64, 184, 40
@@ -55,9 +63,52 @@ def memory_excess(needed: int, size: int) -> str | None:
     if needed <= allowed:
         return None
     return (
-        f"it takes {needed:,} bytes of memory, and a file of {size:,} bytes may take {allowed:,}; if you trust it, set "
-        f"{MEMORY_LIMIT} in the environment, such as {MEMORY_LIMIT}={-(-needed >> 30)}GiB"
+        f"it takes {needed:,} bytes of memory, and a file of {size:,} bytes may take {allowed:,}; {if_trusted(-(-needed >> 30))}"
     )
+
+
+def if_trusted(gibibytes: int) -> str:
+    """Return how to raise the limits, for a message."""
+    return f"if you trust it, set {MEMORY_LIMIT} in the environment, such as {MEMORY_LIMIT}={gibibytes}GiB"
+
+
+def allowed_seconds(size: int) -> float:
+    """Return how long reading a file may take: 60 s, and as much more as it may take more memory than 1 GiB.
+
+    Args:
+        size: bytes of the file.
+    """
+    return SECONDS * allowed_memory(size) / LEAST
+
+
+def read_in_time(
+    name: str, size: int, error: type[BurnishError], read: Callable[..., Result], *arguments: Any, **options: Any
+) -> Result:
+    """Return what reading a file gives.
+
+    Args:
+        name: of the file, for the message.
+        size: its bytes.
+        error: what is raised.
+        read: takes the arguments and options, and is stopped between two instructions of Python.
+
+    Raises:
+        BurnishError: the ``error``: reading takes longer than ``allowed_seconds``.
+    """
+    seconds, stop, start = allowed_seconds(size), PythonStop(), time.monotonic()
+    timer = stop_later(threading.get_ident(), stop, seconds)
+    try:
+        return stoppable(stop, "", lambda: read(*arguments, **options))
+    except RunStopped:
+        if time.monotonic() - start < seconds:  # Ctrl-C
+            raise
+        twice = -(-2 * allowed_memory(size) >> 30)
+        raise error(
+            f"{name}: reading it takes more than {seconds:,.0f} s, and a file of {size:,} bytes may take no longer; "
+            f"{if_trusted(twice)}, for {SECONDS * twice:,.0f} s"
+        ) from None
+    finally:
+        timer.cancel()
 
 
 def read_json(text: str | bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,15 @@ def test_a_tokenizer_is_read_from_its_file_and_what_is_none_is_named(tmp_path: P
         open_dataset(tmp_path / "a.txt", spec())
     with pytest.raises(DataError, match="these data hold none: leave it out"):
         open_dataset("digits", spec(), text=Text(tokenizer=word_tokenizer()))
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words_is_named(tmp_path: Path) -> None:
+    content = json.loads(word_tokenizer(VOCABULARY).to_str())
+    content["model"]["unk_token"] = "elsewhere"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "texts.txt").write_text("0\tw0 unheard\n1\tw1\n")
+    with pytest.raises(DataError, match=r"tokenizer\.json: a text cannot be made tokens \(.*\); repair the tokenizer"):
+        TextDataset(tmp_path / "texts.txt", Text(tokenizer=tmp_path / "tokenizer.json", length=12), spec("label"))
 
 
 def test_losses_and_models_that_texts_do_not_fit() -> None:

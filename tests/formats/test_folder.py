@@ -246,6 +246,14 @@ def test_an_older_format_is_named_and_made_again_in_its_place(program, saved):
         (lambda m: m["signature"].pop("grad"), r"has graphs .*expected"),
         (lambda m: m["signature"]["step"]["inputs"][0].update(role="guest"), r"the signature in program\.json cannot be read"),
         (lambda m: m["signature"]["step"]["inputs"][0].update(dtype="FLOAT7"), r"the signature in program\.json cannot be read"),
+        (
+            lambda m: m["signature"]["step"]["inputs"][0].update(shape=None),
+            r"the signature in .* cannot be read: .*shape=None",
+        ),
+        (
+            lambda m: m["signature"]["init"]["outputs"][0].update(shape=None),
+            r"the signature in .* cannot be read: .*shape=None",
+        ),
         (lambda m: m["signature"].update(step=3), r"the signature in program\.json cannot be read"),
         (lambda m: m["files"].pop("grad.onnx"), r"program\.json does not list grad\.onnx"),
         (lambda m: m["files"].update({"step.onnx": 3}), r"step\.onnx has \d+ bytes, and an unknown number of were written"),

@@ -97,6 +97,11 @@ WEIGHT = np.ones((3, 2), np.float32)
             id="more elements than can be counted",
         ),
         pytest.param(
+            "g (float[n,3] x) => (float[n,3] y) <int64[2] k = {0,1}> { a = Abs (k) y = CumSum (x, a) }",
+            r"CumSum .*\(output 'y'\) takes 'a' of shape \[2\] as its input 'axis', which is a single number",
+            id="two numbers where one is read",
+        ),
+        pytest.param(
             "g (float[n,3] x) => (float[n,3] y, float[n,3] y) { y = Relu (x) }",
             r"the graph lists its output 'y' more than once",
             id="an output listed twice",
@@ -133,6 +138,21 @@ def test_a_constant_with_two_outputs() -> None:
     broken.graph[0].outputs[1].name = ""
     with pytest.raises(ModelError, match=r"Constant .*\(output 'c'\) has 2 outputs, and its operator 1 at most"):
         load(broken)
+
+
+def test_a_body_that_is_an_attribute_of_a_function() -> None:
+    broken = ir.from_proto(model("g (float[n,3] x, bool c) => (float[n,3] y) { y = Relu (x) }"))
+    attribute = ir.Attr("then_branch", ir.AttributeType.GRAPH, None, ref_attr_name="body")
+    broken.graph.append(ir.Node("", "If", [broken.graph.inputs[1]], [attribute], outputs=[ir.Value(name="z")]))
+    with pytest.raises(ModelError, match=r"the onnx_ir\.Model: the model cannot be copied \(Expected a Graph"):
+        load(broken)
+
+
+def test_a_call_without_an_output() -> None:
+    text = 'g (float[n,3] x) => (float[n,3] y) { z = local.f (x) y = Relu (x) }\n<domain: "local", opset_import: ["" : 18]> '
+    called = model(text + "f (a) => (b) { b = Relu (a) }")
+    del called.graph.node[0].output[:]
+    assert [node.op_type for node in load(called).graph] == ["Relu", "Relu"]
 
 
 def test_functions_without_names_that_call_each_other() -> None:

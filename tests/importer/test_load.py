@@ -74,6 +74,21 @@ def test_ir_version_and_producer_are_kept() -> None:
     assert (model.ir_version, model.producer_name, model.producer_version) == (9, "pytorch", "2.13")
 
 
+@pytest.mark.parametrize("opset", [2**31, -(2**40), 2**62])
+def test_an_opset_that_no_library_counts_to_is_refused(opset: int) -> None:
+    proto = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("SimplifiedLayerNormalization", ["x", "scale"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "scale")],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+        ),
+        opset_imports=[helper.make_opsetid("", opset)],
+    )
+    with pytest.raises(ModelError, match=f"{opset} is out of supported range"):
+        load(proto)
+
+
 def test_newer_opset_is_kept() -> None:
     assert load(dense(opset_imports=[helper.make_opsetid("", 21)], ir_version=10)).opset_imports == {"": 21}
 

@@ -186,9 +186,9 @@ REFUSED = {
         "m (float[1, 3] x) => (float[1, 3] y) { y = com.example.Mix(x) }",
         rf"com.example.Mix .* does something with samples that is not known here\. {EXPORT}",
     ),
-    "two axes for one": (
-        "m (float[1, 3] x) => (float[1, 3] y) <int64[2] axes = {0, 1}> { y = CumSum(x, axes) }",
-        rf"CumSum .* has operands or attributes that do not fit together \(ValueError: .*\)\. {EXPORT}",
+    "an axis that there is not": (
+        "m (float[1, 3] x) => (float[?, ?] y) { y = LpNormalization <axis = 9> (x) }",
+        rf"LpNormalization .* has the axis 9, which a tensor of 2 dimensions lacks\. {EXPORT}",
     ),
     "numbers drawn once": (
         "m (float[1, 3] x) => (float y) { d = RandomUniform <shape = [1, 1]> () y = Mul(x, d) }",

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from burnish.engines import stopping
+from burnish import stopping
 from burnish.errors import EngineError
 from burnish.training import Session
 from oracles.tiny_program import tiny_batch, tiny_program
@@ -76,9 +76,7 @@ def test_a_forked_process_is_told_of_its_parents_session_and_steps_with_its_own(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_forked_process_ends_by_itself(tmp_path):
     """ONNX Runtime would wait for a thread that it has in the parent alone."""
-    code = (
-        "import os, sys, onnxruntime\nimport burnish.engines.stopping\nif os.fork() == 0: sys.exit(7)\nprint(os.wait()[1] >> 8)"
-    )
+    code = "import os, sys, onnxruntime\nimport burnish.stopping\nif os.fork() == 0: sys.exit(7)\nprint(os.wait()[1] >> 8)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True, timeout=600
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,8 +31,9 @@ from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
 from burnish.program import Entry
-from burnish.untrusted import check_regular
+from burnish.untrusted import check_regular, read_in_time
 
+Result = TypeVar("Result")
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
 
 Kind = Literal["digits", "npz", "npy", "images", "tar", "coco", "voc", "masks", "csv", "parquet", "txt", "jsonl"]
@@ -92,15 +92,24 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    with reading(source):
-        return _opened(source, spec, label, classes, image_size, pixels, as_text(text), missing)
+    return read_data(source, _opened, source, spec, label, classes, image_size, pixels, as_text(text), missing)
 
 
-@contextmanager
-def reading(source: object) -> Iterator[None]:
-    """Let what the system or a library says of data that cannot be read be a ``DataError`` that names them."""
+def read_data(source: str | Path, read: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what reading data gives.
+
+    Args:
+        source: the data.
+        read: takes the arguments.
+
+    Raises:
+        DataError: what the system or a library says of data that cannot be read; or reading a file takes too long.
+    """
     try:
-        yield
+        path = Path(source)
+        if not path.is_file():
+            return read(*arguments)
+        return read_in_time(str(source), path.stat().st_size, DataError, read, *arguments)
     except OSError as error:
         named = error.filename is not None and str(error.filename) != str(source)
         what = f"'{error.filename}': {error.strerror}" if named else error.strerror or str(error)

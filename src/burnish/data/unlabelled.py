@@ -20,7 +20,7 @@ from burnish.data.missing import PREDICTED
 from burnish.data.npz import npz_inputs
 from burnish.data.pixel_presets import PixelsLike
 from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import check_text, data_kind, read_table, reading, refuse_pixels
+from burnish.data.sources import check_text, data_kind, read_data, read_table, refuse_pixels
 from burnish.data.table import LABEL_COLUMNS, filled_inputs
 from burnish.data.tar_shards import read_samples
 from burnish.data.text.dataset import TextDataset
@@ -80,8 +80,7 @@ def open_samples(
         given = {entry.name: _input(source, entry.name) for entry in spec.data}
         inputs = ArrayDataset(given, shared=spec.shared(given))
         return Samples(inputs, "row", _rows(len(inputs)), None)
-    with reading(source):
-        return _opened(source, spec, label, image_size, pixels, text)
+    return read_data(source, _opened, source, spec, label, image_size, pixels, text)
 
 
 def _opened(

@@ -18,6 +18,8 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs inside a node: branches and loop bodies."""
     graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
         if attribute.type == ir.AttributeType.GRAPH:
             graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:

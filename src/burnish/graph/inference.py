@@ -26,6 +26,8 @@ BROADCAST_ARITHMETIC = BROADCASTING - COMPARISONS - {"Where"}
 @cache
 def operator_schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     """Return the schema of a standard operator at an opset, None if there is none."""
+    if abs(opset) >= 2**31:  # which the library does not take
+        return None
     try:
         return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:

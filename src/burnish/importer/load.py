@@ -60,6 +60,7 @@ from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import separate_statistics, untie_parameters
 from burnish.importer.zero_biases import leave_out_zero_biases
 from burnish.sample_axes import AskedAxes, ask_sample_axes
+from burnish.untrusted import read_in_time
 
 if TYPE_CHECKING:
     import torch
@@ -127,15 +128,12 @@ def load(
         source = module.model
     if batch not in BATCHES:
         raise ConfigurationError(f"batch must be None or 'open', not {batch!r}")
-    model = read_model(source)
+    name, size = _file_of(source)
+    model = read_in_time(name, size, ModelError, read_model, source)
+    weights = (value.const_value for value in model.graph.initializers.values())
+    size = max(size, sum(tensor.nbytes for tensor in weights if tensor is not None and tensor.dtype != ir.DataType.STRING))
     try:
-        _canonicalize(model, {} if bind is None else bind)
-        ask_sample_axes(model.graph, sample_axis)
-        if batch == "open":
-            _fold_shapes(model, ROUNDS_BEFORE_OPENING)
-            open_batch(model)
-            _fold_shapes(model)
-            require_dtypes(model)
+        read_in_time(name, size, ModelError, _settle, model, {} if bind is None else bind, batch, sample_axis)
     except BurnishError:
         raise
     except Exception as error:
@@ -145,6 +143,29 @@ def load(
             "Export the model again; if that does not help, this is a defect of burnish worth reporting"
         ) from error
     return model
+
+
+def _file_of(source: Source) -> tuple[str, int]:
+    """Return what the file of a model is called, and its bytes; 0 of an object, which is copied."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return "the bytes", len(source)
+    if not isinstance(source, str | os.PathLike):
+        return "the model", 0
+    try:
+        return f"'{os.fspath(source)}'", os.stat(source).st_size
+    except (OSError, ValueError):  # which the reader names
+        return f"'{os.fspath(source)}'", 0
+
+
+def _settle(model: ir.Model, bind: Mapping[str, Any], batch: str | None, sample_axis: AskedAxes) -> None:
+    """Bring a model that was read into its canonical form, in place."""
+    _canonicalize(model, bind)
+    ask_sample_axes(model.graph, sample_axis)
+    if batch == "open":
+        _fold_shapes(model, ROUNDS_BEFORE_OPENING)
+        open_batch(model)
+        _fold_shapes(model)
+        require_dtypes(model)
 
 
 def with_plain_tensors(model: ir.Model) -> ir.Model:

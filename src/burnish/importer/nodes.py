@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph import attribute_value, constant_array, describe_node
+from burnish.graph import attribute_value, constant_array, describe_node, static_shape
 from burnish.graph.inference import operator_schema
 
 _REMEDY = "Export the model again"
+_ONE_NUMBER = {("Clip", 1), ("Clip", 2), ("CumSum", 1), ("OneHot", 1), ("TopK", 1), ("Trilu", 1)}
+"""Operators and the indices of their operands that are single numbers; the standard's checks let others pass."""
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
 
@@ -61,7 +64,8 @@ def check_operands(model: ir.Model) -> None:
     wrong in other dtypes than float32.
 
     Raises:
-        ModelError: an operand of a dtype that the operator does not take, or that differs from one that it must agree with.
+        ModelError: an operand of a dtype that the operator does not take, or that differs from one that it must agree with; or
+            of several numbers where it takes one.
     """
     opset = model.opset_imports.get("", 1)
     for node in model.graph.all_nodes():
@@ -82,6 +86,12 @@ def check_operands(model: ir.Model) -> None:
             other, other_kind = bound.setdefault(formal.type_str, (value.name or "", kind))
             if other_kind != kind:
                 raise ModelError(f"{name}, beside '{other}' of type {other_kind}, and both have to be of one. {_REMEDY}")
+            shape = static_shape(value) if (node.op_type, index) in _ONE_NUMBER else ()
+            if shape is not None and math.prod(shape) != 1:
+                raise ModelError(
+                    f"{describe_node(node)} takes '{value.name}' of shape {list(shape)} as its input '{formal.name}', which is a "
+                    f"single number. {_REMEDY}"
+                )
         if node.op_type == "PRelu":
             _check_slope(node)
 

@@ -21,6 +21,7 @@ from burnish.importer.file_tensors import SourceFile
 from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
 from burnish.importer.ownership import own_tensors
+from burnish.importer.parts import check_parts
 from burnish.importer.payloads import Payload, take_payloads
 from burnish.importer.runtime_operators import hide_runtime_nodes
 from burnish.importer.sorting import is_sorted, with_sorted_nodes
@@ -40,6 +41,7 @@ class _Read:
     payloads: Mapping[str, Payload] = field(default_factory=dict)  # raw data of initializers, by name, that is not in the proto
     file: SourceFile | None = None  # where these can be read again
     source: onnx.ModelProto | None = None  # what was parsed, without the data of large tensors
+    size: int | None = None  # bytes of the file
 
 
 def read_model(source: object) -> ir.Model:
@@ -80,12 +82,12 @@ def _read_proto(source: object) -> _Read:
     if isinstance(source, onnx.ModelProto):
         read = _Read(source, None, "the ModelProto")
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        read = _Read(_parse(bytes(source), "the bytes"), None, "the bytes")
+        read = _Read(_parse(bytes(source), "the bytes"), None, "the bytes", size=len(source))
     elif isinstance(source, (str, os.PathLike)):
         path = Path(os.fspath(source))
         with _opened(path) as (file, _):
             content = file.read()
-        read = _Read(_parse(content, f"'{path}'"), path.parent, f"'{path}'")
+        read = _Read(_parse(content, f"'{path}'"), path.parent, f"'{path}'", size=len(content))
         del content
     else:
         raise ModelError(
@@ -108,7 +110,7 @@ def _read_apart(path: Path) -> _Read:
             for tensor in proto.graph.initializer:
                 if tensor.name in payloads and not fits(tensor, payloads[tensor.name].data):
                     tensor.raw_data = payloads.pop(tensor.name).data
-            return _checked(_Read(proto, path.parent, f"'{path}'", payloads, again))
+            return _checked(_Read(proto, path.parent, f"'{path}'", payloads, again, size=size))
     return _read_proto(path)
 
 
@@ -145,6 +147,7 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 def _checked(read: _Read) -> _Read:
     """What was read, with dense constants, where it passes the checks."""
+    check_parts(read.proto, read.name, read.size)
     if not _is_text(read.proto):
         raise ModelError(f"{read.name}: corrupt, a name in it is not UTF-8 text. {_AGAIN}")
     if not read.proto.HasField("graph"):
@@ -196,9 +199,9 @@ def _read_ir(source: ir.Model) -> ir.Model:
     for value in source.graph.initializers.values():
         if value.const_value is None:
             raise ModelError(f"{name}: initializer '{value.name}' has no data: load the weights before the model is used")
-    if not is_sorted(source.graph) or not all(map(is_sorted, source.functions.values())):
-        return read_model(model_proto(source))
     try:
+        if not is_sorted(source.graph) or not all(map(is_sorted, source.functions.values())):
+            return read_model(model_proto(source))
         model = source.clone()
         own_tensors(model)
         light = ir.to_proto(light_copy(model))

@@ -22,8 +22,10 @@ from burnish.graph import (
 )
 from burnish.graph.protos import graphs_within
 from burnish.graph.sample_axis_mark import UNNAMED_AXES
+from burnish.importer.axis_counts import may_have_many_axes
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
+from burnish.importer.inference_trial import try_inference
 from burnish.importer.lightweight import light_copy
 from burnish.importer.names import is_absent
 from burnish.importer.runtime_operators.layouts import laid_out_for_one_processor
@@ -113,6 +115,8 @@ def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProt
     plain = ir.to_proto(light) if any(True for _ in light.graph.subgraphs()) else None
     _hold_captured_numbers(light.graph)
     proto = ir.to_proto(light)
+    if may_have_many_axes(light.graph):
+        try_inference(proto, data_prop=not joins_many)
     if not strict:
         return onnx.shape_inference.infer_shapes(proto, data_prop=not joins_many)
     try:

@@ -122,7 +122,7 @@ class SourceModel:
 def large_tensors(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Return the initializers of a model, and its large constants by the name of what they give."""
     found = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
-    constants = ((node.outputs[0].name or "", large_constant(node)) for node in model.graph)
+    constants = ((node.outputs[0].name or "", large_constant(node)) for node in model.graph if node.outputs)
     return found | {name: tensor for name, tensor in constants if tensor is not None}
 
 

@@ -215,7 +215,7 @@ class Signature:
         return cls(
             {
                 name: GraphSignature(
-                    tuple(_entry_from_dict(entry) for entry in graph["inputs"]),
+                    tuple(_entry_from_dict(entry, has_rank=True) for entry in graph["inputs"]),
                     tuple(_entry_from_dict(entry) for entry in graph["outputs"]),
                     tuple(_rule_from_dict(rule) for rule in graph.get("extents", ())),
                     _checked("end", graph.get("end"), _is_index, optional=True),
@@ -241,8 +241,9 @@ def _entry_to_dict(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry_from_dict(values: Mapping[str, Any]) -> Entry:
+def _entry_from_dict(values: Mapping[str, Any], has_rank: bool = False) -> Entry:
     _checked("name", values["name"], _is_text)
+    _checked("shape", values["shape"], lambda shape: shape is not None or not (has_rank or Role(values["role"]) in STATE_ROLES))
     shape = None if values["shape"] is None else tuple(values["shape"])
     for extent in shape or ():
         if extent is not None and not isinstance(extent, str):

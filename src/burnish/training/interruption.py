@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from burnish.engines.stopping import watch_interrupts
+from burnish.stopping import watch_interrupts
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -33,7 +33,7 @@ class CtrlCNoted:
     """
 
     stops_runs = True
-    """A run that does not end soon after Ctrl-C is stopped (``burnish.engines.stopping``)."""
+    """A run that does not end soon after Ctrl-C is stopped (``burnish.stopping``)."""
 
     def __init__(self) -> None:
         self._noted = False

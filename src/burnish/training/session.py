@@ -19,11 +19,11 @@ from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.inherited_runner import InheritedRunner
 from burnish.engines.row_writes import RowWriter
-from burnish.engines.stopping import RunStopped, TimeLimit, watch_interrupts
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
+from burnish.stopping import RunStopped, TimeLimit, watch_interrupts
 from burnish.training import journal as journals
 from burnish.training.adapter_base import AdapterBase
 from burnish.training.checkpoint import (

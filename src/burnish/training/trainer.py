@@ -22,10 +22,10 @@ from burnish.data.pixel_presets import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
-from burnish.engines.stopping import RunStopped, runs_kept
 from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
 from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
+from burnish.stopping import RunStopped, runs_kept
 from burnish.training import workers
 from burnish.training.callbacks.base import Callback, EpochReport, StepReport
 from burnish.training.callbacks.dispatch import Callbacks, StoppedByCallback

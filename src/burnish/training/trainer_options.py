@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection
 
 from burnish.distributed import DataParallel
-from burnish.engines.stopping import TimeLimit
 from burnish.errors import ConfigurationError
 from burnish.metrics.base import total_of
 from burnish.program import Program, Role
 from burnish.program.state import averages
 from burnish.random import check_seed
 from burnish.settings import is_number, is_whole
+from burnish.stopping import TimeLimit
 from burnish.training.run_data import RunData
 
 

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from burnish.engines import stopping
+from burnish import stopping
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -15,8 +15,9 @@ from burnish.untrusted import read_bytes
 LARGEST_NUMBER = (1 << 24) - 1
 """Of a token; the library takes memory for all numbers up to the largest."""
 AT_ONCE = 1000
-LARGEST_TOKENIZER = 256 << 20
 """Texts that are tokenized together."""
+LARGEST_TOKENIZER = 256 << 20
+"""Bytes of a tokenizer's file."""
 MASKS = ("[MASK]", "<mask>")
 PADDINGS = ("[PAD]", "<pad>")
 ENDS = ("<|endoftext|>", "</s>", "[SEP]", "<eos>")
@@ -33,6 +34,7 @@ class TextTokenizer:
         length: of a text that is cut off.
 
     Attributes:
+        name: the path that it was read from, for messages.
         size: how many tokens there are.
         special: those that stand for no piece of text.
         mask, padding, end: the token that stands for a gap, for padding, and for the end of a text; None where there is none.
@@ -43,8 +45,9 @@ class TextTokenizer:
     """
 
     def __init__(self, source: Any, length: int):
+        self.name = "the tokenizer"
         if isinstance(source, str | Path):
-            source = _read(Path(source))
+            self.name, source = str(source), _read(Path(source))
         source = getattr(source, "backend_tokenizer", source)
         self.special: frozenset[int]
         if hasattr(source, "encode_batch") and hasattr(source, "to_str"):
@@ -80,17 +83,31 @@ class TextTokenizer:
         self.checksum = hashlib.sha256(repr(sorted(source.get_vocab().items())).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the tokens of each text, of whatever length."""
+        """Yield the tokens of each text, of whatever length.
+
+        Raises:
+            DataError: the tokenizer has no tokens for a text.
+        """
         for start in range(0, len(texts), AT_ONCE):
-            yield from self._whole(texts[start : start + AT_ONCE])
+            yield from self._encoded(self._whole, texts[start : start + AT_ONCE])
 
     def words(self, tokens: Sequence[int]) -> str | None:
         """Return tokens as the text that they stand for, without those around it; None where the tokenizer does not tell."""
         return None if self._decode is None else str(self._decode(list(tokens), skip_special_tokens=True))
 
     def cut(self, text: str) -> list[int]:
-        """Return the tokens of a text that is cut off."""
-        return self._cut([text])[0]
+        """Return the tokens of a text that is cut off.
+
+        Raises:
+            DataError: the tokenizer has no tokens for it.
+        """
+        return self._encoded(self._cut, [text])[0]
+
+    def _encoded(self, encode: Encode, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            return encode(texts)
+        except Exception as error:  # the library raises Exception itself
+            raise DataError(f"{self.name}: a text cannot be made tokens ({error}); repair the tokenizer") from error
 
 
 def _read(path: Path) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import onnxruntime
 
-from burnish.engines.stopping import stoppable
+from burnish.stopping import stoppable
 
 Result = TypeVar("Result")
 

@@ -15,12 +15,12 @@ from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels, refuse_workers
 from burnish.engines.communicator import Communicator
 from burnish.engines.reference.operators import OPERATORS
-from burnish.engines.stopping import in_python
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
 from burnish.graph.protos import graphs_within, read_apart
 from burnish.lowering import TARGETS
 from burnish.passes import expand_recurrent_layers
+from burnish.stopping import in_python
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

@@ -19,7 +19,6 @@ from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.kernels.building import level_of
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
-from burnish.engines.stopping import in_python
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
 from burnish.engines.torch.families.precision.widening import widened
@@ -53,6 +52,7 @@ from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
 from burnish.settings import is_whole
+from burnish.stopping import in_python
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
