@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from burnish.data.annotated.masks import MaskImages, mask_values
 from burnish.data.annotated.objects import ObjectImages
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.augmentation import ImageAugmentation
+from burnish.data.image.decoding import ORIENTATION
 from burnish.data.sources import data_kind, open_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry, Role
@@ -118,6 +120,12 @@ def test_what_cannot_be_used_is_counted_and_named(tmp_path: Path) -> None:
         {**template, "id": 902, "bbox": [1, 1, 5]},
         {**template, "id": 903, "bbox": [1, 1, 5, 5], "category_id": 77},
         {**template, "id": 904, "bbox": [1, 1, 5, 5], "iscrowd": 1},
+        {**template, "id": 905, "bbox": [1, 1, True, 5]},
+        {**template, "id": 906, "bbox": [1, 1, 10**400, 5]},
+        {**template, "id": 907, "bbox": [1, 1, 5, 5], "iscrowd": "yes"},
+        {**template, "id": 908, "bbox": [1, 1, 5, 5], "area": 1e39},
+        {**template, "id": 909, "bbox": [1, 1, 5, 5], "area": -1},
+        {**template, "id": 910, "bbox": [1, 1, 5, 5], "area": 10**400},
     ]
     file.write_text(json.dumps(content))
     dataset = open_dataset(folder, spec_of())
@@ -125,7 +133,9 @@ def test_what_cannot_be_used_is_counted_and_named(tmp_path: Path) -> None:
     note = str(dataset.note)  # type: ignore[attr-defined]
     for part in (
         "left out, their boxes have no area in the picture: 901",
-        "left out, their boxes are not four numbers: 902",
+        "left out, their boxes are not four numbers: 902, 905, 906",
+        "left out, their 'iscrowd' is neither 0 nor 1: 907",
+        "left out, their areas are not numbers that float32 holds, from 0: 908, 909, 910",
         "left out, their pictures or categories are not in the file: 903",
         "1 of 6 pictures left out, their files are missing",
         "1 of 6 pictures left out, they cannot be read",
@@ -164,11 +174,24 @@ def changed_coco(tmp_path: Path, change: Any) -> None:
         (lambda content: content.pop("categories") and None, "no list 'categories'"),
         (lambda content: content["images"][1].pop("width") and None, "number 1 of 'images' has no 'width'"),
         (lambda content: content["images"][1].update(width="x"), "has the size"),
-        (lambda content: content["images"][1].update(id=[1]), "number 1 of 'images' holds a list"),
+        (lambda content: content["images"][1].update(id=[1]), "'id' of number 1 of 'images' is a list, and a whole number or"),
+        (lambda content: content["images"][1].update(id=True), "'id' of number 1 of 'images' is true"),
+        (lambda content: content["images"][1].update(width=True), "has the size"),
+        (lambda content: content["images"][1].update(file_name=None), "'file_name' of number 1 of 'images' is null"),
+        (lambda content: content["images"][1].update(id=10), "2 of 'images' have the id 10; give each an id of its own"),
+        (lambda content: content["images"][1].update(file_name="a\0b"), "no file can have the name .*embedded null"),
+        (lambda content: content["images"][1].update(file_name="a" * 5000), "no file can have the name .*too long"),
+        (lambda content: content["annotations"][0].update(image_id=10.0), "'image_id' of number 0 of 'annotations' is 10.0"),
+        (lambda content: content["categories"][1].update(name=None), "'name' of number 1 of 'categories' is null"),
+        (lambda content: content["categories"][1].update(id=1), "2 of 'categories' have the id 1"),
         (lambda content: content["images"][0].update(file_name="../../secret.png"), "leads out of the folder"),
         (lambda content: content["images"][0].update(file_name="/etc/passwd"), "leads out of the folder"),
         (lambda content: content["categories"][1].update(name="rectangle"), "two of its categories have one name"),
         (lambda content: content["categories"].append({"id": 9, "name": "star"}), "3 classes .* and the model has 2"),
+        (
+            lambda content: content["categories"].extend({"id": one, "name": f"n{one}"} for one in range(10, 50_000)),
+            "49992 classes .* and the model has 2",
+        ),
     ],
 )
 def test_damaged_instances_are_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -176,6 +199,8 @@ def test_damaged_instances_are_refused(tmp_path: Path, change: Any, message: str
         changed_coco(tmp_path, change)
 
 
+VOC = """<annotation><size><width>32</width>{}</size><object><name>circle</name><difficult>{}</difficult><bndbox>
+    <xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"""
 BOMB = '<!DOCTYPE a [<!ENTITY b "cc"><!ENTITY c "&b;&b;">]><annotation><filename>&c;</filename></annotation>'
 
 
@@ -188,16 +213,32 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "cc"><!ENTITY c "&b;&b;">]><annotation><filename
         ("<annotation/>", "it holds no elements"),
         ("<annotation><size><width>3</width></size></annotation>", "an element is missing"),
         ("<annotation>" + "<a>" * 50 + "</a>" * 50 + "</annotation>", "nested deeper than 8"),
-        ("<a>" + " " * (1 << 20) + "</a>", "are read at most"),
+        ("<a>" + " " * (1 << 20) + "</a>", "larger than 1,048,576 bytes"),
+        *((f'<?xml version="1.0" encoding="{name}"?><a/>', "no XML") for name in ("nope", "hex", "utf-7", "idna", "cp037")),
+        (VOC.format("<height>32</height><height>33</height>", "0"), "it has 'height' 2 times, and one is expected"),
+        (VOC.format("<height>32</height>", "maybe"), "'difficult' is 'maybe', and 0 or 1 is expected"),
+        (None, "it is a pipe or a device"),
     ],
 )
-def test_damaged_annotations_are_counted_and_named(tmp_path: Path, text: str | bytes, reason: str) -> None:
+def test_damaged_annotations_are_counted_and_named(tmp_path: Path, text: str | bytes | None, reason: str) -> None:
     folder = write_voc(tmp_path / "voc", SHAPES)
-    (folder / "Annotations" / "0003.xml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    file = folder / "Annotations" / "0003.xml"
+    file.unlink()
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
     dataset = open_dataset(folder, spec_of(crowd=True), classes=NAMES)
     assert len(dataset) == 5
     assert "1 of 6 annotations left out, they cannot be read: 0003.xml" in str(dataset.note)  # type: ignore[attr-defined]
     assert reason in str(dataset.note)  # type: ignore[attr-defined]
+
+
+def test_a_list_of_pictures_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = write_voc(tmp_path / "voc", SHAPES) / "ImageSets" / "Main" / "train.txt"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"train\.txt: no list of pictures in UTF-8 .*can't decode.*; write it again"):
+        open_dataset(file, spec_of())
 
 
 def test_masks_are_the_classes_of_pixels(tmp_path: Path) -> None:
@@ -226,6 +267,20 @@ def test_masks_that_unpack_to_more_than_images_may_are_refused(tmp_path: Path, m
         dataset.batch(np.array([1]))
 
 
+def test_masks_are_turned_as_their_pictures_are(tmp_path: Path) -> None:
+    folder = write_masks(tmp_path / "masks", SHAPES[:2])
+    exif = Image.Exif()
+    exif[ORIENTATION] = 3
+    upright = open_dataset(folder, mask_spec()).batch(np.array([1]))
+    for name in ("images", "masks"):
+        with Image.open(folder / name / "0001.png") as image:
+            image.load()
+            image.save(folder / name / "0001.png", exif=exif)
+    turned = open_dataset(folder, mask_spec()).batch(np.array([1]))
+    np.testing.assert_array_equal(turned["labels"], upright["labels"][:, ::-1, ::-1])
+    np.testing.assert_array_equal(turned["x"], upright["x"][..., ::-1, ::-1])
+
+
 def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
     folder = write_masks(tmp_path / "masks", SHAPES)
     (folder / "masks" / "0001.png").unlink()
@@ -249,12 +304,13 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None
 def test_masks_in_files_that_change_pixels_are_left_out(tmp_path: Path) -> None:
     folder = write_masks(tmp_path / "masks", SHAPES[:2])
     (folder / "masks" / "0001.png").unlink()
-    Image.fromarray((SHAPES[1].mask > 0).astype(np.uint8) * 255).save(folder / "masks" / "0001.jpg")
-    dataset = open_dataset(folder, mask_spec())
-    assert len(dataset) == 1
-    assert "0001.jpg (a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG)" in str(
-        dataset.note
-    )  # type: ignore[attr-defined]
+    for name, how in (("0001.jpg", {}), ("0001.tif", {"compression": "jpeg"})):
+        Image.fromarray((SHAPES[1].mask > 0).astype(np.uint8) * 255).save(folder / "masks" / name, **how)
+        dataset = open_dataset(folder, mask_spec())
+        assert len(dataset) == 1
+        reason = "a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG"
+        assert f"{name} ({reason})" in str(dataset.note)  # type: ignore[attr-defined]
+        (folder / "masks" / name).unlink()
 
 
 def test_void_pixels_are_refused_where_the_loss_ignores_none(tmp_path: Path) -> None:

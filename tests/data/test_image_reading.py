@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
+import sys
+import warnings
 import zlib
 from pathlib import Path
 
@@ -69,8 +72,8 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch
     path = write(tmp_path / "a.jpg", np.uint8(127 + 100 * waves), quality=95)
     wanted = get("raw").for_images(data_entry(96, 128, 3), "test")
     sizes = []
-    convert = Image.Image.convert
-    monkeypatch.setattr(Image.Image, "convert", lambda image, mode: (sizes.append(image.size), convert(image, mode))[1])
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda image, *how: (sizes.append(image.size), resize(image, *how))[1])
     drafted = decoded(path, wanted).astype(int)
     monkeypatch.setattr(decoding, "DRAFT_FROM", 1 << 40)
     whole = decoded(path, wanted).astype(int)
@@ -78,20 +81,50 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch
     assert np.abs(drafted - whole).max() <= 3
 
 
-def test_a_picture_of_more_than_100_megapixels_takes_no_memory(tmp_path):
-    """Its header alone says so: there are no pixels in the file."""
-    header = struct.pack(">IIBBBBB", 11000, 10000, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    path = tmp_path / "a.png"
-    content = struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+def write_header(path: Path, width: int, height: int) -> Path:
+    """A PNG file that says how large it is, and holds no pixels."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + content + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")))
-    with (
-        pytest.warns(Image.DecompressionBombWarning),
-        pytest.raises(
-            UnreadableImage, match=r"a\.png: damaged, or no image \(11000 x 10000 pixels, and 100 million are read at most"
+    return path
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "reason"),
+    [
+        (11_000, 10_000, "11000 x 10000 pixels, and 100 million are read at most"),
+        (100_000, 100_000, "10000000000 pixels"),
+        (
+            1,
+            80_000_000,
+            r"it takes 7,360,\d{3},\d{3} bytes of memory, and a file of 45 bytes may take 1,073,741,824; if you trust",
         ),
-    ):
+        (80_000_000, 1, r"it takes 4,160,\d{3},\d{3} bytes of memory, and a file of 45 bytes may take 1,073,741,824"),
+    ],
+)
+def test_a_picture_that_would_take_all_memory_is_refused_by_its_header(tmp_path, width, height, reason):
+    path = write_header(tmp_path / "a.png", width, height)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with pytest.raises(UnreadableImage, match=rf"a\.png: damaged, or no image \(.*{reason}"):
+            decode(path, RAW)
+
+
+def test_no_program_runs_for_a_picture(tmp_path):
+    """Pillow would give PostScript to Ghostscript, whatever the suffix of the file."""
+    path = tmp_path / "a.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    assert Image.open(path).format == "EPS"
+    with pytest.raises(UnreadableImage, match=r"a\.png: damaged, or no image \(no format that is read\)"):
         decode(path, RAW)
+
+
+def test_warnings_of_pillow_are_not_printed(tmp_path):
+    write_header(tmp_path / "a.png", 11_000, 10_000)
+    code = "import pathlib, sys; from burnish.data.image import decoding; decoding.upright_size(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], capture_output=True, text=True)
+    assert "11000 x 10000 pixels" in done.stderr
+    assert "Warning" not in done.stderr
 
 
 def test_damaged_images_are_counted_and_others_take_their_places(tmp_path):
@@ -111,7 +144,7 @@ def test_damaged_images_are_counted_and_others_take_their_places(tmp_path):
     np.testing.assert_array_equal(batch["x"][2], batch["x"][3])
     assert re.search(
         r"2 of 11 images cannot be read, and others of their classes take their places: .*a/1\.png \(.*truncated.*\), .*a/2\.png "
-        r"\(no format that Pillow knows\)",
+        r"\(no format that is read\)",
         str(dataset.remark),
     )
 
@@ -124,11 +157,11 @@ def test_images_to_predict_that_are_damaged_are_left_out(tmp_path):
     assert samples.names == [str(tmp_path / "0.png"), str(tmp_path / "2.png")]
     assert (
         samples.note
-        == f"{tmp_path}: 1 of 3 images cannot be read and are left out: {tmp_path / '1.png'} (no format that Pillow knows)"
+        == f"{tmp_path}: 1 of 3 images cannot be read and are left out: {tmp_path / '1.png'} (no format that is read)"
     )
     (tmp_path / "0.png").write_bytes(b"x")
     (tmp_path / "2.png").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"0\.png: damaged, or no image \(no format that Pillow knows\); repair or remove it"):
+    with pytest.raises(DataError, match=r"0\.png: damaged, or no image \(no format that is read\); repair or remove it"):
         open_samples(tmp_path, classification(3, 8, 8))
 
 

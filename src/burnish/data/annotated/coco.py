@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from burnish.data.annotated.images import LeftOut, file_within
 from burnish.data.annotated.objects import ObjectImages, class_names, object_entries, scene_of
 from burnish.data.data_spec import DataSpec
-from burnish.data.image.reader import ImageReader, reader_for
+from burnish.data.image.reader import ImageReader, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
+from burnish.settings import is_whole
 from burnish.untrusted import read_json_file
 
 PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")
+NUMBERS = ("bbox", "height", "width")
+"""What each record has besides ids and names."""
 LARGEST_FILE = 1 << 30
 """Bytes of a file of instances; those of COCO's training set take 450 MB."""
 
@@ -54,27 +60,34 @@ def open_coco(
     categories = sorted(_records(content, "categories", file, ("id", "name")), key=lambda one: str(one["id"]).zfill(20))
     names = [str(one["name"]) for one in categories]
     if len(set(names)) < len(names):
-        raise DataError(f"{file}: two of its categories have one name: {', '.join(names)}; give each a name of its own")
+        raise DataError(f"{file}: two of its categories have one name: {some_of(names)}; give each a name of its own")
     chosen = class_names(names, spec, classes, str(path))
-    index = {one["id"]: chosen.index(str(one["name"])) for one in categories}
+    place = {name: index for index, name in enumerate(chosen)}
+    index = {one["id"]: place[str(one["name"])] for one in categories}
     left_out = LeftOut("objects")
     pictures = {one["id"]: one for one in _records(content, "images", file, ("id", "file_name", "height", "width"))}
     objects: dict[Any, list[Any]] = {number: [] for number in pictures}
     for number, one in enumerate(_records(content, "annotations", file, ("image_id", "category_id", "bbox"))):
         name = f"{one.get('id', number)}"
-        if one["image_id"] not in objects or one["category_id"] not in index:
+        box, crowd, area = _corners(one["bbox"]), one.get("iscrowd") or 0, one.get("area")
+        reason = (
+            "their pictures or categories are not in the file"
+            if one["image_id"] not in objects or one["category_id"] not in index
+            else "their 'iscrowd' is neither 0 nor 1"
+            if crowd not in (0, 1)
+            else "their areas are not numbers that float32 holds, from 0"
+            if area is not None and not (_is_held(area) and area >= 0)
+            else None
+        )
+        if reason is not None:
             left_out.total += 1
-            left_out.add("their pictures or categories are not in the file", name)
+            left_out.add(reason, name)
             continue
-        box = _corners(one["bbox"])
-        area = one.get("area")
-        area = float(area) if isinstance(area, int | float) and math.isfinite(area) else None
-        crowd = bool(one.get("iscrowd", 0))
-        objects[one["image_id"]].append((name, box, index[one["category_id"]], crowd, area))
+        objects[one["image_id"]].append((name, box, index[one["category_id"]], bool(crowd), area))
     scenes = []
     for number, one in pictures.items():
         sides = one["height"], one["width"]
-        if not all(isinstance(side, int) and side > 0 for side in sides):
+        if not all(is_whole(side) and side > 0 for side in sides):
             raise DataError(f"{file}: the picture '{one['file_name']}' has the size {sides}: give height and width in pixels")
         scenes.append(scene_of(_picture(root, file, str(one["file_name"])), sides, objects[number], left_out))
     return ObjectImages(scenes, chosen, spec, reader, str(path), left_out.notes())
@@ -111,15 +124,35 @@ def _records(content: Mapping[str, Any], key: str, file: Path, needed: Sequence[
         lacks = [name for name in needed if not isinstance(record, dict) or name not in record]
         if lacks:
             raise DataError(f"{file}: number {number} of '{key}' has no '{lacks[0]}'; COCO's have {', '.join(needed)}")
-    for number, record in enumerate(records):
-        if any(isinstance(record[name], list | dict) for name in needed if name != "bbox"):
-            raise DataError(f"{file}: number {number} of '{key}' holds a list where a number or a name stands; export it again")
+        for name in needed:
+            if name not in NUMBERS and not _is_name(record[name]):
+                raise DataError(
+                    f"{file}: '{name}' of number {number} of '{key}' is {_shown(record[name])}, and a whole number or a text is "
+                    "expected; export it again"
+                )
+    if "id" in needed and records:
+        (number, count), *_ = Counter(record["id"] for record in records).most_common(1)
+        if count > 1:
+            raise DataError(f"{file}: {count} of '{key}' have the id {number!r}; give each an id of its own")
     return records
+
+
+def _is_name(value: Any) -> bool:
+    return is_whole(value) or isinstance(value, str)
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else json.dumps(value)
+
+
+def _is_held(value: Any) -> bool:
+    """Whether something is a number that float32 can hold, as the losses take it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float(np.finfo(np.float32).max)
 
 
 def _corners(box: Any) -> tuple[float, ...]:
     """Return the corners of ``[left, top, width, height]``; nothing where it is none."""
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(side, int | float) for side in box):
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_held, box)):
         return ()
     left, top, width, height = (float(side) for side in box)
     return left, top, left + width, top + height

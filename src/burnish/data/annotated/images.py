@@ -158,9 +158,15 @@ def file_within(root: Path, name: str, source: str) -> Path:
     """Return the file of a name in a folder.
 
     Raises:
-        DataError: the name leads out of the folder.
+        DataError: the name leads out of the folder, or no file can have it.
     """
     file = root / name
-    if Path(name).is_absolute() or not file.resolve().is_relative_to(root.resolve()):
+    try:
+        is_within = not Path(name).is_absolute() and file.resolve().is_relative_to(root.resolve())
+        file.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{source}: no file can have the name '{name}' ({reason}): correct it") from error
+    if not is_within:
         raise DataError(f"{source}: the file name '{name}' leads out of the folder '{root}': files of the data lie in it")
     return file

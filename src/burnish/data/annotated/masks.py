@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from burnish.data.annotated import voc
 from burnish.data.annotated.images import AnnotatedImages, LeftOut
 from burnish.data.data_spec import DataSpec
-from burnish.data.image.decoding import UnreadableImage, resized_sides, upright_size
+from burnish.data.image.decoding import (
+    LOSSY,
+    UnreadableImage,
+    check_memory,
+    opened,
+    resized_sides,
+    turn_of,
+    upright_sides,
+    upright_size,
+)
 from burnish.data.image.reader import SUFFIXES, image_files, reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
 from burnish.program import Entry
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 PICTURES, MASKS = "images", "masks"
 MODES = ("L", "P", "1")
 """Of masks, as Pillow calls them: gray, with a palette, and of one bit."""
-LOSSY = "JPEG"
-"""The format that changes the values of pixels, which are classes."""
 VOID = 255
 """The value of a pixel that has no class, by the use of VOC and Cityscapes."""
 
@@ -95,18 +106,19 @@ class MaskImages(AnnotatedImages):
         from PIL import Image
 
         try:
-            with Image.open(file) as image:
-                width, height = image.size
-                sides, corner = resized_sides(width, height, self.preprocessing)
+            with opened(file) as (image, size):
+                turn = turn_of(image)
+                sides, corner = resized_sides(*upright_sides(image, turn), self.preprocessing)
+                check_memory(image, size, image.width * image.height + (0 if corner is None else sides[0] * sides[1]))
                 image.load()
-                mask: Image.Image = image
+                mask: Image.Image = image if turn is None else image.transpose(turn)
                 if corner is not None:
                     assert self.preprocessing.size is not None
                     bottom, right = corner[1] + self.preprocessing.size[0], corner[0] + self.preprocessing.size[1]
                     mask = mask.resize(sides, Image.Resampling.NEAREST).crop((*corner, right, bottom))
                 values = np.asarray(mask.resize((self._size[1], self._size[0]), Image.Resampling.NEAREST)).astype(np.int64)
-        except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
-            raise DataError(f"{file}: damaged, or no image ({error}); repair or remove it and its picture") from error
+        except UnreadableImage as error:
+            raise DataError(f"{error} and its picture") from error
         if len(self._label.extents) != 4:
             return _classes(values, self._label, file)
         if self._has_void and (values == VOID).any():
@@ -119,12 +131,12 @@ class MaskImages(AnnotatedImages):
 
 def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
     """Give the values of the pixels of each mask, in ascending order; files that are no masks are passed over."""
-    from PIL import Image
-
     for file in files:
-        with suppress(Exception), Image.open(file) as image:
-            if image.mode in MODES and image.format != LOSSY:
-                yield np.flatnonzero(np.bincount(np.asarray(image, np.uint8).reshape(-1)))
+        with suppress(UnreadableImage), opened(file) as (image, size):
+            if image.mode in MODES and not _is_lossy(image):
+                check_memory(image, size, 0)
+                values = np.flatnonzero(image.histogram())
+                yield np.minimum(values, 1) if image.mode == "1" else values
 
 
 def _hold_void_alone(files: Sequence[Path]) -> bool:
@@ -193,18 +205,21 @@ def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
     return pairs
 
 
+def _is_lossy(image: Image.Image) -> bool:
+    """Whether what an image holds went through JPEG, which changes the values of pixels; a TIFF file may hold it as well."""
+    return image.format in LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg")
+
+
 def _misfit(file: Path, mask: Path) -> str | None:
     """Return why a pair cannot be used, from the headers of both; None where it can be."""
-    from PIL import Image
-
     try:
         size, other = upright_size(file), upright_size(mask)
-        with Image.open(mask) as image:
-            mode, form = image.mode, image.format
+        with opened(mask) as (image, _):
+            mode, is_lossy = image.mode, _is_lossy(image)
     except UnreadableImage as error:
         return error.what
-    if form == LOSSY:
-        return f"{mask} (a {form} file, which changes the values of pixels, and these are classes: save masks as PNG)"
+    if is_lossy:
+        return f"{mask} (a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG)"
     if mode not in MODES:
         return f"{mask} (its pixels are {mode}, and a mask has one channel of 8 bits or a palette)"
     return None if size == other else f"{mask} ({other[0]} x {other[1]}, and the picture {size[0]} x {size[1]})"

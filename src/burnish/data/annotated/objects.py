@@ -205,8 +205,9 @@ def class_names(names: Sequence[str], spec: DataSpec, classes: Sequence[str] | N
         DataError: the data have one that is not trained.
     """
     chosen = tuple(classes) if classes is not None else spec.class_order(names)
+    trained = set(chosen)
     for name in names:
-        if name not in chosen:
+        if name not in trained:
             raise DataError(
                 f"{source}: class '{name}' is not among the classes that are trained: {', '.join(chosen)}; remove its objects, "
                 "or add the class to the training data"

@@ -15,7 +15,7 @@ from burnish.data.image.reader import reader_for
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import read_number, read_whole
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted import UNREADABLE, read_bytes
 
 ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20
@@ -70,17 +70,18 @@ def open_voc(
     for file in files:
         try:
             read.append((file, _read(file)))
-        except (DamagedXml, OSError) as error:
+        except (DamagedXml, *UNREADABLE) as error:
             unreadable.add("they cannot be read", f"{file.name} ({error})")
     if not read:
         detail = f": {'; '.join(unreadable.notes())}" if files else ""
         raise DataError(f"{path}: no annotations; a VOC folder has an XML file for each picture in '{ANNOTATIONS}'{detail}")
     names = sorted({one["name"] for _, picture in read for one in picture["objects"]})
     chosen = class_names(names, spec, classes, str(path))
+    place = {name: index for index, name in enumerate(chosen)}
     scenes = []
     for file, picture in read:
         objects = [
-            (f"{one['name']} in {file.name}", one["box"], chosen.index(one["name"]), one["difficult"], None)
+            (f"{one['name']} in {file.name}", one["box"], place[one["name"]], one["difficult"], None)
             for one in picture["objects"]
         ]
         name = picture["filename"] or f"{file.stem}.jpg"
@@ -90,7 +91,11 @@ def open_voc(
 
 def listed_names(path: Path) -> list[str]:
     """Return the names of the pictures in a list; in one of a class (``cat_train.txt``) those that have it."""
-    words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    try:
+        lines = read_bytes(path).decode("utf-8").splitlines()
+    except ValueError as error:
+        raise DataError(f"{path}: no list of pictures in UTF-8 ({error}); write it again") from error
+    words = (line.split() for line in lines)
     return [line[0] for line in words if line and line[-1] != "-1"]
 
 
@@ -109,27 +114,28 @@ def _read(file: Path) -> dict[str, Any]:
     Raises:
         DamagedXml: it is none.
     """
-    if file.stat().st_size > LARGEST_FILE:
-        raise DamagedXml(f"{file.stat().st_size:,} bytes, and {LARGEST_FILE:,} are read at most")
-    root = _elements(file.read_bytes())
+    root = _elements(read_bytes(file, LARGEST_FILE))
     try:
         height, width = (read_whole(_one(root, "size", side)) for side in ("height", "width"))
         if height < 1 or width < 1:
             raise DamagedXml(f"the size is {width} x {height}")
         objects = [_object(one) for one in root.get("object", [])]
+        filename = _one(root, "filename") if "filename" in root else ""
     except UNREADABLE as error:
         raise DamagedXml(f"an element is missing, or no number: {error}") from error
-    names = root.get("filename", [""])
-    return {"filename": names[0] if isinstance(names[0], str) else "", "size": (height, width), "objects": objects}
+    return {"filename": filename, "size": (height, width), "objects": objects}
 
 
 def _one(element: dict[str, Any], *path: str) -> str:
-    for name in path[:-1]:
-        element = element[name][0]
-    text = element[path[-1]][0]
-    if not isinstance(text, str):
+    """Return the text at the end of a path of elements, of each of which there is one."""
+    found: Any = [element]
+    for name in path:
+        found = found[0][name]
+        if len(found) > 1:
+            raise DamagedXml(f"it has '{name}' {len(found)} times, and one is expected")
+    if not isinstance(found[0], str):
         raise KeyError(path[-1])
-    return text
+    return found[0]
 
 
 def _object(element: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +143,9 @@ def _object(element: dict[str, Any]) -> dict[str, Any]:
     difficult = _one(element, "difficult") if "difficult" in element else "0"
     is_number = all(math.isfinite(side) for side in box)
     corners = (box[0] - 1, box[1] - 1, box[2], box[3]) if is_number else ()
-    return {"name": _one(element, "name"), "box": corners, "difficult": difficult.strip() == "1"}
+    if difficult not in ("", "0", "1"):
+        raise DamagedXml(f"'difficult' is '{difficult}', and 0 or 1 is expected")
+    return {"name": _one(element, "name"), "box": corners, "difficult": difficult == "1"}
 
 
 def _elements(content: bytes) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def _elements(content: bytes) -> dict[str, Any]:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(content, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, ValueError, LookupError) as error:  # the last two: of an encoding that it names
         raise DamagedXml(f"no XML: {error}") from error
     top: Any = next(iter(root.values()))[0]
     if not isinstance(top, dict):

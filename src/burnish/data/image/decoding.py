@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
@@ -11,10 +15,15 @@ import numpy as np
 
 from burnish.data.preprocessing import CROP, Preprocessing
 from burnish.errors import DataError
+from burnish.untrusted import memory_excess
 
 if TYPE_CHECKING:
     from PIL import Image
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Of the files that are read, as Pillow calls them. It knows others, whatever the suffix, and runs Ghostscript for one."""
+LOSSY = ("JPEG", "MPO")
+"""The formats that change the values of pixels."""
 WIDE_MODES = ("I", "F")
 """Pillow's modes of more than 8 bits: what it makes of them in 8 bits is cut off at 255."""
 MOST_PIXELS = 100_000_000
@@ -23,6 +32,12 @@ DRAFT_FROM = 1 << 20
 """Pixels from which on a JPEG file may be decoded at a half, a quarter or an eighth of its size."""
 DRAFT_GAP = 2
 """How many times larger than wanted a JPEG file is decoded at least, so that the resize after it hides the difference."""
+_BYTES_OF_DECODERS = {"JPEG": 6, "MPO": 6, "WEBP": 12}
+"""For each pixel, besides the image: the coefficients of a JPEG file of several scans, in 16 bits; three copies of WebP."""
+_BYTES_OF_POINTERS = 8
+"""For each row of an image."""
+_BYTES_OF_WEIGHTS = 48
+"""For each column and row, what Pillow takes at most to resize: float64, at three samples on either side of a pixel."""
 ORIENTATION = 0x0112
 """EXIF's tag of how a camera was held."""
 
@@ -67,32 +82,80 @@ def decode(picture: Picture, preprocessing: Preprocessing, choose_box: ChooseBox
         choose_box: what is cut out, in place of the centre; the box is stretched to the size.
 
     Raises:
-        UnreadableImage: damaged, no image, or of more than 100 million pixels.
+        UnreadableImage: damaged, no image, of more than 100 million pixels, or of too many for the memory that it may take.
         DataError: pixels of more than 8 bits.
+    """
+    with opened(picture) as (image, size):
+        if image.mode.startswith(WIDE_MODES):
+            raise DataError(
+                f"{picture}: its pixels have more than 8 bits (mode {image.mode}); convert it to 8 bits, or read it yourself "
+                "and give arrays (.npz)"
+            )
+        return _decoded(image, size, preprocessing, choose_box)
+
+
+@contextmanager
+def opened(picture: Picture) -> Iterator[tuple[Image.Image, int]]:
+    """Give an image and the bytes of its file. Its header has been read; its pixels are when they are first asked for.
+
+    Raises:
+        UnreadableImage: no image of a format that is read, or damaged, here or where its pixels are read.
+        DataError: its pixels do not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
 
+    _quieten()
     try:
-        with picture.open("rb") if isinstance(picture, Path) else picture.open() as file, Image.open(file) as image:
-            if image.mode.startswith(WIDE_MODES):
-                raise DataError(
-                    f"{picture}: its pixels have more than 8 bits (mode {image.mode}); convert it to 8 bits, or read it yourself "
-                    "and give arrays (.npz)"
-                )
-            return _decoded(image, preprocessing, choose_box)
-    except (DataError, MemoryError):
+        with picture.open("rb") if isinstance(picture, Path) else picture.open() as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            with Image.open(file, formats=FORMATS) as image:
+                yield image, size
+    except DataError:
         raise
+    except MemoryError as error:
+        raise DataError(f"{picture}: it does not fit into memory; make the picture smaller, or leave it out") from error
     except UnidentifiedImageError as error:
-        raise UnreadableImage(picture, "no format that Pillow knows") from error
+        raise UnreadableImage(picture, "no format that is read") from error
     except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
         raise UnreadableImage(picture, str(error) or type(error).__name__) from error
 
 
-def _decoded(image: Image.Image, preprocessing: Preprocessing, choose_box: ChooseBox | None) -> Image.Image:
+@cache
+def _quieten() -> None:
+    """Let Pillow's warnings of large pictures, damaged EXIF and palettes not be printed, unless somebody asks for them."""
+    warnings.filterwarnings("ignore", module=r"(.*/)?PIL[./]", append=True)
+
+
+def check_memory(image: Image.Image, size: int, further: int) -> None:
+    """Raise ValueError where an image has too many pixels, or takes too much memory with what is made of it.
+
+    Args:
+        image: its header has been read.
+        size: bytes of its file.
+        further: bytes of what is made of it.
+    """
+    pixels = image.width * image.height
+    if pixels > MOST_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, and {MOST_PIXELS // 10**6} million are read at most")
+    excess = memory_excess(_bytes_of(image.mode) * pixels + _BYTES_OF_POINTERS * image.height + further, size)
+    if excess is not None:
+        raise ValueError(excess)
+
+
+def _bytes_of(mode: str) -> int:
+    """Return how many bytes Pillow keeps for each pixel."""
+    return 1 if mode in ("1", "L", "P") else 4
+
+
+def _decoded(image: Image.Image, size: int, preprocessing: Preprocessing, choose_box: ChooseBox | None) -> Image.Image:
     from PIL import Image
 
-    turn = _turn(image)
-    width, height = image.size if turn is None or not _swaps_sides(turn) else image.size[::-1]
+    decoding = _BYTES_OF_DECODERS.get(image.format or "", 0) * image.width * image.height
+    if image.format not in LOSSY:  # to know how a PNG file is turned, Pillow reads its pixels
+        check_memory(image, size, decoding)
+    turn = turn_of(image)
+    width, height = upright_sides(image, turn)
     sides, corner = resized_sides(width, height, preprocessing)
     box: Box | None = None
     if choose_box is not None:
@@ -103,9 +166,15 @@ def _decoded(image: Image.Image, preprocessing: Preprocessing, choose_box: Choos
         shrink = min(covered[0] / sides[0], covered[1] / sides[1]) / DRAFT_GAP
         if shrink > 1:
             image.draft(cast(str, None), (math.ceil(image.width / shrink), math.ceil(image.height / shrink)))
-    if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels, and {MOST_PIXELS // 10**6} million are read at most")
-    image = image.convert("L" if preprocessing.channels == "gray" else "RGB")
+    mode = "L" if preprocessing.channels == "gray" else "RGB"
+    copies = (image.mode != mode) + (turn is not None)
+    # Pillow resizes along rows first: of a tall image that is to be wide it makes a large one on the way.
+    made = copies * image.width * image.height + sides[0] * max(upright_sides(image, turn)[1], sides[1])
+    weights = _BYTES_OF_WEIGHTS * (image.width + image.height)
+    check_memory(image, size, decoding + _bytes_of(mode) * made + weights)
+    image.load()
+    if image.mode != mode:
+        image = image.convert(mode)
     if turn is not None:
         image = image.transpose(turn)
     how = Image.Resampling[preprocessing.interpolation.upper()]
@@ -142,22 +211,12 @@ def upright_size(picture: Picture) -> tuple[int, int]:
     Raises:
         UnreadableImage: no image, or of more than 100 million pixels.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with picture.open("rb") if isinstance(picture, Path) else picture.open() as file, Image.open(file) as image:
-            width, height = image.size
-            turn = _turn(image)
-    except UnidentifiedImageError as error:
-        raise UnreadableImage(picture, "no format that Pillow knows") from error
-    except Exception as error:  # Pillow's readers raise whatever a damaged file makes them
-        raise UnreadableImage(picture, str(error) or type(error).__name__) from error
-    if width * height > MOST_PIXELS:
-        raise UnreadableImage(picture, f"{width} x {height} pixels, and {MOST_PIXELS // 10**6} million are read at most")
-    return (width, height) if turn is None or not _swaps_sides(turn) else (height, width)
+    with opened(picture) as (image, size):
+        check_memory(image, size, 0)
+        return upright_sides(image, turn_of(image))
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def turn_of(image: Image.Image) -> Image.Transpose | None:
     """Return what brings an image upright, as its EXIF orientation says."""
     from PIL import Image
 
@@ -176,10 +235,13 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
-def _swaps_sides(turn: Image.Transpose) -> bool:
+def upright_sides(image: Image.Image, turn: Image.Transpose | None) -> tuple[int, int]:
+    """Return width and height of an image after ``turn_of`` has been applied."""
     from PIL import Image
 
-    return turn in (Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270)
+    turned = (Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270)
+    width, height = image.size
+    return (height, width) if turn in turned else (width, height)
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
