@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import tarfile
 from pathlib import Path
@@ -72,7 +73,10 @@ def test_names_of_classes_in_archives(tmp_path):
         ({"0.png": picture(1)}, r"1 images and no class; beside <name>\.jpg"),
         ({"0.png": picture(1), "0.cls": b"x" * 70_000}, "70,000 bytes, and a class has 65,536 at most"),
         ({"0.png": picture(1), "0.json": b"{"}, "no class in UTF-8, or no JSON"),
-        ({"0.png": picture(1), "0.json": b'{"label": [1]}'}, r"the class is \[1\], and an index or a name is expected"),
+        ({"0.png": picture(1), "0.json": b'{"label": [1]}'}, r"the class is \[1\], and an index below 1,000,000 or a name"),
+        ({"0.png": picture(1), "0.json": b'{"label": 1e20}'}, r"the class is 1e\+20, and an index below"),
+        ({"0.png": picture(1), "0.json": b'{"label": 99999999999999999999}'}, "the class is 99999999999999999999, and an index"),
+        *(({"0.png": picture(1), "0.cls": text}, f"the class is '{text.decode()}'") for text in (b"-1", b"1.5", b"1e2", b"")),
         ({"0.png": picture(1), "0.cls": b"1", "1.png": picture(1), "1.cls": b"owl"}, "some classes are numbers and some names"),
         ({"0.png": picture(1), "0.cls": b"7"}, "8 classes .*, and the model has 3"),
     ],
@@ -93,6 +97,33 @@ def test_damaged_archives(tmp_path):
         open_dataset(path, classification(3, 4, 4))
     with pytest.raises(DataError, match=r"2 of 2 archives are not there: .*b-0\.tar, .*b-1\.tar"):
         open_dataset(tmp_path / "b-{0..1}.tar", classification(3, 4, 4))
+    with pytest.raises(DataError, match=r"the sequence ends before it begins: write \{0\.\.1\}"):
+        open_dataset(tmp_path / "b-{1..0}.tar", classification(3, 4, 4))
+    os.mkfifo(tmp_path / "a-1.tar")
+    with pytest.raises(DataError, match=r"a-1\.tar: .*it is a pipe or a device"):
+        open_dataset(tmp_path, classification(3, 4, 4))
+
+
+def _bit_of_a_header(content: bytes) -> bytes:
+    return content[:1024] + bytes([content[1024] ^ 1]) + content[1025:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:2048], "it is damaged or breaks off, at byte 2,048 of 2,048"),
+        (lambda content: content[:2300], "it is damaged or breaks off, at byte 2,048 of 2,300"),
+        (_bit_of_a_header, "it is damaged or breaks off, at byte 1,024 of 10,240"),
+        (lambda content: content * 2, "more follows behind the mark of its end, as where archives are joined, at byte"),
+    ],
+    ids=["cut", "cut in a header", "a bit of a header", "joined"],
+)
+def test_no_sample_behind_damage_is_lost_without_a_word(tmp_path, change, message):
+    path = shard(tmp_path / "a.tar", {"0.png": picture(1), "0.cls": b"1", "1.png": picture(2), "1.cls": b"0"})
+    assert len(open_dataset(path, classification(3, 4, 4))) == 2
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"a\.tar: {message}"):
+        open_dataset(path, classification(3, 4, 4))
 
 
 def test_arrays_in_files_are_read_by_rows(tmp_path):

@@ -15,7 +15,8 @@ from burnish.data.image.labelled import LabelledImages, check_class_count, label
 from burnish.data.image.reader import SUFFIXES, reader_for, some_of
 from burnish.data.pixel_presets import PixelsLike
 from burnish.errors import DataError
-from burnish.untrusted import read_json
+from burnish.settings import is_natural_text, is_number_text, is_whole
+from burnish.untrusted import UNREADABLE, check_regular, read_json
 
 SUFFIX = ".tar"
 LARGEST_FILE = 1 << 30
@@ -23,8 +24,8 @@ LARGEST_LABEL = 1 << 16
 CLASS, JSON = "cls", "json"
 KEYS = ("label", "class", "cls", "class_name")
 """Where a sample's JSON may hold its class."""
-MOST_SHARDS, MOST_DIGITS = 100_000, 18
-SEQUENCE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+MOST_SHARDS, MOST_DIGITS, MOST_CLASSES = 100_000, 18, 1_000_000
+SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class TarMember:
 
     def open(self) -> BinaryIO:
         """Return its bytes as a file."""
+        check_regular(self.shard)
         with self.shard.open("rb") as file:
             file.seek(self.offset)
             return io.BytesIO(file.read(self.size))
@@ -67,10 +69,12 @@ def shards_of(source: str | Path) -> list[Path]:
     first, last = found.groups()
     if max(len(first), len(last)) > MOST_DIGITS or int(last) - int(first) >= MOST_SHARDS:
         raise DataError(f"{source}: a sequence of more than {MOST_SHARDS:,} archives: name those that are there")
+    if int(last) < int(first):
+        raise DataError(f"{source}: the sequence ends before it begins: write {{{last}..{first}}}")
     names = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     shards = [Path(SEQUENCE.sub(name, str(source), count=1)) for name in names]
     missing = [shard for shard in shards if not shard.is_file()]
-    if missing or not shards:
+    if missing:
         raise DataError(f"{source}: {len(missing)} of {len(shards)} archives are not there: {some_of(missing)}")
     return shards
 
@@ -149,21 +153,40 @@ def _of_shard(shard: Path) -> Iterator[tuple[TarMember, int | str | None]]:
 def _members(shard: Path) -> Iterator[TarMember]:
     """Yield the files of an archive; links and folders are passed over."""
     try:
+        check_regular(shard)
         length = shard.stat().st_size
         with tarfile.open(shard, "r:") as archive:  # no compression: a member could not be read in its place
             for info in archive:
-                if not info.isreg() or info.issparse():
-                    continue
-                if info.size > LARGEST_FILE or info.offset_data + info.size > length:
+                if not 0 <= info.size <= min(LARGEST_FILE, length - info.offset_data):
                     raise DataError(
                         f"{shard}: '{info.name}' is said to have {info.size:,} bytes, and {max(length - info.offset_data, 0):,} "
                         f"follow; at most {LARGEST_FILE >> 30} GiB are read: fetch or write the archive again"
                     )
-                yield TarMember(shard, info.name, info.offset_data, info.size)
-    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+                if info.isreg() and not info.issparse():
+                    yield TarMember(shard, info.name, info.offset_data, info.size)
+            end = archive.offset
+        _check_end(shard, end)
+    except (tarfile.TarError, EOFError, *UNREADABLE) as error:
+        reason = str(error) or type(error).__name__
         raise DataError(
-            f"{shard}: no tar archive that can be read in its place ({error}); unpack it where it is compressed (gunzip)"
+            f"{shard}: no tar archive that can be read in its place ({reason}); unpack it where it is compressed (gunzip)"
         ) from error
+
+
+def _check_end(shard: Path, end: int) -> None:
+    """Raise DataError where an archive does not end in zeros: ``tarfile`` reads as far as a header that is damaged, and stops.
+
+    Args:
+        shard: the archive.
+        end: where the reading of its headers ended.
+    """
+    with shard.open("rb") as file:
+        file.seek(end)
+        has_mark = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+        if has_mark and not any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):
+            return
+    what = "more follows behind the mark of its end, as where archives are joined" if has_mark else "it is damaged or breaks off"
+    raise DataError(f"{shard}: {what}, at byte {end:,} of {shard.stat().st_size:,}; fetch or write the archive again")
 
 
 def _label(member: TarMember, kind: str) -> int | str | None:
@@ -171,14 +194,21 @@ def _label(member: TarMember, kind: str) -> int | str | None:
         raise DataError(f"{member}: {member.size:,} bytes, and a class has {LARGEST_LABEL:,} at most")
     try:
         text = member.open().read().decode("utf-8").strip()
-        value = read_json(text) if kind == JSON else int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
+        value = read_json(text) if kind == JSON else int(text) if is_natural_text(text) else text
     except ValueError as error:
         raise DataError(f"{member}: no class in UTF-8, or no JSON ({error})") from error
     if kind == JSON:
         value = next((value[key] for key in KEYS if key in value), None) if isinstance(value, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | str | None) or (isinstance(value, int) and value < 0):
-        raise DataError(f"{member}: the class is {value!r}, and an index or a name is expected")
+    is_index = is_whole(value) and 0 <= value < MOST_CLASSES
+    is_name = isinstance(value, str) and value != "" and not (kind == CLASS and _is_number(value))
+    if value is not None and not is_index and not is_name:
+        raise DataError(f"{member}: the class is {value!r}, and an index below {MOST_CLASSES:,} or a name is expected")
     return value
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number, and not the name of a class: ``-1`` and ``1.5``, and not ``nan``."""
+    return is_number_text(text) and text.lstrip("+-.")[0].isdigit()
 
 
 def _classes(
