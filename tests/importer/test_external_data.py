@@ -134,7 +134,9 @@ def test_length_that_does_not_fit_the_dims(tmp_path: Path) -> None:
         load(write(tmp_path, length=12))
 
 
-@pytest.mark.parametrize(("offset", "length"), [("four", 6000), (0, "many")])
+@pytest.mark.parametrize(
+    ("offset", "length"), [("four", 6000), (0, "many"), (0, "60_00"), ("٠", 6000), ("", 6000), ("9" * 5000, 1)]
+)
 def test_offset_or_length_that_is_not_a_number(tmp_path: Path, offset: object, length: object) -> None:
     (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
     with pytest.raises(ModelError, match="tensor 'w' has external data with an offset or length that is not a number"):
@@ -145,6 +147,28 @@ def test_negative_offset(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
     with pytest.raises(ModelError, match="tensor 'w' has external data at offset -4"):
         load(write(tmp_path, offset=-4))
+
+
+@pytest.mark.parametrize("key", ["location", "offset"])
+def test_a_place_that_is_given_twice(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
+    proto = onnx.load(path, load_external_data=False)
+    for _ in range(2):
+        proto.graph.initializer[0].external_data.add(key=key, value="0")
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="tensor 'w' says twice where its external data lies"):
+        load(path)
+
+
+def test_data_in_both_places(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].raw_data = WEIGHT.tobytes()
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="tensor 'w' has both external data and data in the model: export the model again"):
+        load(path)
 
 
 def test_no_location(tmp_path: Path) -> None:

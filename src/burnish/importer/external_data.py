@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -82,18 +83,21 @@ def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: P
     Raises:
         ModelError: the location is unknown, absolute, outside ``folder`` (also through a link), missing or too short.
     """
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name, entries = tensor.name or NAMELESS, {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) < len(tensor.external_data):
+        raise ModelError(f"tensor '{name}' says twice where its external data lies: export the model again")
+    if tensor.raw_data:
+        raise ModelError(f"tensor '{name}' has both external data and data in the model: export the model again")
     location = entries.get("location", "")
-    name = tensor.name or NAMELESS
     if not location:
         raise ModelError(f"tensor '{name}' has external data without a location: export the model again")
-    try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries["length"]) if entries.get("length") else None
-    except ValueError as error:
-        raise ModelError(
-            f"tensor '{name}' has external data with an offset or length that is not a number ({error}): export the model again"
-        ) from error
+    for key in ("offset", "length"):
+        if key in entries and not re.fullmatch(r"-?[0-9]{1,30}", entries[key]):
+            raise ModelError(
+                f"tensor '{name}' has external data with an offset or length that is not a number ({key} "
+                f"{entries[key]!r}): export the model again"
+            )
+    offset, length = int(entries.get("offset", 0)), int(entries["length"]) if "length" in entries else None
     _check(name, location, offset, length, payload_bytes(dtype, list(tensor.dims)), folder)
 
 
