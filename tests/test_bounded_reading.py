@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -155,6 +156,35 @@ def test_shapes_that_take_too_much_memory_are_inferred_in_another_process_and_re
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ModelError, match=r"inferring the shapes .* more than the 1,073,741,824 bytes of memory or the 60 s"):
         burnish.load(_gathered(30))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+OPEN = """<ir_version: 9, opset_import: ["": 18]> g (float[n,2,h,w] x) => (float[?,?,?,?] y) <float[2,2,1,1] v = {1,2,3,4}> {
+    c = Conv (x, v) y = LpPool <kernel_shape = [%d, 1]> (c) }"""
+
+
+def test_a_pooling_of_a_kernel_larger_than_memory_is_refused() -> None:
+    for extent in (2**29, 2**31, 2**62):
+        with pytest.raises(ModelError, match=rf"constant of the shape \[{extent}, 1\] of its kernel: it takes .* may take 1,0"):
+            burnish.compile(onnx.parser.parse_model(OPEN % extent), loss="mse")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[n,4,1] x) => (float[?,?,?,?] y) <int64[2] i = {2147483648,2147483648}, int64[2] b = {2,2}, float[1] w = {1}> "
+        "{ z = Mul (x, w) y = Col2Im (z, i, b) }",
+        '(float[1048576,1048576] x) => (float[?] y) <float[1] w = {1}> { c = Mul (x, w) y = Einsum <equation = "ii->i"> (c) }',
+        "(float[n,2147483648] x) => (float[?,?] y) <float[1] w = {1}, int64 one = {1}, int64 at = {0}> "
+        "{ c = Mul (x, w) q = SplitToSequence <axis = 1> (c, one) y = SequenceAt (q, at) }",
+    ],
+    ids=["Col2Im", "Einsum", "SplitToSequence"],
+)
+def test_extents_of_billions_make_no_constants(text: str) -> None:
+    """A runtime says whether there is room for such values."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(BurnishError):
+        burnish.compile(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}'), loss="mse")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 

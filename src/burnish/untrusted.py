@@ -52,19 +52,18 @@ def allowed_memory(size: int) -> int:
     return max(least, limit)
 
 
-def memory_excess(needed: int, size: int) -> str | None:
+def memory_excess(needed: int, size: int | None = None) -> str | None:
     """Return why reading a file takes too much memory, with what raises the limit; None where it does not.
 
     Args:
         needed: bytes of memory.
-        size: bytes of the file.
+        size: bytes of the file; None for what has none of its own.
     """
-    allowed = allowed_memory(size)
+    allowed = allowed_memory(size or 0)
     if needed <= allowed:
         return None
-    return (
-        f"it takes {needed:,} bytes of memory, and a file of {size:,} bytes may take {allowed:,}; {if_trusted(-(-needed >> 30))}"
-    )
+    held = "it" if size is None else f"a file of {size:,} bytes"
+    return f"it takes {needed:,} bytes of memory, and {held} may take {allowed:,}; {if_trusted(-(-needed >> 30))}"
 
 
 def if_trusted(gibibytes: int) -> str:

@@ -197,6 +197,8 @@ class _Resolution:
             array = constant_array(node.inputs[1])
             sizes = array.tolist() if array is not None and array.ndim == 1 else None
         elif chunk > 0 and x.shape is not None and isinstance(extent := x.shape.dims[axis], int):
+            if extent > chunk * MOST_PIECES:
+                return None
             sizes = [min(chunk, extent - start) for start in range(0, extent, chunk)]
         if not sizes or len(sizes) > MOST_PIECES:
             return None

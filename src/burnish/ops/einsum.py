@@ -12,6 +12,9 @@ from burnish.graph import Tensor
 from burnish.ops.positions import extent, joined
 from burnish.ops.registry import Operation, gradient
 
+LARGEST_CONSTANT = 4096
+"""Rows of an identity matrix that is a constant; a larger one is made where it is used."""
+
 
 @gradient("Einsum")
 def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,7 +72,7 @@ def _on_diagonals(tensor: Tensor, operand: Tensor, labels: str, distinct: str) -
 def _identity(operand: Tensor, axis: int) -> Tensor:
     """The identity matrix of the extent of an axis, in the dtype of the operand."""
     builder, size = operand.builder, operand.dimension(axis)
-    if size is not None:
+    if size is not None and size <= LARGEST_CONSTANT:
         return builder.constant(np.eye(size, dtype=operand.dtype.numpy()))
     square = builder.op("Expand", builder.scalar(0, operand), joined(builder, [extent(operand, axis)] * 2))
     return builder.op("EyeLike", square, shape=ir.Shape([None, None]), dtype=operand.dtype)

@@ -18,6 +18,9 @@ from burnish.graph import Builder, Tensor
 from burnish.ops.indexing import GATHER_GRAD
 from burnish.ops.positions import count, extent, joined, reshape_as, reshape_to
 
+MOST_NUMBERS = 1 << 20
+"""Of a range that is a constant; a longer one is made where it is used."""
+
 CUBIC_A = -0.75
 """The coefficient of Keys' kernel ("Cubic convolution interpolation", 1981) in GridSample, as in PyTorch."""
 
@@ -211,10 +214,11 @@ def known_axes(tensor: Tensor) -> int:
 
 def range_of(number: int | Tensor, builder: Builder) -> Tensor:
     """The integers from 0 up to a number, which is left out."""
-    if isinstance(number, int):
+    if isinstance(number, int) and number <= MOST_NUMBERS:
         return builder.integers(range(number))
     index = ir.DataType.INT64
-    return builder.op("Range", builder.scalar(0, index), number, builder.scalar(1, index))
+    end = builder.scalar(number, index) if isinstance(number, int) else number
+    return builder.op("Range", builder.scalar(0, index), end, builder.scalar(1, index))
 
 
 def shaped(tensor: Tensor, extents: Sequence[int | Tensor]) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
+import math
 
 import numpy as np
 import onnx_ir as ir
 
+from burnish.errors import ModelError
 from burnish.graph import Tensor
 from burnish.ops.positions import extents, reshape_as
 from burnish.ops.windows import Windows
+from burnish.untrusted import memory_excess
 
 
 def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_up: bool) -> Tensor:
@@ -19,7 +21,7 @@ def counts(dy: Tensor, x: Tensor, windows: Windows, include_pads: bool, rounded_
     the last window may reach past that, and what lies there is never counted.
     """
     builder = dy.builder
-    everywhere = prod(windows.kernel_shape)
+    everywhere = math.prod(windows.kernel_shape)
     if not rounded_up and (include_pads or not any(windows.pads_begin + windows.pads_end)):
         return builder.scalar(everywhere, dy)
     outputs, inputs = extents(dy, 2), extents(x, 2)
@@ -50,6 +52,10 @@ def spread(dy: Tensor, x: Tensor, windows: Windows) -> Tensor:
     rank = windows.rank
     if _tile(dy, x, windows):
         return _repeated(dy, x, windows)
+    too_much = memory_excess(math.ceil(math.prod(windows.kernel_shape) * dy.dtype.itemsize))
+    if too_much is not None:
+        kernel = list(windows.kernel_shape)
+        raise ModelError(f"the gradient of a pooling needs a constant of the shape {kernel} of its kernel: {too_much}")
     ones = builder.constant(np.ones((1, 1, *windows.kernel_shape), dy.dtype.numpy()))
     outputs, inputs = extents(dy, 2), extents(x, 2)
     if outputs is not None and inputs is not None:
@@ -135,7 +141,7 @@ def _by_rank(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
     Ranks are multiples of a power of two below 2: exact, and all different in a window. No element is moved out of its place, for
     which ONNX Runtime takes 2 ns at a stride of two.
     """
-    builder, taps = dy.builder, prod(windows.kernel_shape)
+    builder, taps = dy.builder, math.prod(windows.kernel_shape)
     inputs = extents(x, 2)
     assert inputs is not None
     order = np.arange(taps)[::-1] / 2 ** (taps - 1).bit_length()
@@ -153,7 +159,7 @@ def _by_tap(dy: Tensor, x: Tensor, y: Tensor, windows: Windows) -> Tensor:
 
     A transposed convolution whose kernels hold a single one puts the taps back in their places.
     """
-    builder, taps = dy.builder, prod(windows.kernel_shape)
+    builder, taps = dy.builder, math.prod(windows.kernel_shape)
     outputs, inputs = extents(dy, 2), extents(x, 2)
     assert outputs is not None
     assert inputs is not None
