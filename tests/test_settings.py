@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from burnish.errors import ConfigurationError
@@ -32,7 +34,10 @@ def test_settings_that_cannot_be_read_are_named():
 
 
 def test_what_counts_as_a_number():
-    assert [is_number(value) for value in (1, 0.5, True, "1", None, float("nan"), float("inf"))] == [True, True, *[False] * 5]
+    assert [is_number(value) for value in (1, 0.5, 3e38, True, "1", None, math.nan, math.inf, 1e39, 10**400)] == [
+        *[True] * 3,
+        *[False] * 7,
+    ]
     assert [is_whole(value) for value in (1, 1.0, False)] == [True, False, False]
 
 

@@ -6,7 +6,6 @@ import difflib
 import functools
 import inspect
 import json
-import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +22,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS = 18
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _LONGEST_NAME = 200
 """Letters of a name that is compared with those that there are."""
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -231,10 +231,11 @@ def call_hint(value: object) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether something is a finite number, of Python's or NumPy's, and no truth value."""
+    """Whether something is a finite number that float32 can hold, of Python's or NumPy's, and no truth value."""
     import numpy as np
 
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool) and math.isfinite(value)
+    is_one = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return is_one and abs(value) <= LARGEST_FLOAT32  # type: ignore[operator, arg-type]
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -47,7 +47,12 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
         (lambda: losses.mean_squared_error(reduction="max"), "mean_squared_error: reduction must be 'mean' or 'sum', not 'max'"),
         (lambda: losses.cross_entropy(label_smoothing=1.5), "label_smoothing must be between 0 and 1, not 1.5"),
         (lambda: losses.cross_entropy(label_smoothing="a"), "label_smoothing must be between 0 and 1, not 'a'"),
-        (lambda: losses.cross_entropy(ignore_index=None), "ignore_index must be an integer, not None"),
+        (
+            lambda: losses.cross_entropy(ignore_index=2**63),
+            "ignore_index must be an integer that int64 holds, not 92233",
+        ),
+        (lambda: losses.huber(delta=1e39), r"huber: delta must be a finite number above 0, not 1e\+39"),
+        (lambda: losses.cross_entropy(ignore_index=None), "ignore_index must be an integer that int64 holds, not None"),
         (lambda: losses.cross_entropy(weight=[1, -1]), "weight must hold finite numbers that are not negative"),
         (lambda: losses.cross_entropy(weight=[float("nan")]), "weight must hold finite numbers"),
         (lambda: losses.cross_entropy(weight="heavy"), "weight must hold finite numbers"),
@@ -90,7 +95,7 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
         (lambda: losses.focal(gamma=-1), "focal: gamma must be a finite number of at least 0, not -1"),
         (lambda: losses.binary_focal(alpha=2), "binary_focal: alpha must be between 0 and 1, or None, not 2"),
         (lambda: losses.dice(smooth=0), "dice: smooth must be a finite number above 0, not 0"),
-        (lambda: losses.dice(ignore_index=0.5), "dice: ignore_index must be an integer, not 0.5"),
+        (lambda: losses.dice(ignore_index=0.5), "dice: ignore_index must be an integer that int64 holds, not 0.5"),
         (
             lambda: label_specs(losses.bce_with_logits(pos_weight=[1, 2]), {"x": (3, 4)}),
             "bce_with_logits: pos_weight has 2 numbers, and the prediction 'x' has 4 classes",

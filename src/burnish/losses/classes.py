@@ -83,9 +83,9 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
 
 
 def check_ignore_index(loss: str, ignore_index: object) -> None:
-    """Raise ConfigurationError for what is no integer."""
-    if not is_whole(ignore_index):
-        raise ConfigurationError(f"{loss}: ignore_index must be an integer, not {ignore_index!r}")
+    """Raise ConfigurationError for what is no integer, or one that labels cannot hold."""
+    if not is_whole(ignore_index) or not -(2**63) <= ignore_index < 2**63:
+        raise ConfigurationError(f"{loss}: ignore_index must be an integer that int64 holds, not {ignore_index!r}")
 
 
 def class_weight_column(weight: Sequence[float], like: Tensor) -> Tensor:
