@@ -235,7 +235,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     import numpy as np
 
     is_one = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return is_one and abs(value) <= LARGEST_FLOAT32  # type: ignore[operator, arg-type]
+    return is_one and abs(value) <= LARGEST_FLOAT32  # type: ignore[arg-type]
 
 
 def is_whole(value: object) -> TypeGuard[int]:
