@@ -73,6 +73,8 @@ def _doubled(op_type: str, start: str, end: str, times: int, *operands: str, **a
 def test_a_constant_larger_than_a_file_may_take_is_refused_with_its_node(content: bytes) -> None:
     with pytest.raises(ModelError, match=f"is a constant: it {BOTH_NUMBERS}; if you trust it, set {MEMORY_LIMIT}"):
         burnish.compile(content, loss="mse")
+    with pytest.raises(ModelError, match=f"is a constant: it {BOTH_NUMBERS}"):
+        burnish.grad(content, "x")
 
 
 def test_constants_that_are_kept_add_up() -> None:

@@ -11,7 +11,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
 from burnish.graph.names import separate_names
-from burnish.importer import Bind, Source, load, refuse_gradients
+from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
 from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
 from burnish.passes import (
@@ -58,6 +58,7 @@ def grad(
 
     Raises:
         ConfigurationError: a name the model does not have, one that is not floating-point, or a gradient that it has already.
+        ModelError: a constant would take more memory than reading the model may.
         UnsupportedOperatorError: the model holds a Gradient itself.
         GradientError: an operator between ``wrt`` and ``of`` has no gradient.
     """
@@ -121,6 +122,7 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Model:
     model = load(source, bind=bind)
+    check_constant_sizes(model)
     with _held_variable(model, names):
         recognize_training_normalization(recognize_normalization(model))
     return _in_float32(model, names)

@@ -26,6 +26,7 @@ from burnish.importer.file_tensors import FileTensor
 from burnish.importer.fixed_axes import FIXED_BY
 from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
+from burnish.importer.large_constants import check_constant_sizes
 from burnish.importer.load import Source, load, with_plain_tensors
 from burnish.importer.modules import exported_module
 from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
@@ -47,6 +48,7 @@ __all__ = [
     "InitializerKind",
     "Source",
     "SourceModel",
+    "check_constant_sizes",
     "classify_initializers",
     "computed_ahead",
     "described_bindings",
