@@ -39,6 +39,10 @@ class RunStopped(KeyboardInterrupt):
     graph = ""
 
 
+class TimePassed(Exception):
+    """A run took longer than it may. The built-in TimeoutError means a file of a network, too."""
+
+
 class Stop(Protocol):
     """Stops a run when ``terminate`` is set, as ONNX Runtime's ``RunOptions`` do."""
 
@@ -140,12 +144,63 @@ def _stop(thread: int, run: Stop) -> None:
             run.terminate = True
 
 
-def stop_later(thread: int, run: Stop, seconds: float) -> threading.Timer:
-    """Return a timer that stops a run of a thread after so many seconds, unless that has ended or the timer is cancelled."""
-    timer = threading.Timer(seconds, _stop, (thread, run))
-    timer.name, timer.daemon = "burnish-time-limit", True
-    timer.start()
-    return timer
+class _Deadlines:
+    """Stops runs at their times, in one thread for all of them, which ends when it has nothing left to wait for."""
+
+    def __init__(self) -> None:
+        self._runs: dict[object, tuple[float, int, Stop]] = {}
+        self._changed = threading.Condition()
+        self._wakes: float | None = None
+
+    def add(self, key: object, until: float, thread: int, run: Stop) -> None:
+        with self._changed:
+            self._runs[key] = until, thread, run
+            if self._wakes is None:
+                threading.Thread(target=self._wait, name="burnish-time-limits", daemon=True).start()
+                self._wakes = until
+            elif until < self._wakes:
+                self._changed.notify()
+
+    def remove(self, key: object) -> None:
+        with self._changed:
+            self._runs.pop(key, None)
+
+    def _wait(self) -> None:
+        with self._changed:
+            while self._runs:
+                now = time.monotonic()
+                for key, (until, thread, run) in list(self._runs.items()):
+                    if until <= now:
+                        del self._runs[key]
+                        _stop(thread, run)
+                self._wakes = min((until for until, _, _ in self._runs.values()), default=now)
+                self._changed.wait(self._wakes - now)
+            self._wakes = None
+
+
+_deadlines = _Deadlines()
+
+
+def within_time(seconds: float, run: Callable[[], Result]) -> Result:
+    """Return what a run of many calls from Python computes in this thread, unless it takes longer.
+
+    Args:
+        seconds: how long it may take.
+        run: the run.
+
+    Raises:
+        TimePassed: it was stopped after so many seconds.
+    """
+    stop, until = PythonStop(), time.monotonic() + seconds
+    _deadlines.add(stop, until, threading.get_ident(), stop)
+    try:
+        return stoppable(stop, "", run)
+    except RunStopped:
+        if time.monotonic() < until:  # Ctrl-C
+            raise
+        raise TimePassed from None
+    finally:
+        _deadlines.remove(stop)
 
 
 @contextlib.contextmanager
@@ -281,8 +336,8 @@ def _stop_watching() -> None:
 
 def _forget_in_child() -> None:
     """A forked process has none of the threads of its parent, and is not to wake the parent's."""
-    global _waker, _changes
-    _changes = threading.Lock()
+    global _waker, _changes, _deadlines
+    _changes, _deadlines = threading.Lock(), _Deadlines()
     _stop_watching()
     _under_way.clear()
     _waker = None

@@ -6,15 +6,13 @@ import json
 import os
 import stat
 import struct
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.settings import memory_size
-from burnish.stopping import PythonStop, RunStopped, stop_later, stoppable
+from burnish.stopping import TimePassed, within_time
 
 Result = TypeVar("Result")
 
@@ -94,20 +92,15 @@ def read_in_time(
     Raises:
         BurnishError: the ``error``: reading takes longer than ``allowed_seconds``.
     """
-    seconds, stop, start = allowed_seconds(size), PythonStop(), time.monotonic()
-    timer = stop_later(threading.get_ident(), stop, seconds)
+    seconds = allowed_seconds(size)
     try:
-        return stoppable(stop, "", lambda: read(*arguments, **options))
-    except RunStopped:
-        if time.monotonic() - start < seconds:  # Ctrl-C
-            raise
+        return within_time(seconds, lambda: read(*arguments, **options))
+    except TimePassed as passed:
         twice = -(-2 * allowed_memory(size) >> 30)
         raise error(
             f"{name}: reading it takes more than {seconds:,.0f} s, and a file of {size:,} bytes may take no longer; "
             f"{if_trusted(twice)}, for {SECONDS * twice:,.0f} s"
-        ) from None
-    finally:
-        timer.cancel()
+        ) from passed
 
 
 def read_json(text: str | bytes) -> Any:

@@ -59,7 +59,7 @@ def try_inference(proto: onnx.ModelProto, data_prop: bool) -> None:
     """
     content = proto.SerializeToString()
     memory, seconds = allowed_memory(len(content)), allowed_seconds(len(content))
-    settings = {"path": sys.path, "memory": memory, "data_prop": data_prop}
+    settings = {"path": [str(place) for place in sys.path], "memory": memory, "data_prop": data_prop}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", TRIAL],
