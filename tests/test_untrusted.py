@@ -55,6 +55,13 @@ def test_toml_has_the_same_depth() -> None:
     assert read_toml("[a]\nb = [1]") == {"a": {"b": [1]}}
 
 
+def test_toml_has_integers_of_64_bits() -> None:
+    for number in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match="an integer of 64 bits besides its sign, and TOML's have 63"):
+            read_toml(f"a = [{number}]")
+    assert read_toml(f"a = [{-(2**63)}, {2**63 - 1}]") == {"a": [-(2**63), 2**63 - 1]}
+
+
 def test_a_file_may_be_too_large_and_a_pipe_is_none(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text("[1, 2, 3]", encoding="utf-8")

@@ -150,7 +150,7 @@ def read_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is none, or too deep.
+        ValueError: it is none, too deep, or holds an integer of more than 64 bits.
     """
     import tomllib
 
@@ -159,6 +159,7 @@ def read_toml(text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(_too_deep()) from error
     _check_depth(value)
+    _check_integers(value)
     return value
 
 
@@ -211,6 +212,14 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise ValueError(_too_deep())
+
+
+def _check_integers(value: Any) -> None:
+    """Raise ValueError for an integer of more than 64 bits: TOML has no others, and Python does not print all of them."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_integers(part)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"it holds an integer of {value.bit_length():,} bits besides its sign, and TOML's have 63")
 
 
 def _too_deep() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,9 @@ def images(folder):
         ),
         (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
         ((*TRAIN, "--data", "data.npz", "--batch-size", "1_0"), "'1_0' is no number in the digits 0 to 9"),
+        ((*TRAIN, "--data", "data.npz", "--output", ""), "Invalid value for '--output' / '-o': it is empty: give a value, or"),
+        ((*TRAIN, "--data", " "), "Invalid value for '--data': it is empty: give a value, or leave it out"),
+        (("inspect", ""), "Invalid value for 'MODEL': it is empty: give a value"),
         ((*TRAIN, "--data", "images", "--image-size", "4", "1_6"), "'1_6' is no number in the digits 0 to 9"),
         ((*TRAIN, "--data", "data.npz", "--sample-axis", "²"), "--sample-axis ²: write NAME=AXIS"),
         (
@@ -54,6 +59,13 @@ def images(folder):
 )
 def test_options_without_a_meaning_are_refused(run, images, command, message):
     assert message in " ".join(run(*command, code=2).output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", ["train", "finetune", "predict"])
+def test_a_pipe_as_data_is_named(run, folder, command):
+    os.mkfifo(folder / "pipe")
+    given = ("pipe",) if command == "predict" else ("--data", "pipe")
+    assert "error: pipe: it is a pipe or a device" in run(command, "model.onnx", *given, code=1).output
 
 
 def test_a_label_for_one_of_two_kinds_of_data_is_taken(run, folder):

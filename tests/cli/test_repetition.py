@@ -90,7 +90,19 @@ def test_fine_tuning_is_repeated_with_the_rate_that_was_found(folder):
         ("[train]\nfreeze = [{a = 1}]", 'freeze = [{"a" = 1}]: give a number or a text'),
         ("[train]\nconfig = 'other.toml'", "burnish train has no option 'config'"),
         ("[finetune]\nepochs = 1", "has no table [train] with the options of this command; it has [finetune]"),
-        ("epochs = 1", "has no table [train] with the options of this command; it has none"),
+        ("", "has no table [train] with the options of this command; it has none"),
+        ("lr = 1\n[train]\nepochs = 1", "'lr' stands in no table: write options below a line [train]"),
+        ("[[train]]\nepochs = 1", "'train' stands in no table"),
+        (
+            "[train]\nepochs = 1\n[trian]\nlr = 1",
+            "has a table [trian], and burnish has no command of that name (did",
+        ),
+        (
+            "[train]\nepochs = 0x" + "f" * 5000,
+            "cannot be read: it holds an integer of 20,000 bits besides its sign, and TOML's have 63",
+        ),
+        ("[train]\nlr = 1979-05-27", "give a number or a text"),
+        ("[train.lr]\na = 1", "give a number or a text"),
         ("train = ", "cannot be read"),
     ],
 )

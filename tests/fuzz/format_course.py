@@ -35,7 +35,10 @@ class FormatCourse(Course):
         return self.outcome
 
     def _names(self, message: str) -> bool:
-        return any(name in message for name in (*self.mutant.files, str(self.folder))) or self.mutant.seed == "options"
+        return any(name in message for name in (*self.mutant.files, str(self.folder))) or self.mutant.seed in (
+            "options",
+            "run.toml",
+        )
 
 
 def _same(one: object, other: object) -> bool:

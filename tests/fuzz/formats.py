@@ -6,12 +6,14 @@ change. Other files have none, and what reads them has to read or refuse them wi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import shlex
 import struct
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,14 +32,16 @@ from typer.testing import CliRunner
 import burnish
 from burnish import losses, metrics, optim
 from burnish.cli.application import app
+from burnish.cli.configuration import OF_ONE_RUN
 from burnish.data import DataSpec, Text, open_dataset
 from burnish.data.image.augmentation import read_augmentation
+from burnish.errors import ConfigurationError
 from burnish.formats.digest import BLANK, DIGEST, stamped
 from burnish.formats.lora_files import read_lora_file
 from burnish.formats.peft import read_peft
 from burnish.norms import policies
 from burnish.optim import schedules
-from burnish.settings import memory_size
+from burnish.settings import is_number_text, memory_size
 from burnish.training import read_checkpoint
 from burnish.training.run_folder import RunFolder
 from fuzz.byte_mutations import mutate_bytes
@@ -209,7 +213,29 @@ def _text_spec() -> DataSpec:
 
 
 def _toml(folder: Path) -> Any:
-    return _command(["train", "--config", str(folder / "run.toml")])
+    """Train as the file says, on a model and data that are there; the run's own file has to say the same."""
+    with contextlib.chdir(folder):
+        Path("model.onnx").write_bytes(_perceptron(2).SerializeToString())
+        np.savez("data.npz", x=np.arange(8, dtype=np.float32).reshape(4, 2), y=np.array([0, 1, 1, 0]))
+        arguments = ["train", "--config", "run.toml", "--engine", "reference", "--output", "run", "--overwrite"]
+        result = CliRunner().invoke(app, arguments)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        if result.exit_code in (1, 2):
+            if Path("run/tuned.onnx").exists() or "rror" not in result.output:
+                raise AssertionError(f"trained, or failed without an error: {result.output[-500:]}")
+            raise ConfigurationError(result.output[-500:])
+        given, done = (tomllib.loads(Path(name).read_text("utf-8"))["train"] for name in ("run.toml", "run/run.toml"))
+    for key, value in given.items():
+        if key not in OF_ONE_RUN and _as_texts(done.get(key)) != _as_texts(value):
+            raise AssertionError(f"{key} = {value!r}, and the run has {done.get(key)!r}")
+    return done
+
+
+def _as_texts(value: Any) -> list[str]:
+    """An option as the command line may give it: one value or several, numbers as the numbers that they are."""
+    values = value if isinstance(value, list) else [value]
+    return [str(float(one)) if isinstance(one, int | float) or is_number_text(str(one)) else str(one).strip() for one in values]
 
 
 def _options(folder: Path) -> Any:

@@ -182,6 +182,14 @@ def test_a_file_that_is_read_against_its_digest_is_a_defect(tmp_path: Path, monk
     assert FormatCourse(mutant, tmp_path, print).run(number, True).kind is Kind.SILENT
 
 
+def test_a_run_that_trains_otherwise_than_its_file_says_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = Mutant("run.toml", dict(formats()["run.toml"].files), FILES_OF, [], Random(0))
+    assert read_mutant(mutant, tmp_path)["lr"] == 0.1
+    monkeypatch.setattr("burnish.cli.configuration._text", lambda value: "0.2" if value == 0.1 else str(value))
+    with pytest.raises(AssertionError, match=r"lr = 0\.1, and the run has 0\.2"):
+        read_mutant(mutant, tmp_path)
+
+
 def test_tallies_add_up(tmp_path: Path) -> None:
     counts = Tally()
     counts.counts["old", FAR, Kind.TRAINED] = 3

@@ -183,6 +183,7 @@ def test_wrapped_optimizers_keep_dtypes_and_go_through_their_options(wrap: Calla
     ("make", "message"),
     [
         (lambda: optim.accumulate(optim.sgd(), every=0), "accumulate: every must be a whole number of at least 1, not 0"),
+        (lambda: optim.accumulate(optim.sgd(), every=2**62), r"accumulate: every must be below 2\^62, not 46"),
         (lambda: optim.accumulate(optim.sgd(), every=2.0), "accumulate: every must be a whole number of at least 1, not 2.0"),
         (lambda: optim.accumulate("sgd", every=2), "accumulate: it goes around an optimizer of burnish.optim, .*, not 'sgd'"),
         (lambda: optim.ema(optim.sgd(), 1.0), "ema: decay must be at least 0 and less than 1, not 1.0"),

@@ -47,7 +47,7 @@ class Group(TyperGroup):
         super().__init__(*args, **options)
         for command in self.commands.values():
             for parameter in command.params:
-                _take_plain_numbers(parameter)
+                _refuse_odd_texts(parameter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["burnish.arguments"] = list(args)
@@ -82,11 +82,16 @@ class Group(TyperGroup):
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
-def _take_plain_numbers(parameter: Any) -> None:
-    """Let an option or argument refuse a number that is not in the digits 0 to 9: Python reads ``1_0`` as 10."""
+def _refuse_odd_texts(parameter: Any) -> None:
+    """Let an option or argument refuse an empty text, and a number that is not in the digits 0 to 9.
+
+    As a path, an empty text is the current folder: ``--output "$UNSET"`` wrote there. Python reads ``1_0`` as 10.
+    """
     process = parameter.process_value
 
     def process_plain(context: Any, value: Any) -> Any:
+        if any(isinstance(text, str) and not text.strip() for text in _listed(value)):
+            raise typer.BadParameter("it is empty: give a value, or leave it out.", ctx=context, param=parameter)
         processed = process(context, value)
         for text, number in zip(_listed(value), _listed(processed), strict=False):
             if isinstance(text, str) and type(number) in (int, float) and not is_number_text(text):

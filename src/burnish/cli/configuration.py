@@ -173,8 +173,16 @@ def read_configuration(context: typer.Context, path: Path, *, of_run: bool = Fal
         raise ConfigurationError(f"{asked} '{path}' cannot be read: {error}. {remedy}") from error
     command = context.command.name or ""
     options = content.get(command)
-    if not isinstance(options, dict):
-        tables = ", ".join(f"[{name}]" for name, value in content.items() if isinstance(value, dict)) or "none"
+    commands = getattr(context.parent and context.parent.command, "commands", {command: None})
+    for name, value in content.items():
+        if not isinstance(value, dict):
+            raise ConfigurationError(f"{asked} '{path}': '{name}' stands in no table: write options below a line [{command}]")
+        if name not in commands:
+            raise ConfigurationError(
+                f"{asked} '{path}' has a table [{name}], and burnish has no command of that name{suggestion(name, commands)}"
+            )
+    if options is None:
+        tables = ", ".join(f"[{name}]" for name in content) or "none"
         raise ConfigurationError(f"{asked} '{path}' has no table [{command}] with the options of this command; it has {tables}")
     known = {key: parameter for parameter in context.command.params if (key := _key(parameter)) not in ("config", "help")}
     if of_run:

@@ -201,7 +201,10 @@ def data_kind(source: str | Path) -> Kind:
         return "tar"
     if not path.exists():
         raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
-    check_regular(path)
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise DataError(f"{source}: {error}") from error
     if is_voc(path):
         return "voc"
     if path.is_dir():

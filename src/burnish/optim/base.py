@@ -326,7 +326,9 @@ def check_fraction(optimizer: str, **numbers: float) -> None:
 
 
 def check_count(optimizer: str, **numbers: int) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a whole number of at least 1."""
+    """Raise ConfigurationError, naming the argument, for what is not a whole number of at least 1, or is too large for int64."""
     for name, number in numbers.items():
         if not is_whole(number) or number < 1:
             raise ConfigurationError(f"{optimizer}: {name} must be a whole number of at least 1, not {number!r}")
+        if number >= 2**62:
+            raise ConfigurationError(f"{optimizer}: {name} must be below 2^62, not {number}: give a smaller one")
