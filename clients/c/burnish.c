@@ -237,8 +237,11 @@ static burnish_status begin_file(new_file *new, const char *path) {
     char folder[MAX_PATH];
     const char *name;
     struct timespec now;
+    struct stat status;
     int descriptor = -1;
     TRY(split_path(path, folder, &name));
+    if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) /* an administrator could replace a device by a file */
+        return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is a folder, a device or a pipe: give the name of a file", path);
     for (uint32_t attempt = 0; descriptor < 0 && attempt < 100 && (attempt == 0 || errno == EEXIST); attempt++) {
         clock_gettime(CLOCK_REALTIME, &now);
         descriptor = make_partial(

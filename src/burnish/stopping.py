@@ -1,7 +1,7 @@
-"""What an engine computes at present, and what stops it: Ctrl-C, a limit of time, and the end of the interpreter.
+"""Stop a computation by Ctrl-C, by a limit of time, or at the end of the interpreter.
 
-Python hears Ctrl-C in the main thread alone, between two of its own instructions: not while a library computes there. So a thread
-waits for the signal, and stops the run. It lets a run that ends soon go on to its end, so that no step is lost.
+Python hears Ctrl-C only in the main thread, between two of its own instructions, and not while a library computes there. So a
+thread waits for the signal and stops the run. It lets a run that is nearly over finish, so that no step is lost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GRACE_SECONDS = 2.0
 EXIT_SECONDS = 5.0
 """How long the interpreter waits for a run to stop when it ends."""
 LOOKS = 20
-"""How often a limit of time is looked at while it passes."""
+"""How often a limit of time is checked while it passes."""
 
 
 class RunStopped(KeyboardInterrupt):
     """A run was stopped before its end. It has changed no state.
 
     Attributes:
-        graph: which one was run; empty where the engine does not say.
+        graph: the graph that ran; empty if the engine does not say.
     """
 
     graph = ""
@@ -79,13 +79,13 @@ _waker: socket.socket | None = None
 
 
 def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a run computes, which ``stop`` ends before.
+    """Call ``run(*arguments)`` and return its result, unless ``stop`` ends it first.
 
     Args:
-        stop: of one run at a time.
-        graph: its name, for messages.
-        run: changes no state.
-        arguments: what it takes.
+        stop: stops the run. It serves one run at a time.
+        graph: the name of the graph, for messages.
+        run: computes without a change of state.
+        arguments: of ``run``.
 
     Raises:
         RunStopped: it was stopped.
@@ -112,7 +112,7 @@ def stoppable(stop: Stop, graph: str, run: Callable[..., Result], *arguments: An
 
 
 def _end(thread: int, stop: Stop) -> None:
-    """Let nothing stop a run any more. If a ``PythonStop`` came too late for the run, its error is raised here.
+    """From here on, nothing stops the run. If a ``PythonStop`` came too late for the run, its error is raised here.
 
     Taking that error back would be a trap: Python 3.11 then looks for it at every call, and a thread that is traced, by a
     debugger for example, never gets past the next one.
@@ -128,7 +128,7 @@ def _end(thread: int, stop: Stop) -> None:
 
 
 def in_python(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a run computes that is made of many calls from Python, as ``stoppable`` does."""
+    """Like ``stoppable``, for a run that consists of many calls from Python."""
     return stoppable(PythonStop(), graph, run, *arguments)
 
 
@@ -145,7 +145,7 @@ def _stop(thread: int, run: Stop) -> None:
 
 
 class _Deadlines:
-    """Stops runs at their times, in one thread for all of them, which ends when it has nothing left to wait for."""
+    """Stops runs at their times. One thread serves all of them, and ends when there is nothing left to wait for."""
 
     def __init__(self) -> None:
         self._runs: dict[object, tuple[float, int, Stop]] = {}
@@ -182,11 +182,11 @@ _deadlines = _Deadlines()
 
 
 def within_time(seconds: float, run: Callable[[], Result]) -> Result:
-    """Return what a run of many calls from Python computes in this thread, unless it takes longer.
+    """Call ``run`` in this thread and return its result, unless it takes too long.
 
     Args:
-        seconds: how long it may take.
-        run: the run.
+        seconds: the limit.
+        run: consists of many calls from Python.
 
     Raises:
         TimePassed: it was stopped after so many seconds.

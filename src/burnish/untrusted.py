@@ -1,4 +1,4 @@
-"""What readers of files from elsewhere share: JSON and TOML, which exceptions mean a damaged file, limits of memory and time."""
+"""Shared by all readers of untrusted files: JSON and TOML, the exceptions that mean damage, limits on memory and time."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ Result = TypeVar("Result")
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError, struct.error),
 )
-"""What reading something damaged or hostile raises, from its bytes to the values that are made of it."""
+"""Exceptions that a damaged or hostile file can raise, from its bytes to the values in it."""
 DEEPEST = 100
-"""Lists and objects in one another; what reads, copies or writes a deeper value would exceed Python's recursion."""
+"""The most nested lists and objects. A deeper value could exceed Python's recursion limit when it is copied or written."""
 LARGEST = 64 << 20
 """Bytes of a file of settings or notes."""
 SHARE = 8
 """Bytes of memory for each byte of a file."""
 LEAST = 1 << 30
 SECONDS = 60.0
-"""How long reading a file may take, for each GiB of memory that it may take."""
+"""Time for reading a file, for each GiB of memory that it may take."""
 MEMORY_LIMIT = "BURNISH_MEMORY_LIMIT"
-# What CPython takes for an empty list, a small object, and a value or key with its place in one.
+# CPython's bytes for an empty list, a small object, and a value or key with its place in one.
 _LIST, _OBJECT, _VALUE = 64, 184, 40
 
 
 def allowed_memory(size: int) -> int:
-    """Return how many bytes of memory reading a file may take: 8 for each of its bytes, 1 GiB at least, or more where
-    ``BURNISH_MEMORY_LIMIT`` says so.
+    """Return how many bytes of memory reading a file may take: 8 for each of its bytes, and at least 1 GiB.
+
+    ``BURNISH_MEMORY_LIMIT`` in the environment raises the limit.
 
     Raises:
-        ConfigurationError: the variable is no size.
+        ConfigurationError: the variable is not a size.
     """
     least, text = max(LEAST, SHARE * size), os.environ.get(MEMORY_LIMIT)
     if text is None:
@@ -51,11 +52,11 @@ def allowed_memory(size: int) -> int:
 
 
 def memory_excess(needed: int, size: int | None = None) -> str | None:
-    """Return why reading a file takes too much memory, with what raises the limit; None where it does not.
+    """Return why reading a file takes too much memory, and how to raise the limit; None if it does not.
 
     Args:
         needed: bytes of memory.
-        size: bytes of the file; None for what has none of its own.
+        size: bytes of the file; None for a value without a file.
     """
     allowed = allowed_memory(size or 0)
     if needed <= allowed:
@@ -65,12 +66,12 @@ def memory_excess(needed: int, size: int | None = None) -> str | None:
 
 
 def if_trusted(gibibytes: int) -> str:
-    """Return how to raise the limits, for a message."""
+    """Return the part of a message that tells how to raise the limits."""
     return f"if you trust it, set {MEMORY_LIMIT} in the environment, such as {MEMORY_LIMIT}={gibibytes}GiB"
 
 
 def allowed_seconds(size: int) -> float:
-    """Return how long reading a file may take: 60 s, and as much more as it may take more memory than 1 GiB.
+    """Return how many seconds reading a file may take: 60 for each GiB of memory that it may take.
 
     Args:
         size: bytes of the file.
@@ -81,16 +82,16 @@ def allowed_seconds(size: int) -> float:
 def read_in_time(
     name: str, size: int, error: type[BurnishError], read: Callable[..., Result], *arguments: Any, **options: Any
 ) -> Result:
-    """Return what reading a file gives.
+    """Call ``read(*arguments, **options)`` and return its result, within a limit of time.
 
     Args:
-        name: of the file, for the message.
-        size: its bytes.
-        error: what is raised.
-        read: takes the arguments and options, and is stopped between two instructions of Python.
+        name: the file, for the message.
+        size: bytes of the file.
+        error: the class of the error if time runs out.
+        read: reads the file. It is stopped between two instructions of Python.
 
     Raises:
-        BurnishError: the ``error``: reading takes longer than ``allowed_seconds``.
+        BurnishError: of class ``error``, if reading takes longer than ``allowed_seconds``.
     """
     seconds = allowed_seconds(size)
     try:
@@ -107,9 +108,9 @@ def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none; an object has a key twice; it is deeper than a hundred lists and objects in one another, takes
-            too much memory, or holds half of a character (a lone surrogate, other than those that stand for the bytes of a file
-            name that is not UTF-8).
+        ValueError: it is not JSON; an object has a key twice; more than 100 lists and objects are nested; it takes too much
+            memory; or it holds half of a character (a lone surrogate). Surrogates for the bytes of a file name that is not UTF-8
+            are allowed.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
@@ -132,7 +133,7 @@ def read_json_file(path: Path, largest: int = LARGEST) -> Any:
     """Return the value in a file of JSON.
 
     Raises:
-        OSError, ValueError: the file cannot be read, has more bytes than ``largest``, or does not hold what ``read_json`` reads.
+        OSError, ValueError: the file cannot be read, has more bytes than ``largest``, or ``read_json`` refuses its content.
     """
     return read_json(read_bytes(path, largest))
 
@@ -141,7 +142,7 @@ def read_toml_file(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
-        OSError, ValueError: the file cannot be read, or is no TOML in UTF-8.
+        OSError, ValueError: the file cannot be read, or is not TOML in UTF-8.
     """
     return read_toml(read_bytes(path).decode("utf-8"))
 
@@ -150,7 +151,7 @@ def read_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is none, too deep, or holds an integer of more than 64 bits.
+        ValueError: it is not TOML, is too deep, or holds an integer of more than 64 bits.
     """
     import tomllib
 
@@ -178,9 +179,9 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise an OSError for a name that no file can have, and for a pipe, socket or device: a reader might wait for ever.
+    """Raise an OSError for an impossible file name, and for a pipe, socket or device: a reader might wait for ever.
 
-    What is not there passes, and is for the reader to say.
+    A missing file passes. Its reader reports it.
     """
     try:
         mode = path.stat().st_mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,13 @@ def test_what_is_no_file_is_refused_and_nothing_is_waited_for(session, tmp_path)
         with pytest.raises(c_library.ClientError, match=message):
             session.restore(path)
     assert_same_state(session.state(), before)
+
+
+def test_a_pipe_is_not_replaced_by_a_file(session, tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(c_library.ClientError, match=r"CheckpointError: .*pipe' is a folder, a device or a pipe: give"):
+        session.save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_a_partial_file_of_a_living_process_stays(session, tmp_path) -> None:

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from burnish.errors import CheckpointError
-from burnish.formats.file_writing import replacing, write_text
+from burnish.errors import CheckpointError, ConfigurationError
+from burnish.formats.file_writing import check_output, replacing, write_text
 
 WRITES = """
 import sys
@@ -35,6 +35,22 @@ def other(tmp_path):
     yield process
     process.kill()
     process.communicate()
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["pipe", "link"])
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, is_link):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    if is_link:
+        path = tmp_path / "link"
+        path.symlink_to("pipe")
+    with pytest.raises(CheckpointError, match=r"(pipe|link)' is a device or a pipe: give the name of a file"):
+        write_text(path, "text")
+    with pytest.raises(ConfigurationError, match=r"--output: '.*' is a device or a pipe: give the name of a file"):
+        check_output(path, "--output")
+    with pytest.raises(ConfigurationError, match=r"--output: '.*' is a device or a pipe: give the name of a folder"):
+        check_output(path, "--output", is_folder=True)
+    assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_what_a_living_process_writes_is_not_removed(tmp_path, other):

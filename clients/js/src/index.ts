@@ -53,6 +53,10 @@ let partialFiles = 0;
 /** Write a file, whole or not at all: an earlier one is replaced in one step, or stays as it was. */
 async function writeWhole(path: string, bytes: Uint8Array): Promise<void> {
   const partial = `${path}.partial-${process.pid}-${partialFiles++}`;
+  const there = await stat(path).catch(() => undefined);
+  if (there && !there.isFile()) { // an administrator could replace a device by a file
+    throw new CheckpointError(`'${path}' is a folder, a device or a pipe: give the name of a file`);
+  }
   try {
     await mkdir(dirname(path), { recursive: true });
     const file = await open(partial, "wx");

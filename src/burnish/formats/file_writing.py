@@ -55,9 +55,11 @@ def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[P
         final: returns what the file is called in place of ``path``, where that is known only when it is written.
 
     Raises:
-        CheckpointError: writing failed; ``path`` is as it was before.
+        CheckpointError: writing failed, or ``path`` is a folder, device or pipe; it is as it was before.
     """
     partial = partial_path(path)
+    if path.exists() and not path.is_file():  # an administrator could replace a device by a file
+        raise CheckpointError(f"'{path}' is {_kind(path)}: give the name of a file")
     try:
         with locked(partial):
             yield partial
@@ -102,9 +104,9 @@ def check_output(path: Path, option: str, *, is_folder: bool = False, read: Iter
         sources = [source for source in read if isinstance(source, str | os.PathLike) and os.path.exists(source)]
         if path.is_file() and any(path.samefile(source) for source in sources):
             raise ConfigurationError(f"{option}: '{path}' is read, and would be overwritten: give the name of another file")
-        if path.exists() and path.is_dir() != is_folder:
-            there, wanted = ("a file", "a folder") if is_folder else ("a folder", "a file")
-            raise ConfigurationError(f"{option}: '{path}' is {there}: give the name of {wanted}")
+        if path.exists() and not (path.is_dir() if is_folder else path.is_file()):
+            wanted = "a folder" if is_folder else "a file"
+            raise ConfigurationError(f"{option}: '{path}' is {_kind(path)}: give the name of {wanted}")
         place = path.absolute() if is_folder else path.absolute().parent
         while not place.exists():
             place = place.parent
@@ -114,6 +116,10 @@ def check_output(path: Path, option: str, *, is_folder: bool = False, read: Iter
             raise ConfigurationError(f"{option} '{path}': nothing can be written to '{place}': choose a folder you can write to")
     except OSError as error:
         raise ConfigurationError(f"{option} '{path}': {error.strerror or error}: choose a folder you can write to") from error
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a file" if path.is_file() else "a device or a pipe"
 
 
 def partial_path(path: Path, ending: str = "partial") -> Path:

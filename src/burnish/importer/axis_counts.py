@@ -1,6 +1,6 @@
-"""How many axes the values of a model can have: a file of a kilobyte can ask for millions, of which inference keeps each.
+"""Count the axes that the values of a model can have. A file of a kilobyte can ask for millions, and inference keeps each.
 
-A Gather of indices by themselves has twice their axes less one, and a vector of a thousand elements may be a shape.
+A Gather of indices by themselves nearly doubles their axes, and a vector of a thousand elements may be a shape.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from burnish.graph import attribute_value, bodies, constant_array, static_shape
 from burnish.graph.operators import BROADCASTING, UNARY
 
 MOST_AXES = 32
-"""Of an array that all versions of NumPy can hold and go through."""
+"""The most axes of an array that every version of NumPy can hold and iterate over."""
 
 SHAPED = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
-"""Operators whose operand, of this index, has an element for each axis of the result."""
+"""Operators that read a shape, and the index of that operand."""
 COUNTED = {"NonZero": 2, "Range": 1, "Shape": 1, "Size": 0}
-"""Operators whose result has so many axes."""
+"""Operators with a fixed number of axes in the result."""
 ONE_MORE = frozenset({"ConcatFromSequence", "GatherND", "Loop", "OneHot", "STFT", "Scan"})
-"""Operators whose result can have an axis more than their operands have together, or than the largest of them."""
+"""Operators that can add one axis to those of their operands."""
 OTHERS = 5
-"""More axes than any other operator gives of operands that have fewer."""
+"""No other operator gives more axes than this if its operands have fewer."""
 KEEPING = UNARY | {"Cast", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-"""Operators whose result has no more elements than their first operand."""
+"""Operators that give no more elements than their first operand has."""
 
 
 def may_have_many_axes(graph: ir.Graph) -> bool:
     """Say if a value of a graph, or of a body in it, may have more than ``MOST_AXES`` axes.
 
-    Counts are upper bounds. A shape whose length is not known here counts as too long.
+    Counts are upper bounds. A shape of unknown length counts as too long.
     """
     return _Counts().exceed(graph)
 
 
 def _largest(value: ir.Value | None) -> int | None:
-    """Return the largest number that a constant holds, or the difference of two; None of anything else."""
+    """Return the largest number in a constant, or in the difference of two; None for any other value."""
     array = constant_array(value)
     if array is not None:
         return int(array.max()) if array.size else 0
@@ -50,7 +50,7 @@ def _largest(value: ir.Value | None) -> int | None:
 
 
 class _Counts:
-    """Upper bounds of the axes of values, and of the elements of those that may be shapes."""
+    """Upper bounds for the axes of values, and for the elements of possible shapes."""
 
     def __init__(self) -> None:
         self._axes: dict[ir.Value, int] = {}
@@ -69,7 +69,7 @@ class _Counts:
         return False
 
     def axes(self, value: ir.Value | None) -> int:
-        """Return a bound of the axes of a value; 0 for one of unknown rank, of which inference makes nothing."""
+        """Return a bound for the axes of a value. It is 0 if the rank is unknown, because inference then adds no axes."""
         if value is None:
             return 0
         found = self._axes.get(value)
@@ -78,7 +78,7 @@ class _Counts:
         return found
 
     def elements(self, value: ir.Value | None) -> int | None:
-        """Return a bound of the elements of a value; None where it is not known."""
+        """Return a bound for the elements of a value; None if it is not known."""
         if value is None:
             return 0
         if value not in self._elements:
@@ -90,7 +90,7 @@ class _Counts:
         return self._elements[value]
 
     def _of_result(self, node: ir.Node) -> int | None:
-        """Return a bound of the axes of what a node gives; None where it is not known."""
+        """Return a bound for the axes of a node's outputs; None if it is not known."""
         kind, inputs = node.op_type, node.inputs
         within = bodies(node)
         if within:
@@ -117,7 +117,7 @@ class _Counts:
         return max(OTHERS, len(attribute_value(node, "shape", ())), most + (kind in ONE_MORE))
 
     def _of_changed_axes(self, node: ir.Node) -> int | None:
-        """Return a bound of the axes where some are put in or taken out."""
+        """Return a bound for the axes after some are inserted or removed; None if it is not known."""
         before = self.axes(node.inputs[0] if node.inputs else None)
         second = node.inputs[1] if len(node.inputs) > 1 else None
         if node.op_type == "Unsqueeze":
@@ -127,7 +127,7 @@ class _Counts:
         if axes is None:
             return 0 if second is None and node.op_type != "Squeeze" else before
         numbers = {int(axis) for axis in np.ravel(axes)}
-        from_end = sum(axis < 0 for axis in numbers)  # which the others may name once more
+        from_end = sum(axis < 0 for axis in numbers)  # the others may name the same axes again
         return max(0, before - max(from_end, len(numbers) - from_end))
 
     def _of_bodies(self, node: ir.Node, within: Sequence[ir.Graph]) -> int | None:
@@ -141,7 +141,7 @@ class _Counts:
         return most + (node.op_type in ONE_MORE)
 
     def _elements_of_result(self, node: ir.Node) -> int | None:
-        """Return a bound of the elements of what a node gives; None where it is not known."""
+        """Return a bound for the elements of a node's outputs; None if it is not known."""
         kind, inputs = node.op_type, node.inputs
         if kind == "Shape" and inputs:
             return self.axes(inputs[0])
@@ -164,16 +164,12 @@ class _Counts:
         return None
 
     def _filled(self, shape: ir.Value | None) -> int | None:
-        """Return a bound of the elements of a constant of this shape, which is a constant or the shape of another value."""
+        """Return a bound for the elements of an array of this shape: a constant, or the shape of another value."""
         array, maker = constant_array(shape), None if shape is None else shape.producer()
         if array is not None:
             return int(math.prod(int(extent) for extent in array.flat))
         return self.elements(maker.inputs[0]) if maker is not None and maker.op_type == "Shape" and maker.inputs else None
 
     def _added(self, counts: Iterable[int | None]) -> int | None:
-        total = 0
-        for count in counts:
-            if count is None:
-                return None
-            total += count
-        return total
+        known = [*counts]
+        return None if None in known else sum(count or 0 for count in known)

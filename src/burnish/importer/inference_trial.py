@@ -1,4 +1,4 @@
-"""A trial of the standard's inference in a process of its own, with limits: of a model that may ask it for more than there is."""
+"""Try the standard's inference in a separate process with limits, for a model that may need more memory than there is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ try:
     model = onnx.shape_inference.infer_shapes(content, data_prop=settings["data_prop"])
 except MemoryError:
     sys.exit(1)
-except Exception:  # the library says of an allocation that fails what it says of a model that does not fit
+except Exception:  # the library reports a failed allocation like a model with a fault
     sys.exit(1 if taken() > settings["memory"] // 4 else 0)
 graphs = [model.graph]
 while graphs:
@@ -50,9 +50,9 @@ print(json.dumps([most, name]))
 
 
 def try_inference(proto: onnx.ModelProto, data_prop: bool) -> None:
-    """Infer the shapes of a model in another process, which may take no more memory and time than reading the model may.
+    """Infer the shapes of a model in another process, within the memory and time that reading the model may take.
 
-    What does not fit in the model is left to whoever infers its shapes next.
+    Other faults of the model are left to the caller, who infers its shapes next.
 
     Raises:
         ModelError: the process took more, or a value has more axes than arrays can have.
@@ -69,7 +69,7 @@ def try_inference(proto: onnx.ModelProto, data_prop: bool) -> None:
         )
     except subprocess.TimeoutExpired:
         return_code, answer = 1, b""
-    except OSError:  # an interpreter within another program has no executable: its reader is limited by time alone
+    except OSError:  # an embedded interpreter has no executable; there, only time is limited
         return
     else:
         return_code, answer = done.returncode, done.stdout

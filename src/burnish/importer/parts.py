@@ -1,4 +1,4 @@
-"""How much memory the parts of a model take, before any of it is made: a node of two bytes takes thousands."""
+"""Estimate the memory for the parts of a model before it is taken: a node of two bytes takes thousands."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from burnish.errors import ModelError
 from burnish.graph.protos import graphs_within
 from burnish.untrusted import allowed_memory, memory_excess
 
-# Measured while a model is read, of parts that hold next to nothing.
+# Bytes for each part, measured with parts that hold almost nothing.
 NODE, RESULT, ATTRIBUTE, TENSOR, OTHER = 6 << 10, 3 << 10, 1 << 10, 8 << 10, 400
 LONGEST_NAME = 1000
-"""Letters of a dimension's name: every value that has the dimension gets a copy."""
+"""The most letters of a dimension's name. Every value with the dimension gets a copy."""
 
 
 def check_parts(proto: onnx.ModelProto, name: str, size: int | None) -> None:
-    """Refuse a model of more parts than memory may hold, and dimensions with names that are too long.
+    """Refuse a model with too many parts for its memory, and dimensions with names that are too long.
 
     Args:
         proto: the model.
-        name: what it is called.
-        size: bytes of its file; None of a model that came as an object.
+        name: the file or object, for messages.
+        size: bytes of its file; None if the model came as an object.
 
     Raises:
-        ModelError: with both numbers of bytes, or the value with such a dimension.
+        ModelError: with both numbers of bytes, or with the name of the value that has such a dimension.
     """
     needed = OTHER * (len(proto.metadata_props) + len(proto.functions) + len(proto.training_info))
     trained = [graph for info in proto.training_info for graph in (info.initialization, info.algorithm)]
@@ -46,7 +46,7 @@ def check_parts(proto: onnx.ModelProto, name: str, size: int | None) -> None:
 
 
 def _memory(body: Any) -> int:
-    """Return bytes of the parts of a graph or function, without those of the graphs in its nodes."""
+    """Return bytes for the parts of a graph or function; graphs inside its nodes are not counted."""
     needed = NODE * len(body.node)
     for node in body.node:
         needed += RESULT * len(node.output) + ATTRIBUTE * len(node.attribute) + OTHER * len(node.input)
