@@ -230,7 +230,10 @@ describe("a checkpoint", () => {
     const bytes = await writeSafetensors(new Map(), { format: "burnish checkpoint", version: "3", journal: "{}" });
     return refused(async () => readCheckpoint(bytes), CheckpointError, "folder 'journal'", "restore it in Python");
   });
-  test("that is no file", () => refused(() => session.restore(folder), CheckpointError, "it is no file"));
+  test("that is no file", async () => {
+    await refused(() => session.restore(folder), CheckpointError, "it is no file");
+    await refused(() => session.saveCheckpoint(folder), CheckpointError, "is a folder, a device or a pipe: give the name of a file");
+  });
   test("without a name", async () => {
     await refused(() => session.restore(7), ConfigurationError, "has a name, not 7");
     await refused(() => session.saveCheckpoint(""), ConfigurationError, 'has a name, not ""');
