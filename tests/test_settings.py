@@ -8,7 +8,17 @@ import pytest
 
 from burnish.errors import ConfigurationError
 from burnish.registry import Registry
-from burnish.settings import is_number, is_whole, matches_pattern, nearest, read_settings, suggestion, with_settings
+from burnish.settings import (
+    is_number,
+    is_switched_off,
+    is_whole,
+    matches_pattern,
+    memory_size,
+    nearest,
+    read_settings,
+    suggestion,
+    with_settings,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +135,22 @@ def test_settings_are_given_by_name():
 def test_settings_that_do_not_fit_are_named(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         with_settings("optimizer 'made'", made, settings)
+
+
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, is_off in (("", False), ("on", False), ("off", True)):
+        monkeypatch.setenv("BURNISH_KERNELS", text)
+        assert is_switched_off("BURNISH_KERNELS") is is_off
+    for text in ("OFF", "0", "no", " off"):
+        monkeypatch.setenv("BURNISH_KERNELS", text)
+        with pytest.raises(
+            ConfigurationError, match=f"BURNISH_KERNELS is {text!r} in the environment: write off, or leave it out"
+        ):
+            is_switched_off("BURNISH_KERNELS")
+
+
+def test_sizes_are_in_the_digits_0_to_9() -> None:
+    assert [memory_size(text) for text in ("1000", "1.5GB", "64 MiB", "٣", "٣GiB", "1_0", "-1", "", "1e3")] == [
+        *(1000, 1_500_000_000, 64 << 20),
+        *[None] * 6,
+    ]

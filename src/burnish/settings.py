@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import operator
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -19,7 +20,7 @@ from burnish.errors import ConfigurationError
 Made = TypeVar("Made")
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS = 18
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -107,6 +108,18 @@ def _value(text: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return text
+
+
+def is_switched_off(variable: str) -> bool:
+    """Whether a variable of the environment says ``off``.
+
+    Raises:
+        ConfigurationError: it says something else than ``on`` or ``off``.
+    """
+    text = os.environ.get(variable, "")
+    if text not in ("", "on", "off"):
+        raise ConfigurationError(f"{variable} is {text!r} in the environment: write off, or leave it out")
+    return text == "off"
 
 
 def memory_size(text: str) -> int | None:

@@ -13,7 +13,7 @@ import pytest
 import burnish
 from burnish.engines.kernels import building, compiling
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
-from burnish.errors import KernelWarning
+from burnish.errors import ConfigurationError, KernelWarning
 
 needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
 needs_owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs files with owners")
@@ -203,6 +203,9 @@ def test_missing_kernels_are_told_once_with_a_remedy_that_works(tmp_path, monkey
     assert session().describe()["kernels_reason"] == "BURNISH_KERNELS=off switches them off"
     OnnxRuntimeEngine(kernels=False)
     assert not capfd.readouterr().err
+    monkeypatch.setenv("BURNISH_KERNELS", "OFF")
+    with pytest.raises(ConfigurationError, match="BURNISH_KERNELS is 'OFF' in the environment: write off, or leave it out"):
+        session()
 
 
 @pytest.mark.slow

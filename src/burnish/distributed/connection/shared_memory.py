@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.errors import WorkerError
+from burnish.settings import is_switched_off
 
 if TYPE_CHECKING:
     import torch
@@ -356,7 +357,7 @@ _open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 def prepare() -> bool:
     """Have the kernels built and loaded that this worker shares memory by; returns whether it can."""
-    if os.environ.get(SWITCH) == "off" or not sys.platform.startswith("linux"):
+    if is_switched_off(SWITCH) or not sys.platform.startswith("linux"):
         return False
     from burnish.engines.torch.native import kernels
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from burnish import settings
 from burnish.engines.kernels import compiling
 from burnish.engines.kernels.compiling import find_compiler
 
@@ -161,8 +162,12 @@ SWITCHED_OFF = "BURNISH_KERNELS=off switches them off"
 
 
 def is_switched_off() -> bool:
-    """True if the user wants no kernels: ``BURNISH_KERNELS=off`` in the environment."""
-    return os.environ.get("BURNISH_KERNELS") == "off"
+    """True if the user wants no kernels: ``BURNISH_KERNELS=off`` in the environment.
+
+    Raises:
+        ConfigurationError: the variable says something else than ``on`` or ``off``.
+    """
+    return settings.is_switched_off("BURNISH_KERNELS")
 
 
 def _identity(compiler: str) -> tuple[str, str]:
