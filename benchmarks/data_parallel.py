@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import secrets
 import socket
 import statistics
 import sys
@@ -126,7 +125,6 @@ def start_team(name: str, kind: Kind, workers: int, job: Mapping[str, Any], fold
     common = {"OMP_NUM_THREADS": str(job["threads"])}
     if kind.joined and (workers > 1 or kind.script != OURS):
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
-        common["BURNISH_SECRET"] = secrets.token_hex(16)
     if kind.keeps_pages:
         allocator = environments.keeping_pages()
         if allocator is not None:
@@ -232,7 +230,6 @@ def measure_exchanges(workers: int, folder: Path) -> list[tuple[int, int, float]
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "BURNISH_SECRET": secrets.token_hex(16),
         "WORLD_SIZE": str(workers),
         "OMP_NUM_THREADS": "1",
     }

@@ -16,8 +16,8 @@ import torch
 from torch import distributed
 
 import burnish
+from burnish.distributed.connection.backends import Backends
 from burnish.distributed.connection.joining import join
-from burnish.distributed.connection.nccl import Nccl
 from burnish.engines.torch import TorchEngine
 from gpu_stages.campaign import PRELOADED
 from gpu_stages.differences import check_apart
@@ -52,20 +52,20 @@ def one_rank(setting: Setting) -> Results:
     setting.require_gpu()
     torch.cuda.set_device(0)
     distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
-    exchange = Nccl(distributed.group.WORLD, [0], PATIENCE)
+    exchange = Backends(None, distributed.group.WORLD, [])
     try:
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
             buffer = torch.arange(5, device="cuda").to(dtype)
-            expected, row = buffer.clone(), torch.empty_like(buffer)
+            expected, rows = buffer.clone(), buffer.new_empty(1, 5)
             exchange.all_reduce(buffer, "sum").wait()
             exchange.broadcast(buffer, 0).wait()
-            exchange.all_gather([row], buffer).wait()
+            exchange.all_gather(rows, buffer).wait()
             received = torch.empty_like(buffer)
-            exchange.all_to_all([received], [buffer]).wait()
-            if not all(torch.equal(tensor, expected) for tensor in (buffer, row, received)):
+            exchange.all_to_all(received, [5], buffer, [5]).wait()
+            if not all(torch.equal(tensor, expected) for tensor in (buffer, rows[0], received)):
                 raise ValueError(f"an exchange of {dtype} changed its values")
     finally:
-        exchange.close(broken=False)
+        distributed.destroy_process_group()
     return {"exchanges": 4, "dtypes": 4}
 
 
@@ -159,7 +159,7 @@ def _trained(model: Model, parallel: burnish.DataParallel, device: str) -> Resul
 
 
 def by_burnish(model: Model, setting: Setting) -> Results:
-    """A rank that joins as users do: NCCL on GPUs, burnish's own exchange on the CPU."""
+    """A rank that joins as users do: NCCL on GPUs, shared memory on the CPU."""
     with join(setting.device, first_contact=PATIENCE) as group:
         return _trained(model, burnish.DataParallel(group=group), group.device)
 

@@ -186,7 +186,7 @@ def test_alone_nothing_is_exchanged():
         ({"norm": "ghost:4"}, r"DataParallel: norm='ghost:4' is no policy for several workers: give 'sync', 'sync:<workers>' or"),
         ({"bucket_size": 0}, r"DataParallel: bucket_size=0: give a whole number of bytes, 1 or more"),
         ({"share": 1}, r"DataParallel: share must be True or False, not 1"),
-        ({"group": 4}, r"DataParallel: group=4 is no group of workers: give what burnish\.distributed\.join\(\) returns"),
+        ({"group": 4}, r"DataParallel: group=4 is no group of workers that this process is of: give what burnish"),
     ],
 )
 def test_options_that_are_refused(options, message):

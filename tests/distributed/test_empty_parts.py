@@ -176,15 +176,6 @@ def test_every_kind_of_exchange(options, tolerance, wrap):
         assert largest_difference(other, first) == 0
 
 
-def test_narrow_matrices():
-    """What PowerSGD leaves out of a step is added to the next: an empty part leaves out nothing, and gets what it left out."""
-    program, batches = of_nothing(NOTHING_TO["reshape"]), tokens(3)
-    first, *others = train_in_threads(program, batches, THREE, compression="powersgd:3")
-    assert largest_difference(first, train_alone(program, batches)) < 1e-11
-    for other in others:
-        assert largest_difference(other, first) == 0
-
-
 @pytest.mark.parametrize("options", [{"recompute": "layers"}, {"precision": "float16"}, {"precision": "bfloat16"}])
 def test_how_it_is_computed_changes_nothing(options):
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>

@@ -9,9 +9,9 @@ from worker_processes import run
 
 import burnish
 from burnish.distributed import join
+from burnish.distributed.connection.backends import Backends
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Encoding, Float16
-from burnish.distributed.connection.exchange import Exchange
 from burnish.distributed.connection.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
@@ -75,11 +75,11 @@ def test_processes_add_up_the_same(pool, workers):
 
 
 def _compressed(rank, cases, share_memory):
-    """What one worker gets of sums of rows, by memory that is shared or by connections."""
+    """What one worker gets of sums of rows, by memory that is shared or by Gloo."""
     with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
         communicator, found = GroupCommunicator(group), []
         if share_memory:
-            Exchange.all_to_all = Exchange.all_gather = Exchange.all_reduce = _by_connections
+            Backends.all_to_all = Backends.all_gather = Backends.all_reduce = _by_gloo
         for numbers, compression in cases:
             sums = OrderedSums(communicator, compression=compression and COMPRESSIONS.resolve(compression))
             own = torch.from_numpy(numbers[rank].copy())
@@ -95,17 +95,17 @@ def _compressed(rank, cases, share_memory):
         return found
 
 
-def _by_connections(*arguments, **options):
-    raise AssertionError("exchanged by connections")
+def _by_gloo(*arguments, **options):
+    raise AssertionError("exchanged by Gloo")
 
 
 @pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
 @pytest.mark.parametrize("workers", [2, 3])
-def test_compressed_sums_are_the_same_by_shared_memory_and_by_connections(workers):
+def test_compressed_sums_are_the_same_by_shared_memory_and_by_gloo(workers):
     sizes, dtypes = (*SIZES, 10**5), (np.float32, np.float64)
     cases = [(terms(workers, size, dtype), kind) for size in sizes for dtype in dtypes for kind in ("float16", "bfloat16")]
-    shared, by_connections = (run(_compressed, workers, cases, share_memory) for share_memory in (True, False))
-    for ours, theirs in zip(shared, by_connections, strict=True):
+    shared, by_gloo = (run(_compressed, workers, cases, share_memory) for share_memory in (True, False))
+    for ours, theirs in zip(shared, by_gloo, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -190,7 +190,7 @@ def test_training_with_compressed_gradients(program, batches, alone, compression
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compression": "int8"}, "there is no compression 'int8'; choose among bfloat16, float16, powersgd"),
+        ({"compression": "int8"}, "there is no compression 'int8'; choose among bfloat16, float16"),
         ({"deterministic": 1}, r"deterministic must be True or False, not 1"),
     ],
 )

@@ -16,9 +16,6 @@ from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 
-SECRET = {"BURNISH_SECRET": "known to workers alone"}
-PLACE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-
 
 def _exchanges(rank):
     with join(timeout=600, first_contact=600) as group:
@@ -45,8 +42,12 @@ def _exchanges(rank):
         ]
 
 
-def test_every_exchange_has_the_values_of_all_ranks():
-    results = run(_exchanges, 3)
+SHARING = pytest.mark.parametrize("share", ["on", "off"], ids=["by memory", "by Gloo"])
+
+
+@SHARING
+def test_every_exchange_has_the_values_of_all_ranks(share):
+    results = run(_exchanges, 3, environment={"BURNISH_SHARED_MEMORY": share})
     told = [{"rank": rank, "list": [1] * rank} for rank in range(3)]
     same = [3, [3.0, 6.0], [[0, 0], [1, 1], [2, 2]], 2.0, told, [b"", b"\0", b"\0\0"], 1]
     parts = [(0, 2, 3), (1, 2, 3), (0, 1, 3)]
@@ -61,12 +62,14 @@ def _groups_of_groups(rank, size):
         return [made.all_reduce(torch.tensor([10**rank])).item() for made in groups]
 
 
+@SHARING
 @pytest.mark.parametrize(("workers", "size"), [(3, 2), (4, 3), (5, 4)])
-def test_groups_are_made_of_workers_that_are_of_different_numbers_of_groups(workers, size):
+@pytest.mark.quick_cases(3)
+def test_groups_are_made_of_workers_that_are_of_different_numbers_of_groups(workers, size, share):
     def total(first, count):
         return sum(10**rank for rank in range(first, min(first + count, workers)))
 
-    for rank, found in enumerate(run(_groups_of_groups, workers, size)):
+    for rank, found in enumerate(run(_groups_of_groups, workers, size, environment={"BURNISH_SHARED_MEMORY": share})):
         first = rank // size * size
         inner = first + (rank - first) // 2 * 2
         part, everyone = total(first, size), total(0, workers)
@@ -114,20 +117,25 @@ def _loses_one(rank, how, patience):
     return "went on"
 
 
+@SHARING
 @pytest.mark.parametrize(
     ("how", "cause", "patience"),
     [
         # Found out long before the time of an exchange is over.
-        ("kill", r"Rank 1 is gone\. Rank {rank} stops too: resume from the last checkpoint", 3000.0),
+        ("kill", r"Rank 1 of 3 \(.+, process {process}\) is gone\. Rank {rank} stops too: resume from the last", 3000.0),
         ("error", r"Rank 1 stopped: label 12 is out of range\. Rank {rank} stops too", 3000.0),
-        ("leave", r"Rank 1 left the run before this one\. Rank {rank} stops too", 3000.0),
-        ("sleep", r"The all-reduce of gradients is not done after 4 s: rank 1 has not come to it\. Rank {rank} stops too", 4.0),
-        ("stop", r"[Rr]ank 1 (shows|has shown) no sign of life.* Rank {rank} stops too", 4.0),
+        ("leave", r"Rank 1 of 3 \(.+\) left the run before this one\. Rank {rank} stops too", 3000.0),
+        (
+            "sleep",
+            r"The all-reduce of gradients is not done after 4 s: rank 1 of 3 \(.+\) has not come to it\. Rank {rank} st",
+            4.0,
+        ),
+        ("stop", r"[Rr]ank 1 of 3 \(.+\) (shows|has shown) no sign of life.* Rank {rank} stops too", 4.0),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )
-def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience):
-    with Workers(_loses_one, 3, how, patience) as workers:
+def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience, share):
+    with Workers(_loses_one, 3, how, patience, environment={"BURNISH_SHARED_MEMORY": share}) as workers:
         for rank in range(3):
             workers.message(rank)
         if how in ("kill", "stop"):
@@ -141,7 +149,7 @@ def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience):
     for rank in (0, 2):
         assert outcomes[rank].value is not None, outcomes[rank].error
         text = outcomes[rank].value
-        assert re.search(cause.format(rank=rank), text), text
+        assert re.search(cause.format(rank=rank, process=workers.processes[1].pid), text), text
 
 
 def _joins_again(rank):
@@ -226,7 +234,7 @@ def test_ranks_that_do_not_come_are_named():
 
 
 def test_a_store_that_is_not_there_is_named(monkeypatch):
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **SECRET}
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -239,7 +247,7 @@ def test_a_port_that_something_else_listens_on(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1]), **SECRET}
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("RANK", "0")
@@ -262,12 +270,18 @@ def test_a_port_that_something_else_listens_on(monkeypatch):
         ({"WORLD_SIZE": "two", "RANK": "0"}, r"WORLD_SIZE=two: it is to be a whole number of at least 1"),
         ({"WORLD_SIZE": "2", "RANK": "1"}, r"MASTER_ADDR is not set"),
         ({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, r"MASTER_PORT=0: it is to be a whole number"),
-        ({**PLACE}, r"BURNISH_SECRET is not set: .* Set it to the same 16 characters or more on every machine"),
-        ({**PLACE, "BURNISH_SECRET": "guess"}, r"BURNISH_SECRET has 5 characters: .*openssl rand -hex 32"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2"},
+            r"OMPI_COMM_WORLD_RANK=2 is not below OMPI_COMM_WORLD_SIZE=2",
+        ),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+            r"SLURM_STEP_NUM_TASKS says that .* but SLURM_STEP_NODELIST is not set",
+        ),
     ],
 )
 def test_an_environment_that_contradicts_itself_is_refused(monkeypatch, variables, message):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "BURNISH_MEETING", "BURNISH_SECRET"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "BURNISH_MEETING"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -125,7 +125,7 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
         ("renorm", {}),
         pytest.param("frozen", {}, marks=pytest.mark.slow),
         pytest.param("train", {"deterministic": True}, marks=pytest.mark.slow),
-        ("train", {"compression": "powersgd"}),
+        ("train", {"compression": "bfloat16"}),
         pytest.param("train", {"synchronize_every": 2}, marks=pytest.mark.slow),
         ("train", {"share": False, "bucket_size": 1}),
         pytest.param("train", {"shard_optimizer": True}, marks=pytest.mark.slow),

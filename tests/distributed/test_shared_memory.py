@@ -17,6 +17,8 @@ from worker_processes import Workers, run, tell
 
 from burnish.distributed import join
 from burnish.distributed.connection import shared_memory
+from burnish.distributed.connection.backends import Backends
+from burnish.distributed.connection.pieces import PIECE_BYTES
 from burnish.distributed.connection.shared_memory import SMALL_BYTES, Files, Processes
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
@@ -66,7 +68,7 @@ def _small(rank):
             assert found.isnan().tolist() == [True, operation == "sum", True], operation
         flags = group.all_gather(torch.tensor([rank == 0, True]))
         assert [each.tolist() for each in flags] == [[other == 0, True] for other in members]
-        # As many as a place holds, one more, which goes by the network, and several begun before one is waited for.
+        # As many as a place holds, one more, which goes in pieces, and several begun before one is waited for.
         for size in (SMALL_BYTES, SMALL_BYTES + 1):
             assert group.all_gather_rows(torch.full((size,), rank, dtype=torch.uint8)).sum(1).tolist() == [
                 size * other for other in members
@@ -83,6 +85,46 @@ def _small(rank):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_small_values_have_the_sums_of_all_ranks_in_their_order(workers):
     assert run(_small, workers) == [True] * workers
+
+
+def _large(rank):
+    """Values of several pieces, and of dtypes that no kernel adds up; of every size around a piece."""
+    with join(timeout=600, first_contact=600) as group:
+        assert group._lane is not None
+        Backends.all_reduce = Backends.all_gather = Backends.all_to_all = Backends.broadcast = None
+        members = range(group.world_size)
+        for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.float16, torch.int16, torch.uint8):
+            for size in (PIECE_BYTES // dtype.itemsize, 2 * PIECE_BYTES // dtype.itemsize + 1):
+                parts = [whole(other, size, dtype) for other in members]
+                assert torch.equal(group.all_reduce(parts[rank].clone()), sum(parts[1:], parts[0]))
+                assert torch.equal(group.all_reduce(parts[rank].clone(), "max"), torch.stack(parts).amax(0))
+                assert torch.equal(group.all_gather_rows(parts[rank]), torch.stack(parts))
+                for source in members:
+                    assert torch.equal(group.broadcast(parts[rank].clone(), source), parts[source])
+        with torch.inference_mode():
+            made_in_inference = torch.ones(10**5)
+        for tensor in (made_in_inference, torch.ones(10**5, requires_grad=True)):
+            assert group.broadcast(group.all_reduce(tensor))[0].item() == group.world_size
+        sizes = [[(giver + 1) * (to * 200_000 + giver) for to in members] for giver in members]
+        given = [[whole(10 * giver + to, sizes[giver][to], torch.float32) for to in members] for giver in members]
+        expected = torch.cat([given[giver][rank] for giver in members])
+        assert torch.equal(group.all_to_all_uneven(torch.cat(given[rank]), sizes), expected)
+        even = [to * 100_000 for to in members]
+        parts = [[whole(giver + to, even[to], torch.float64) for to in members] for giver in members]
+        received, pending = group.begin_all_to_all(torch.cat(parts[rank]), even)
+        pending.wait()
+        assert torch.equal(received, torch.stack([parts[giver][rank] for giver in members]))
+        return True
+
+
+def whole(rank, size, dtype):
+    """Small whole numbers, whose sums are exact in every dtype."""
+    return torch.randint(0, 20, (size,), generator=torch.Generator().manual_seed(7 * size + rank)).to(dtype)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_large_values_go_in_pieces(workers):
+    assert run(_large, workers) == [True] * workers
 
 
 def _buffers(rank):
@@ -142,20 +184,21 @@ def _no_file(*arguments):
 
 
 @pytest.mark.parametrize("how", ["option", "environment", "kernels", "files", "another place", "another file", "hidden"])
-def test_where_one_worker_cannot_all_of_them_exchange_by_the_network(how):
+def test_if_one_worker_cannot_all_of_them_exchange_by_gloo(how):
     for off, no_buffer, summed, _ in run(_switched_off, 2, how):
         assert off
         assert no_buffer
         assert summed == [1.0, 2.0]
 
 
-def _at_odds(rank):
+def _at_odds(rank, size):
     group = join(timeout=600, first_contact=600)
-    group.all_reduce(torch.ones(3 + rank), name="gradients")
+    group.all_reduce(torch.ones(size + rank), name="gradients")
 
 
-def test_workers_that_give_different_sizes_are_told():
-    with Workers(_at_odds, 2) as workers:
+@pytest.mark.parametrize("size", [3, 10**5])
+def test_workers_that_give_different_sizes_are_told(size):
+    with Workers(_at_odds, 2, size) as workers:
         for outcome in workers.outcomes():
             expected = (
                 r"WorkerError: The workers have come to the all-reduce of gradients with different sizes, dtypes or operations"
@@ -185,11 +228,11 @@ def _loses_one(rank, how, patience):
     ("how", "cause", "patience"),
     [
         # Found out long before the time of an exchange is over.
-        ("kill", r"WorkerError: Rank 1 is gone\. Rank {rank} stops too", 3000.0),
-        ("leave", r"WorkerError: Rank 1 left the run before this one\. Rank {rank} stops too", 3000.0),
+        ("kill", r"WorkerError: Rank 1 of 3 \(.+\) is gone\. Rank {rank} stops too", 3000.0),
+        ("leave", r"WorkerError: Rank 1 of 3 \(.+\) left the run before this one\. Rank {rank} stops too", 3000.0),
         (
             "sleep",
-            r"WorkerError: The all-reduce of gradients is not done after 5 s: rank 1 has not come to it\. Rank {rank} stops",
+            r"WorkerError: The all-reduce of gradients is not done after 5 s: rank 1 of 3 \(.+\) has not come to it\.",
             5.0,
         ),
     ],

@@ -1,4 +1,4 @@
-"""Workers for tests: processes that run one function each, and meet at a port of the loopback as those of several machines do.
+"""Workers for tests: processes that run one function each, and meet at a port of the loopback as torchrun's do.
 
 They are forked from a server that has imported PyTorch once, as that takes longer than what most tests do.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import socket
 import traceback
 from collections.abc import Callable, Mapping
@@ -48,7 +47,6 @@ class Workers:
         address = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            "BURNISH_SECRET": secrets.token_hex(16),
             "WORLD_SIZE": str(world_size),
         }
         self.processes, self._pipes = [], []

@@ -242,9 +242,7 @@ def test_an_overflow_in_a_row_that_is_held_skips_no_step():
 SIZES = [[2, 4], [6, 0], [3, 3], [1, 5]]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"shard_optimizer": True}, {"compression": "float16"}, {"compression": "powersgd"}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"compression": "float16"}], ids=str)
 @pytest.mark.parametrize("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"])
 @pytest.mark.each_value
 @pytest.mark.quick_cases(2)

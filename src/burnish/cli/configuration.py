@@ -27,6 +27,7 @@ import typer
 from typer.core import TyperCommand
 
 from burnish.cli.option_groups import OptionGroup
+from burnish.distributed.connection.environment import is_worker
 from burnish.errors import ConfigurationError
 from burnish.settings import suggestion
 from burnish.untrusted import read_toml_file
@@ -100,7 +101,7 @@ class RunCommand(TyperCommand):
         given = self._given(ctx, args)
         # Another launcher says how many workers there are; and a run may go on alone.
         is_alone = str(given.get("workers") or started.get("workers") or 1) == "1" and not given.get("nodes")
-        left_out = OF_WORKERS if "WORLD_SIZE" in os.environ else OF_SEVERAL if is_alone else frozenset()
+        left_out = OF_WORKERS if is_worker() else OF_SEVERAL if is_alone else frozenset()
         started = {name: value for name, value in started.items() if name.replace("_", "-") not in left_out}
         ctx.default_map = {**(ctx.default_map or {}), **started}
         rest = super().parse_args(ctx, args)

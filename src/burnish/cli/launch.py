@@ -1,7 +1,7 @@
 """``burnish train --workers``: starts the workers of a machine, stops and restarts them, and says how they ended.
 
-Each gets its rank in the environment, and where to meet the others: on one machine in a new folder that nobody else can enter, on
-several at a port of the first. Nothing listens here.
+Each gets its rank in the environment, as torchrun would set it, and where to meet the others: on one machine in a new folder that
+nobody else can enter, on several at a port of the first. Nothing listens here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import typer
 
 from burnish.cli.console import errors
+from burnish.distributed.connection import environment
 from burnish.errors import ConfigurationError, WorkerError, comes_again
 
 INTERRUPTED = 130
@@ -42,8 +42,6 @@ SHUTDOWN_SECONDS = 120.0
 END_SECONDS = 30.0
 LOOK_UP_SECONDS = 0.1
 STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
-# The path of a socket has little room: where folders for temporary files lie deeper, workers meet here.
-SHORT_FOLDER, FOLDER_CHARACTERS = "/tmp", 60
 PORT = 29500
 
 
@@ -88,18 +86,19 @@ class Machines:
 
 def is_worker() -> bool:
     """Whether a launcher has started this process."""
-    return "WORLD_SIZE" in os.environ
+    return environment.is_worker()
 
 
 def other_rank() -> str | None:
-    """Return the rank of this process where it is a worker, and not the first one."""
-    return os.environ.get("RANK") if is_worker() and os.environ.get("RANK", "0") != "0" else None
+    """Return the rank of this process if it is a worker, and not the first one."""
+    rank = environment.written_rank()
+    return rank if rank != "0" else None
 
 
 def is_first_of_machine() -> bool:
     """Whether this process speaks for the workers of its machine."""
     rank = other_rank()
-    return rank is None or os.environ.get("LOCAL_RANK", rank) == "0"
+    return rank is None or environment.written_local_rank() == "0"
 
 
 def has_joined() -> bool:
@@ -137,7 +136,7 @@ def resuming(arguments: Sequence[str]) -> str:
 
 def check_count(workers: int) -> None:
     """Raise ConfigurationError where a launcher has started more or fewer workers than the command says."""
-    started = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", ""))
+    started = os.environ.get("LOCAL_WORLD_SIZE", environment.written_size())
     if started != str(workers):
         raise ConfigurationError(
             f"--workers {workers}, and torchrun has started {started} on this machine: leave --workers out, or torchrun"
@@ -184,17 +183,14 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, m
         machines: on which the run is; each has a launcher of its own.
 
     Raises:
-        ConfigurationError: there are several machines, and no secret.
         WorkerError: a worker was killed.
         typer.Exit: the workers ended otherwise than by success; they have said why.
     """
-    from burnish.distributed.connection import rendezvous
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     common = {
-        **{name: text for name, text in os.environ.items() if name != rendezvous.FOLDER},
+        **{name: text for name, text in os.environ.items() if name != environment.FOLDER},
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // workers))),
-        # Connections of GPUs that break are reported as errors; the library's traces of them say less.
+        # Connections that break are reported as errors; the library's traces of them say less.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "WORLD_SIZE": str(workers * machines.count),
         "LOCAL_WORLD_SIZE": str(workers),
@@ -202,7 +198,6 @@ def launch(arguments: Sequence[str], workers: int, restarts: int, resume: str, m
         RUN_ID: uuid.uuid4().hex,
     }
     if machines.count > 1:
-        rendezvous.secret_of_environment()
         common |= {"MASTER_ADDR": machines.address, "MASTER_PORT": str(machines.port)}
     command = [sys.executable, "-m", "burnish", *arguments]
     first = workers * machines.rank
@@ -224,13 +219,9 @@ def _place_to_meet(machines: Machines) -> Iterator[dict[str, str]]:
     if machines.count > 1:
         yield {}
         return
-    from burnish.distributed.connection import rendezvous
-    from burnish.distributed.connection.sockets import check_folder
-
-    folder = tempfile.mkdtemp(prefix="burnish-", dir=SHORT_FOLDER if len(tempfile.gettempdir()) > FOLDER_CHARACTERS else None)
+    folder = tempfile.mkdtemp(prefix="burnish-")
     try:
-        check_folder(Path(folder))
-        yield {rendezvous.FOLDER: folder}
+        yield {environment.FOLDER: folder}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -33,7 +33,7 @@ class Workers(OptionGroup):
         typer.Option(
             "--nodes",
             min=1,
-            help="Machines, on each of which this command starts --workers; BURNISH_SECRET is the same on all of them.",
+            help="Machines, on each of which this command starts --workers; the network between them must be private.",
         ),
     ] = 1
     node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.")] = None
@@ -100,7 +100,7 @@ class Exchange(OptionGroup):
         typer.Option(
             "--compression",
             metavar="TYPE",
-            help="Let gradients travel between workers in 16 bits (float16, bfloat16) or as narrow matrices (powersgd).",
+            help="Let gradients travel between workers in 16 bits (float16, bfloat16).",
         ),
     ] = None
     bucket_size: Annotated[

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from burnish.compiler.executable import lower
 from burnish.distributed.agreement import check_agreement
+from burnish.distributed.connection.arrays import mpi
 from burnish.distributed.connection.communicators import GroupCommunicator
-from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding, LowRank
-from burnish.distributed.connection.joining import join
+from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding
+from burnish.distributed.connection.environment import is_of_mpi
+from burnish.distributed.connection.joining import is_torch_group, join
 from burnish.distributed.connection.ordered_sums import OrderedSums
-from burnish.distributed.connection.power_sgd import ForgettingRunner, PowerSGD
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive
@@ -49,8 +52,7 @@ class DataParallel(PlainSettings):
             is ``sync``, and with ``synchronize_every`` ``local``.
         bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
         share: let batch normalization layers that do not wait for each other share one exchange.
-        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider, or
-            as products of narrow matrices, ``powersgd`` or ``powersgd:<rank>``.
+        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider.
         deterministic: take every sum over the workers in the order of their ranks.
         shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone, and get the
             sums of their gradients alone. ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which
@@ -61,8 +63,9 @@ class DataParallel(PlainSettings):
         synchronize_every: let workers step alone for so many steps, and average their states then (local SGD; with an optimizer
             of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
             take part. None: all have the same weights after each step.
-        group: the workers, as ``burnish.distributed.join()`` returns them; None: those of the run that this process is of
-            (by its environment), joined when the session opens.
+        group: the workers, as ``burnish.distributed.join()`` returns them, or a process group of ``torch.distributed``; None:
+            those of the run that this process is of (by ``torch.distributed`` if it is initialized, else by the environment).
+            They are joined when the session opens.
         communicator: another way to reach the workers, in place of ``group``.
 
     Raises:
@@ -77,7 +80,7 @@ class DataParallel(PlainSettings):
     shard_optimizer: bool = False
     shard_tables: str | Sequence[str] | None = None
     synchronize_every: int | None = None
-    group: ProcessGroup | None = field(default=None, repr=False, compare=False)
+    group: Any = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,9 +94,10 @@ class DataParallel(PlainSettings):
         self._compressed()
         self._check_tables()
         self._check_local_steps()
-        if self.group is not None and not isinstance(self.group, ProcessGroup):
+        if self.group is not None and not isinstance(self.group, ProcessGroup) and not is_torch_group(self.group):
             raise ConfigurationError(
-                f"DataParallel: group={self.group!r} is no group of workers: give what burnish.distributed.join() returns"
+                f"DataParallel: group={self.group!r} is no group of workers that this process is of: give what "
+                "burnish.distributed.join() returns, or a process group of torch.distributed"
             )
 
     def _check_tables(self) -> None:
@@ -125,7 +129,7 @@ class DataParallel(PlainSettings):
                     "of them out"
                 )
 
-    def _compressed(self) -> Encoding | LowRank | None:
+    def _compressed(self) -> Encoding | None:
         return None if self.compression is None else COMPRESSIONS.resolve(self.compression)
 
     @property
@@ -152,7 +156,10 @@ class DataParallel(PlainSettings):
                 "DataParallel: communicator=... connects the steps of a session alone: leave it out for a trainer, or "
                 "give it group=..."
             )
-        return replace(self, group=self.group or join(device or "cpu"))
+        return replace(self, group=self._workers(device))
+
+    def _workers(self, device: str | None) -> ProcessGroup:
+        return self.group if isinstance(self.group, ProcessGroup) else join(device or "cpu", group=self.group)
 
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
@@ -177,7 +184,7 @@ class DataParallel(PlainSettings):
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
         check_engine(engine)
-        uncompressed, communicator, power_sgd = self._communicators(device)
+        uncompressed, communicator = self._communicators(device)
         executable = lower(program, engine.target.among_workers())
         several = communicator.size > 1
         tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, communicator.size)
@@ -203,36 +210,39 @@ class DataParallel(PlainSettings):
         )
         if derived.signature["step"].inputs_of(Role.SAMPLES):
             runner = PartRunner(runner, uncompressed, derived.signature["step"])
-        if power_sgd is not None:
-            runner = ForgettingRunner(runner, power_sgd)
         if shares is not None:
             runner = ShardedRunner(runner, communicator, shares, derived.signature.state, state)
         if tables is not None:
             runner = SpreadTablesRunner(runner, uncompressed, tables, program.signature)
         return AccumulatingRunner(runner, communicator, accumulated, state) if accumulated else runner
 
-    def _communicators(self, device: str | None) -> tuple[Communicator, Communicator, PowerSGD | None]:
-        """How workers are reached: with what they give as it is, and as gradients travel; and what compresses these."""
-        if getattr(self.communicator, "takes_arrays", False) and (self.deterministic or self.compression is not None):
+    def _communicator(self, device: str | None) -> Communicator:
+        """How workers are reached: without PyTorch, those that MPI has started by MPI."""
+        if self.communicator is not None:
+            return self.communicator
+        if self.group is None and is_of_mpi() and importlib.util.find_spec("torch") is None:
+            return mpi()
+        return GroupCommunicator(self._workers(device))
+
+    def _communicators(self, device: str | None) -> tuple[Communicator, Communicator]:
+        """How workers are reached: with what they give as it is, and as gradients travel."""
+        uncompressed = communicator = self._communicator(device)
+        if getattr(communicator, "takes_arrays", False) and (self.deterministic or self.compression is not None):
             raise ConfigurationError(
                 "DataParallel: deterministic and compression are made of a process group of PyTorch: leave them out with "
                 "communicator=burnish.distributed.mpi() and the like, or give group= in its place"
             )
-        uncompressed = communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
-        compression = self._compressed()
-        encoding = compression if isinstance(compression, Encoding) else None
+        encoding = self._compressed()
         if self.deterministic or encoding is not None:
             communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
-        low_rank = compression if isinstance(compression, LowRank) and communicator.size > 1 else None
-        power_sgd = None if low_rank is None else PowerSGD(communicator, low_rank.rank)
-        return uncompressed, power_sgd or communicator, power_sgd
+        return uncompressed, communicator
 
     def _open_alone(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
     ) -> ProgramRunner:
         """Open the program as a worker runs it that steps alone, on any engine."""
         check_local_steps(program)
-        communicator = self.communicator or GroupCommunicator(self.group or join(device or "cpu"))
+        communicator = self._communicator(device)
         if self.deterministic:
             communicator = OrderedSums(communicator)
         executable = lower(program, engine.target)

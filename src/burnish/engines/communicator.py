@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -151,21 +151,6 @@ class Communicator(Protocol):
 
         Returns:
             Where the sums of this worker's part are once the exchange is done, and the exchange.
-        """
-        ...
-
-
-@runtime_checkable
-class ShapedSums(Protocol):
-    """A communicator that sums gradients by their shapes."""
-
-    def all_reduce_gradients(self, buffer: Any, shapes: Sequence[Sequence[int]], bucket: Hashable) -> Pending:
-        """Begin to replace a buffer by its sum over the workers.
-
-        Args:
-            buffer: floating-point numbers; not to be touched before the exchange is done.
-            shapes: of the tensors that lie in it one behind the other.
-            bucket: what tells it from others: the same at each step.
         """
         ...
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.errors import ConfigurationError
 from burnish.registry import Registry
-from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     import torch
@@ -67,21 +64,4 @@ class Float16(Encoding):
         return torch.ldexp(wire[:, :-1].to(dtype), wire[:, -1:].to(torch.int32) - TOP_EXPONENT)
 
 
-@dataclass(frozen=True)
-class LowRank:
-    """Gradients travel as products of narrow matrices (``power_sgd``).
-
-    Args:
-        rank: of the products. By default what the authors train ResNet-18 with.
-    """
-
-    rank: int = 2
-
-    def __post_init__(self) -> None:
-        if not is_whole(self.rank) or self.rank < 1:
-            raise ConfigurationError(f"compression: the rank of powersgd must be a whole number of 1 or more, not {self.rank!r}")
-
-
-COMPRESSIONS: Registry[Encoding | LowRank] = Registry(
-    "compression", {"bfloat16": BFloat16, "float16": Float16, "powersgd": LowRank}, bare=True
-)
+COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16, "float16": Float16}, bare=True)

@@ -1,102 +1,190 @@
-"""How a worker comes to be one of a run: by the environment that a launcher sets; without it, it is alone."""
+"""How a worker comes to be one of a run: by what its launcher sets, or in a process group that its script has made already."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
-from burnish.distributed.connection import rendezvous, shared_memory
-from burnish.distributed.connection.nccl import Nccl
+from burnish.distributed.connection import environment, rendezvous, shared_memory
+from burnish.distributed.connection.backends import Backends, check_nccl
+from burnish.distributed.connection.environment import Place
 from burnish.distributed.connection.process_group import GRACE_SECONDS, ProcessGroup
-from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS
-from burnish.distributed.connection.watch import Watch
-from burnish.errors import ConfigurationError, EngineError
+from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting
+from burnish.distributed.connection.watch import Watch, first_line
+from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.settings import is_natural_text
 
 _joined: ProcessGroup | None = None
+_joined_in: Any = None
 
 
 def join(
     device: str = "cpu",
     *,
+    group: Any = None,
     timeout: float = TIMEOUT_SECONDS,
     first_contact: float = FIRST_CONTACT_SECONDS,
     share_memory: bool = True,
 ) -> ProcessGroup:
-    """Join the other workers of the run, by the environment.
+    """Join the other workers of the run, over ``torch.distributed``.
 
-    ``RANK`` and ``WORLD_SIZE`` say who this worker is. Workers of one machine meet in the folder ``BURNISH_MEETING``, which
-    nobody else may enter; those of several at ``MASTER_ADDR`` and ``MASTER_PORT``, with the same ``BURNISH_SECRET``.
+    Without a group, and unless ``torch.distributed`` is initialized already, the environment says who they are: that of torchrun
+    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), of srun or of mpirun, which needs mpi4py unless
+    it is given ``MASTER_ADDR`` and ``MASTER_PORT``. ``torch.distributed`` is initialized by it, and is ended by ``close``.
 
     Args:
         device: ``cpu``, or ``cuda`` (NCCL; each worker of a machine has the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
+        group: a process group of ``torch.distributed``; None is its default group if there is one.
         timeout: seconds that an exchange may take, and that a worker may be silent.
         first_contact: seconds that the others may take to come.
-        share_memory: let workers of one machine exchange through memory where all of them can; False on one of them, or
-            ``BURNISH_SHARED_MEMORY=off`` in its environment, leaves everything to connections.
+        share_memory: let workers of one machine exchange through memory if all of them can; False on one of them, or
+            ``BURNISH_SHARED_MEMORY=off`` in its environment, leaves everything to ``torch.distributed``.
 
     Returns:
-        The group; of one worker where ``WORLD_SIZE`` is not set, or is 1. A process that has joined and not left gets the group
-        that it is in.
+        The group; of one worker if no launcher has started several. A process that has joined and not left gets the group that it
+        is in.
 
     Raises:
         ConfigurationError: the environment is incomplete or contradicts itself, or others may enter the folder, or a time is not
-            positive.
+            positive, or ``group`` is none that this process is of.
         EngineError: PyTorch is missing, or lacks what the device needs.
         WorkerError: the others did not come, or cannot be reached.
     """
     for name, seconds in {"timeout": timeout, "first_contact": first_contact}.items():
         if not seconds > 0:
             raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds above 0")
-    place = rendezvous.Place.of_environment()
-    if place.world_size == 1:
-        return ProcessGroup(0, 1, _own_device(device, place.local_rank), timeout, first_contact)
-    global _joined
-    distributed = rendezvous.torch_distributed()
+    global _joined, _joined_in
+    if group is None and _joined is not None and not _joined.is_closed:
+        group = _joined_in
+    elif group is None:
+        group = _default_group()
+    place = Place.of_environment() if group is None else _place_in(group)
     own_device = _own_device(device, place.local_rank)
-    if _joined is not None and _joined.device == own_device and not _joined.is_closed:
+    if place.world_size == 1:
+        return ProcessGroup(0, 1, own_device, timeout, first_contact)
+    if _joined is not None and not _joined.is_closed and _joined_in is group and _joined.device == own_device:
         return _joined
-    if own_device != "cpu" and distributed.is_initialized():
-        raise ConfigurationError(
-            "torch.distributed is initialized already in this process: close the group that burnish joined earlier (close()), or "
-            "leave torch.distributed.init_process_group to burnish"
-        )
-    _joined = _connected(place, own_device, timeout, first_contact, share_memory)
-    _joined.open_lane()
+    rendezvous.torch_distributed()
+    if own_device == "cpu" and share_memory:
+        shared_memory.prepare()  # before workers wait for each other
+    _joined = _connected(place, group, own_device, timeout, first_contact, share_memory)
+    _joined_in = group
     return _joined
 
 
-def _connected(place: rendezvous.Place, device: str, timeout: float, first_contact: float, share_memory: bool) -> ProcessGroup:
-    """Meet the other workers, and connect with them."""
-    if device == "cpu" and share_memory:
-        shared_memory.prepare()  # before workers wait for each other
-    meeting = rendezvous.meet(place, first_contact)
+def _connected(place: Place, group: Any, device: str, timeout: float, first_contact: float, share_memory: bool) -> ProcessGroup:
+    """Meet the other workers, and find out by what they exchange."""
+    distributed = rendezvous.torch_distributed()
+    if device != "cpu":
+        check_nccl()
+        import torch
+
+        torch.cuda.set_device(device)
+    meeting = rendezvous.meet(place, first_contact) if group is None else rendezvous.meet_in_group(group, first_contact)
+    rendezvous.use_interface(meeting, place)
     limit = timeout + GRACE_SECONDS
-    exchange = meeting.connect_all(limit)
-    gpus = None if device == "cpu" else Nccl.open(meeting, device, limit)
-    watch = Watch(meeting.open_store, place.address, place.rank, place.world_size, timeout, _abort_on_cuda(gpus))
-    watch.start()
-    return ProcessGroup(
+    ends: Callable[[bool], None] | None = None
+    backends = None
+    if group is None and not place.folder and not distributed.is_initialized():
+        _initialize(meeting, place, device, limit)
+        ends = _end_default_group
+    if group is None and not place.folder:
+        group = distributed.group.WORLD
+    if group is not None:
+        backends = Backends.of_group(group, meeting.torch_store, device, limit)
+    joined: ProcessGroup
+
+    def abort() -> None:
+        joined.abort()
+        distributed.distributed_c10d._abort_process_group()
+
+    watch = Watch(
+        meeting.store,
+        meeting.address,
+        meeting.keeper,
+        place.rank,
+        [str(location) for location in meeting.locations],
+        timeout,
+        None if device == "cpu" else abort,  # a wait on GPUs blocks a thread within the driver; those on CPUs look up
+    )
+    joined = ProcessGroup(
         place.rank,
         place.world_size,
         device,
         timeout,
         first_contact,
         meeting,
-        exchange,
-        gpus,
+        backends,
         watch,
         share_memory=share_memory,
     )
+    watch.start()
+    if ends is not None:
+        joined.at_close(ends)
+    joined.connect()
+    return joined
+
+
+def _initialize(meeting: Meeting, place: Place, device: str, limit: float) -> None:
+    """Make the default group of ``torch.distributed`` of the workers that have met."""
+    distributed = rendezvous.torch_distributed()
+    try:
+        distributed.init_process_group(
+            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            store=meeting.torch_store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=limit),
+        )
+    except RuntimeError as error:
+        raise WorkerError(
+            f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: {first_line(error)}. "
+            f"Name the network interface that they reach each other by in {rendezvous.INTERFACES[0]}, and open the ports between "
+            "the machines"
+        ) from error
+
+
+def _end_default_group(broken: bool) -> None:
+    """End what ``_initialize`` began; if the run has failed, what is under way ends too, and nobody is waited for."""
+    distributed = rendezvous.torch_distributed()
+    if not distributed.is_initialized():
+        return
+    try:
+        if broken:
+            distributed.distributed_c10d._abort_process_group()
+        else:
+            distributed.destroy_process_group()
+    except RuntimeError:
+        pass  # the connections that it would end are broken
+
+
+def _default_group() -> Any:
+    """The default group of ``torch.distributed`` if the script has made it."""
+    module = sys.modules.get("torch.distributed")
+    return module.group.WORLD if module is not None and module.is_available() and module.is_initialized() else None
+
+
+def is_torch_group(group: Any) -> bool:
+    """Whether this is a process group of ``torch.distributed`` that this process is of."""
+    module = sys.modules.get("torch.distributed")
+    return module is not None and module.is_available() and isinstance(group, module.ProcessGroup)
+
+
+def _place_in(group: Any) -> Place:
+    if not is_torch_group(group):
+        raise ConfigurationError(
+            f"group={group!r} is no process group of torch.distributed that this process is of: give what "
+            "torch.distributed.new_group() returned to its members, or None for the default group"
+        )
+    local_rank = environment.written_local_rank() if environment.is_worker() else str(group.rank())
+    return Place(group.rank(), group.size(), int(local_rank) if is_natural_text(local_rank) else group.rank())
 
 
 def has_joined() -> bool:
     """Whether this process has ever come to the other workers of a run."""
     return _joined is not None
-
-
-def _abort_on_cuda(gpus: Nccl | None) -> Callable[[], None] | None:
-    """What ends a wait that blocks a thread within the driver, when a worker is gone; nothing on CPU, where waits look up."""
-    return None if gpus is None else lambda: gpus.close(broken=True)
 
 
 def _own_device(device: str, local_rank: int) -> str:

@@ -1,7 +1,7 @@
 """The workers of a run, and what they exchange, with a name in every error, and an end to every wait.
 
-On CPU values go through memory that workers of one machine share (``shared_memory``), or by their connections (``exchange``); on
-CUDA the exchange is NCCL's. Nothing is pickled. ``joining`` makes the group of a run.
+On CPUs values go through memory that workers of one machine share (``shared_memory``, ``pieces``), or else by the backends of
+``torch.distributed`` (``backends``), as on GPUs. Nothing is pickled. ``joining`` makes the group of a run.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed.connection import nccl, shared_memory
-from burnish.distributed.connection.exchange import DifferentError, Exchange
-from burnish.distributed.connection.nccl import Nccl
-from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting
+from burnish.distributed.connection import shared_memory
+from burnish.distributed.connection.backends import Backends, adds_up
+from burnish.distributed.connection.pieces import Pieces, combine
+from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting, torch_distributed
 from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer, SharedRows
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.distributed.connection.work import DONE, Work
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 LOOK_UP_SECONDS = 0.5
 # By how much an exchange outlasts its time, so that who is late is found out before it ends by itself.
 GRACE_SECONDS = SEARCH_SECONDS + 1
+# How often the store is asked for what others tell by it.
+ASK_SECONDS = 0.002
 OPERATIONS = ("sum", "min", "max")
 SMALL_BYTES = 2**15
 """Up to here what a worker gives to some goes to all, in one exchange."""
@@ -48,7 +52,6 @@ class ProcessGroup:
         device: where tensors are exchanged: ``cpu``, or this worker's GPU.
         timeout: seconds that an exchange may take.
         patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
-        exchange: the connections with the others; None for one worker, and after ``close``.
         shares_memory: whether this worker would exchange through memory with others of its machine.
     """
 
@@ -60,8 +63,7 @@ class ProcessGroup:
         timeout: float = TIMEOUT_SECONDS,
         patience: float = FIRST_CONTACT_SECONDS,
         meeting: Meeting | None = None,
-        exchange: Exchange | None = None,
-        gpus: Nccl | None = None,
+        backends: Backends | None = None,
         watch: Watch | None = None,
         members: Sequence[int] | None = None,
         name: str = "run",
@@ -69,19 +71,21 @@ class ProcessGroup:
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience = timeout, patience
-        self.exchange = exchange
-        self._meeting, self._gpus, self._watch = meeting, gpus, watch
+        self._meeting, self._backends, self._watch = meeting, backends, watch
         # Ranks of the whole run, by rank in this group.
         self._members = tuple(range(world_size) if members is None else members)
         self._is_part = members is not None
         self._name = name
         self._parts = 0
         self._barriers = 0
+        self._times_told = 0
         self.shares_memory = share_memory
         self._lane: Lane | None = None
-        self._looked_for_lane = device != "cpu"
+        self._pieces: Pieces | None = None
         self._under_way: list[SharedBuffer] = []
-        if exchange is not None and not self._is_part:
+        self._groups: list[ProcessGroup] = []
+        self._on_close: Callable[[bool], None] | None = None
+        if meeting is not None and not self._is_part:
             atexit.register(self.close)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> torch.Tensor:
@@ -104,10 +108,17 @@ class ProcessGroup:
             raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
         if self.world_size == 1:
             return DONE
+        what = f"all-reduce of {name}"
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, operation):
-            self.count(f"all-reduce of {name}")
-            return lane.begin(tensor, tensor, operation, f"all-reduce of {name}")
-        return self._begin(lambda way: way.all_reduce(tensor, operation), f"all-reduce of {name}", tensor)
+            self.count(what)
+            return lane.begin(tensor, tensor, operation, what)
+        if lane is not None:
+            self._by_pieces().all_reduce(tensor, operation, what, lane.added)
+            return DONE
+        if not adds_up(tensor):
+            combine(self.all_gather_rows(tensor, name=name), operation, tensor)
+            return DONE
+        return self._begin(lambda backends: backends.all_reduce(tensor, operation), what, tensor)
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
         """Return the tensors of all workers, in the order of their ranks; all are of one shape and dtype."""
@@ -122,8 +133,10 @@ class ProcessGroup:
         if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
             self.count(what)
             lane.begin(tensor, rows, "gather", what).wait()
+        elif lane is not None:
+            self._by_pieces().all_gather(rows, tensor.contiguous(), what)
         else:
-            self._begin(lambda way: way.all_gather(rows.unbind(), tensor), what, tensor).wait()
+            self._begin(lambda backends: backends.all_gather(rows, tensor.contiguous()), what, tensor).wait()
         return rows
 
     def begin_all_to_all(
@@ -142,11 +155,15 @@ class ProcessGroup:
         """
         if self.world_size == 1:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
-        import torch
-
-        parts = tensor.unbind() if sizes is None else torch.split(tensor, list(sizes))
-        received = tensor.new_empty((self.world_size, *parts[self.rank].shape))
-        return received, self._begin(lambda way: way.all_to_all(received.unbind(), parts), f"all-to-all of {name}", tensor)
+        gives = [tensor[0].numel()] * self.world_size if sizes is None else list(sizes)
+        shape = tensor.shape[1:] if sizes is None else (gives[self.rank],)
+        received = tensor.new_empty((self.world_size, *shape))
+        what = f"all-to-all of {name}"
+        if self._lane_of(tensor) is not None:
+            self._by_pieces().all_to_all(received, tensor, [gives] * self.world_size, what)
+            return received, DONE
+        gets = [gives[self.rank]] * self.world_size
+        return received, self._begin(lambda backends: backends.all_to_all(received, gets, tensor, gives), what, tensor)
 
     def all_to_all_uneven(self, tensor: torch.Tensor, sizes: Sequence[Sequence[int]], *, name: str = "values") -> torch.Tensor:
         """Give each worker a part of a vector, of any size, and return what the workers gave to this one, in their order.
@@ -170,15 +187,21 @@ class ProcessGroup:
             return torch.cat([row[first : first + own[self.rank]] for row, first, own in zip(rows, firsts, sizes, strict=True)])
         gets = [row[self.rank] for row in sizes]
         received = tensor.new_empty(sum(gets))
-        parts = torch.split(tensor, list(sizes[self.rank]))
-        into = torch.split(received, gets)
-        self._begin(lambda way: way.all_to_all(into, parts), f"all-to-all of {name}", tensor).wait()
+        what = f"all-to-all of {name}"
+        if self._lane_of(tensor) is not None:
+            self._by_pieces().all_to_all(received, tensor, sizes, what)
+        else:
+            gives = sizes[self.rank]
+            self._begin(lambda backends: backends.all_to_all(received, gets, tensor, gives), what, tensor).wait()
         return received
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
-        if self.world_size > 1:
-            self._begin(lambda way: way.broadcast(tensor, source), f"broadcast of {name}", tensor).wait()
+        what = f"broadcast of {name}"
+        if self._lane_of(tensor) is not None:
+            self._by_pieces().broadcast(tensor, source, what)
+        elif self.world_size > 1:
+            self._begin(lambda backends: backends.broadcast(tensor, source), what, tensor).wait()
         return tensor
 
     def barrier(self, *, name: str = "the others") -> None:
@@ -216,6 +239,9 @@ class ProcessGroup:
 
     def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
         """Return the JSON-compatible values of all workers, in the order of their ranks."""
+        if self.world_size > 1 and self._lane is None and self._backends is None:
+            self.count(f"exchange of {name}")
+            return self._all_told(value, name)
         return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
 
     def split(self, size: int) -> ProcessGroup:
@@ -235,18 +261,8 @@ class ProcessGroup:
         """
         first = self.rank // size * size
         part = self._members[first : first + size]
-        made = self.all_gather_json(nccl.groups_made(), name="the numbers of groups") if self._gpus is not None else []
         self._parts += 1
         name = f"{self._name}/{self._parts}.{first}"
-        exchange = gpus = None
-        if len(part) > 1 and self._meeting is not None:
-            self.count("connection of a group")
-            try:
-                exchange = self._meeting.connect(name, part, self.timeout + GRACE_SECONDS, self.check)
-                if self._gpus is not None:
-                    gpus = self._gpus.apart(part, max(made[first : first + size]))
-            except (OSError, RuntimeError) as error:
-                raise self.broken("connection of a group", first_line(error)) from error
         group = ProcessGroup(
             self.rank - first,
             len(part),
@@ -254,21 +270,32 @@ class ProcessGroup:
             self.timeout,
             self.patience,
             self._meeting,
-            exchange,
-            gpus,
-            self._watch,
-            part,
-            name,
-            self.shares_memory,
+            watch=self._watch,
+            members=part,
+            name=name,
+            share_memory=self.shares_memory,
         )
-        group.open_lane()
+        if len(part) > 1 and self._meeting is not None:
+            self.count("connection of a group")
+            group.connect()
+            self._groups.append(group)
         return group
 
-    def open_lane(self) -> None:
-        """Share memory with the others, where all can; called by all of them, before or at the first exchange."""
-        if not self._looked_for_lane and self.exchange is not None:
-            self._looked_for_lane = True
+    def connect(self) -> None:
+        """Find out by what these workers exchange: memory if all of them can, else backends; called by all of them together.
+
+        Raises:
+            WorkerError: one has not come, or is not reached.
+        """
+        if self.device == "cpu":
             self._lane = Lane.open(self)
+        if self._lane is None and self._backends is None and self._meeting is not None:
+            store = torch_distributed().PrefixStore(self._name, self._meeting.torch_store)
+            limit = self.timeout + GRACE_SECONDS
+            try:
+                self._backends = Backends.open(store, self.rank, self.world_size, self.device, limit)
+            except RuntimeError as error:
+                raise self.broken("connection of a group", first_line(error)) from error
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | None:
         """Return numbers that are exchanged again and again, in memory that the workers share; None where they share none.
@@ -298,7 +325,7 @@ class ProcessGroup:
     @property
     def is_closed(self) -> bool:
         """Whether this worker has left."""
-        return self.world_size > 1 and self.exchange is None
+        return self.world_size > 1 and self._meeting is None
 
     def twin(self) -> ProcessGroup:
         """Return a group of the same workers, whose exchanges do not wait for those of this one."""
@@ -317,19 +344,35 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the run. The others may go on to their own end, but exchange nothing with this worker any more."""
-        if self.exchange is None or self._is_part:
+        if self._meeting is None or self._is_part:
             return
         atexit.unregister(self.close)
         shared_memory.leave()
-        self._lane = None
         broken = self._watch is None or self._watch.cause() is not None
         if self._watch is not None:
             self._watch.stop()
-        if self._gpus is not None:
-            self._gpus.close(broken)
-        if self._meeting is not None:
-            self._meeting.close()
-        self.exchange = None
+        self._leave(broken)
+
+    def at_close(self, function: Callable[[bool], None]) -> None:
+        """Have something called when this worker leaves; it is told whether the run has failed."""
+        self._on_close = function
+
+    def abort(self) -> None:
+        """End by an error what is under way, in this group and in its parts."""
+        for group in self._groups:
+            group.abort()
+        if self._backends is not None:
+            self._backends.abort()
+
+    def _leave(self, broken: bool) -> None:
+        if broken:
+            self.abort()
+        for group in self._groups:
+            group._leave(False)
+        self._lane = self._pieces = self._backends = self._meeting = None
+        self._groups.clear()
+        if self._on_close is not None:
+            self._on_close(broken)
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -343,47 +386,68 @@ class ProcessGroup:
     def _run_rank(self) -> int:
         return self._members[self.rank]
 
-    def _begin(self, begin: Callable[[Any], Any], name: str, tensor: torch.Tensor) -> Pending:
+    def _begin(self, begin: Callable[[Backends], Any], name: str, tensor: torch.Tensor) -> Pending:
         self.count(name)
+        assert self._backends is not None
         on_cpu = tensor.device.type == "cpu"
         try:
-            work = begin(self.exchange if on_cpu else self._gpus)
+            work = begin(self._backends)
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
-        return DONE if work is None else Work(functools.partial(self.finish, work, name, on_cpu))
+        return DONE if work is None else Work(functools.partial(self._finish, work, name, on_cpu))
 
     def count(self, name: str) -> None:
-        """Enter that this worker has come to an exchange; refuses where it has left, or another is gone."""
-        if self.exchange is None:
+        """Enter that this worker has come to an exchange; refuses if it has left, or another is gone."""
+        if self._meeting is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
         self.check()
         if self._watch is not None:
             self._watch.operations += 1
 
-    def finish(self, work: Any, name: str, on_cpu: bool) -> None:
+    def _finish(self, work: Any, name: str, on_cpu: bool) -> None:
         """Wait for an exchange that is under way, until its time is over.
 
         Raises:
             WorkerError: a worker is gone, or has not come to it in time.
         """
-        if not on_cpu:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self.broken(name, first_line(error)) from error
-            return
         began = time.monotonic()
-        while True:
-            try:
-                if work.wait(LOOK_UP_SECONDS):
-                    return
-            except DifferentError as error:
-                raise self.at_odds(name) from error
-            except OSError as error:
-                raise self.broken(name, first_line(error)) from error
+        while on_cpu and not work.is_completed():
+            with suppress(RuntimeError):  # of the time that it was given; another one comes again below
+                work.wait(timedelta(seconds=LOOK_UP_SECONDS))
+            if work.is_completed():
+                break
             self.check()
             if time.monotonic() > began + self.timeout:
                 raise self.late(name, self.timeout)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self.broken(name, first_line(error)) from error
+
+    def _all_told(self, value: Any, name: str) -> list[Any]:
+        """Return what all workers tell by the store: what they exchange by is not found out yet.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come in time.
+        """
+        assert self._meeting is not None
+        self._times_told += 1
+        store, prefix = self._meeting.store, f"told/{self._name}/{self._times_told}"
+        values: dict[int, Any] = {self.rank: value}
+        until = time.monotonic() + self.timeout
+        try:
+            store.set(f"{prefix}/{self.rank}", json.dumps(value))
+            while len(values) < self.world_size:
+                for rank in set(range(self.world_size)) - values.keys():
+                    if (text := store.get(f"{prefix}/{rank}")) is not None:
+                        values[rank] = json.loads(text)
+                self.check()
+                if time.monotonic() > until:
+                    raise self.late(f"exchange of {name}", self.timeout)
+                time.sleep(ASK_SECONDS)
+        except OSError as error:
+            raise self.broken(f"exchange of {name}", first_line(error)) from error
+        return [values[rank] for rank in range(self.world_size)]
 
     def broken(self, name: str, reason: str, ended: Sequence[int] = ()) -> WorkerError:
         """Find out who is gone, and tell all; returns the error that ends this worker.
@@ -393,7 +457,10 @@ class ProcessGroup:
             reason: what is known of it here.
             ended: ranks of this group whose processes run no more, as far as that is known.
         """
-        cause = None if self._watch is None else self._watch.search([self._members[rank] for rank in ended])
+        known = {self._members[rank] for rank in ended}
+        if self._meeting is not None:
+            known |= {rank for rank, location in enumerate(self._meeting.locations) if location.has_ended}
+        cause = None if self._watch is None else self._watch.search(known)
         if self._watch is not None and cause is not None:
             return WorkerError(self._ended(cause), self._watch.comes_again)
         return self._told(f"the connection to another worker broke in the {name}: {reason}")
@@ -415,11 +482,19 @@ class ProcessGroup:
         return WorkerError(self._ended(cause))
 
     def _lane_of(self, tensor: torch.Tensor) -> Lane | None:
-        """How small values are exchanged through memory; None where they go by the network."""
-        if tensor.device.type != "cpu":
-            return None
-        self.open_lane()
-        return self._lane
+        """How small values are exchanged through memory; None if they go by backends."""
+        return self._lane if tensor.device.type == "cpu" else None
+
+    def _by_pieces(self) -> Pieces:
+        """How large values are exchanged through memory."""
+        if self._pieces is None:
+            self._pieces = Pieces.open(self)
+        if self._pieces is None:
+            raise EngineError(
+                "The workers share memory for small exchanges, and there is none for larger ones: free memory, or set "
+                f"{shared_memory.SWITCH}=off"
+            )
+        return self._pieces
 
     def _ended(self, cause: str) -> str:
         return (

@@ -1,125 +1,56 @@
-"""How workers find each other: what the environment says, and the store and the connections that they make by it.
+"""How workers find each other: in the store of their launcher, of rank 0 or of a process group, or in a folder of one machine.
 
-Workers of one machine meet in a folder that only their owner can enter; those of several at a port of the first machine, and show
-each other a secret. Ranks are given in the environment; nobody is asked for one.
+Each of them enters where it runs, and waits until all have done so. Ranks are given in the environment; nobody is asked for one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import secrets
+import socket
+import struct
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from burnish.distributed.connection.exchange import Exchange
-from burnish.distributed.connection.listener import Listener
-from burnish.distributed.connection.sockets import (
-    HANDSHAKE_SECONDS,
-    Address,
-    Connection,
-    SecretError,
-    StrangerError,
-    check_folder,
-    dial,
-)
-from burnish.distributed.connection.store import Store
+from burnish.distributed.connection.environment import Place
+from burnish.distributed.connection.store import FolderStore, Store, TorchStore, check_folder
 from burnish.distributed.connection.watch import first_line, ranks
-from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.errors import EngineError, WorkerError
 from burnish.installing import install_command
-from burnish.settings import is_natural_text
 
 TIMEOUT_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 300.0
-FOLDER = "BURNISH_MEETING"
-"""The environment variable with the folder in which workers of one machine meet."""
-SECRET = "BURNISH_SECRET"
-"""The environment variable with the secret that workers of several machines share."""
-SECRET_CHARACTERS = 16
-_RETRY_SECONDS = 0.1
-_POLL_SECONDS = 0.05
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The environment variables with the network interface that the backends of ``torch.distributed`` exchange by."""
+LOOPBACKS = {"linux": "lo", "darwin": "lo0"}
+_POLL_SECONDS = 0.02
+_RETRY_SECONDS = 0.2
+# How much longer than asked a connection may take: the library waits without an end for what accepts it and is silent.
+_SILENT_SECONDS = 3.0
+_SIOCGIFADDR = 0x8915
+Result = TypeVar("Result")
 
-# Where this process listens, until it ends: rank 0's store is asked for a while by those that leave later.
-_listeners: dict[tuple[str, int, int], Listener] = {}
-_meetings = 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this worker stands among the others.
-
-    Attributes:
-        rank, world_size: in the run.
-        local_rank: among the workers of this machine.
-        folder: where workers of one machine meet; empty on several.
-        host, port: where workers of several machines meet; empty and 0 on one.
-        secret: that they show each other.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    folder: str = ""
-    host: str = ""
-    port: int = 0
-    secret: bytes = field(default=b"", repr=False)
-
-    @property
-    def address(self) -> str:
-        """The address of the store, for messages."""
-        return self.folder or f"{self.host}:{self.port}"
-
-    @classmethod
-    def of_environment(cls) -> Place:
-        """Read what a launcher sets; a worker alone where ``WORLD_SIZE`` is not set.
-
-        Raises:
-            ConfigurationError: something is missing, or no number, or out of range.
-        """
-        if "WORLD_SIZE" not in os.environ:
-            return cls()
-        world_size = _number("WORLD_SIZE", 1)
-        rank = _number("RANK", 0)
-        if rank >= world_size:
-            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={world_size}: ranks count from 0. Start with torchrun")
-        local_rank = _number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else rank
-        if world_size == 1:
-            return cls(rank, world_size, local_rank)
-        if folder := os.environ.get(FOLDER, ""):
-            return cls(rank, world_size, local_rank, str(Path(folder).absolute()))
-        host, port = _text("MASTER_ADDR"), _number("MASTER_PORT", 1)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            port += 1  # at this one listens the store of torchrun
-        return cls(rank, world_size, local_rank, "", host, port, secret_of_environment())
-
-
-def secret_of_environment() -> bytes:
-    """Return the secret of a run on several machines.
-
-    Raises:
-        ConfigurationError: there is none, or it is easily guessed.
-    """
-    secret = os.environ.get(SECRET, "")
-    if len(secret) < SECRET_CHARACTERS:
-        what = f"has {len(secret)} characters" if secret else "is not set"
-        raise ConfigurationError(
-            f"{SECRET} {what}: workers that meet at a port show each other a secret, so that no stranger is taken for one. Set "
-            f"it to the same {SECRET_CHARACTERS} characters or more on every machine (openssl rand -hex 32); on one machine "
-            f"start with 'burnish train --workers', or let workers meet in a folder of your own ({FOLDER})"
-        )
-    return os.fsencode(secret)
-
+# The server of a store lives in the process of rank 0 until that ends: others may still ask it. C++ does not keep it alive.
+_stores: dict[str, Any] = {}
+_meetings: dict[str, int] = {}
 
 NO_TORCH = (
     "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
-    f"{install_command('torch')}, or train with one worker"
+    f"{install_command('torch')}, or train with one worker, or by MPI (burnish.distributed.mpi)"
 )
 
 
 def check_torch() -> None:
-    """Raise EngineError where PyTorch is not installed. It is not imported for that, which takes seconds."""
+    """Raise EngineError if PyTorch is not installed. It is not imported for that, which takes seconds."""
     if importlib.util.find_spec("torch") is None:
         raise EngineError(NO_TORCH)
 
@@ -139,227 +70,292 @@ def torch_distributed() -> Any:
     return distributed
 
 
+@dataclass(frozen=True)
+class Location:
+    """Where a worker runs.
+
+    Attributes:
+        host: the name of its machine.
+        process: its number there.
+        system: what tells one running system, with its processes and network, from others.
+    """
+
+    host: str
+    process: int
+    system: str
+
+    @classmethod
+    def own(cls) -> Location:
+        host = socket.gethostname()
+        try:
+            # Containers of one machine, and namespaces that stand in for machines, are taken for machines.
+            spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+            system = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {spaces}"
+        except OSError:
+            system = host
+        return cls(host, os.getpid(), system)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is known to run no more, by its number on this machine."""
+        if self.system != Location.own().system or os.name != "posix":
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.host}, process {self.process}"
+
+
+@dataclass(frozen=True)
 class Meeting:
     """Workers that have found each other.
 
     Attributes:
-        place: of this worker.
         store: what they share.
+        torch_store: the same as a store of ``torch.distributed``, for the backends that find each other by it.
+        locations: by rank.
+        address, keeper: of the store, for messages; the keeper is empty if the store outlives each of them.
     """
 
-    def __init__(self, place: Place, number: int, listener: Listener, store: Store, addresses: Sequence[Address]):
-        self.place, self.store = place, store
-        self._number, self._listener, self._addresses = number, listener, addresses
-        self._exchanges: list[Exchange] = []
+    store: Store
+    torch_store: Any
+    locations: Sequence[Location]
+    address: str
+    keeper: str
 
-    def open_store(self) -> Store:
-        """Return another connection to the store.
-
-        Raises:
-            OSError: it cannot be had.
-        """
-        connection = self._dialled(0, time.monotonic() + TIMEOUT_SECONDS, lambda: None)
-        connection.send(["store", self._number])
-        return Store(connection)
-
-    def connect_all(self, seconds: float) -> Exchange:
-        """Connect all workers with each other within ``seconds``.
-
-        Raises:
-            WorkerError: one is not reached.
-        """
-        try:
-            return self.connect("run", range(self.place.world_size), seconds, lambda: None)
-        except OSError as error:
-            raise WorkerError(
-                f"The workers have met at {self.place.address}, but rank {self.place.rank} cannot connect with another: "
-                f"{first_line(error)}. Open the ports between the machines: rank 0 listens on the port where they meet, the "
-                "others on ports that their systems choose"
-            ) from error
-
-    def connect(self, group: str, members: Sequence[int], seconds: float, look_up: Callable[[], None]) -> Exchange:
-        """Connect some of the workers with each other; all of them call this together.
-
-        Args:
-            group: a name that no other group of this meeting has.
-            members: their ranks in the run.
-            seconds: how long they may take to come.
-            look_up: called now and then, to end the wait by an error.
-
-        Raises:
-            OSError: one has not come, or is not reached.
-        """
-        until = time.monotonic() + seconds
-        place = members.index(self.place.rank)
-        connections: dict[int, Connection] = {}
-        try:
-            for index, rank in enumerate(members):
-                if index < place:
-                    connections[index] = self._dialled(rank, until, look_up)
-                    connections[index].send(["exchange", self._number, group, self.place.rank])
-            for index, rank in enumerate(members):
-                if index > place:
-                    connections[index] = self._listener.taken(self._number, group, rank, until, look_up)
-        except BaseException as error:
-            for connection in connections.values():
-                connection.close()
-            if isinstance(error, OSError):
-                raise OSError(f"{ranks([rank])}: {first_line(error)}") from error
-            raise
-        self._exchanges.append(Exchange(place, {index: connection.stream for index, connection in connections.items()}))
-        return self._exchanges[-1]
-
-    def close(self) -> None:
-        """Close the connections of all groups, and the one to the store."""
-        for exchange in self._exchanges:
-            exchange.close()
-        self._exchanges.clear()
-        self.store.close()
-
-    def _dialled(self, rank: int, until: float, look_up: Callable[[], None]) -> Connection:
-        while True:
-            try:
-                return dial(self._addresses[rank], self.place.secret, rank, until)
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-            look_up()
-            time.sleep(_RETRY_SECONDS)
+    @property
+    def is_of_one_machine(self) -> bool:
+        """Whether all workers run on one machine, in one network of it."""
+        return len({location.system for location in self.locations}) == 1
 
 
 def meet(place: Place, first_contact: float) -> Meeting:
     """Reach the store, or keep it, and wait there until all workers have come.
 
     Args:
-        place: where this worker stands.
+        place: of this worker.
         first_contact: seconds to wait for the others.
 
     Raises:
-        ConfigurationError: others may enter the folder, or the secret is not that of the run.
+        ConfigurationError: others may enter the folder.
         WorkerError: the store cannot be reached or made, or some have not come.
     """
-    global _meetings
     until = time.monotonic() + first_contact
-    listener = _listener(place)
-    # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
-    _meetings += 1
-    if place.rank == 0:
-        store_address = listener.address
-    elif place.folder:
-        store_address = _path(place, 0)
-    else:
-        store_address = (place.host, place.port)
-    failure: OSError | None
+    distributed = torch_distributed()
+    # Workers of one run join equally often, and nothing of an earlier meeting or attempt is found in a later one.
+    key = place.address
+    _meetings[key] = _meetings.get(key, 0) + 1
+    number = f"{place.attempt}.{_meetings[key]}"
+    if place.folder:
+        folder = Path(place.folder)
+        check_folder(folder)
+        run, locations = _gathered(FolderStore(folder), number, place, until, first_contact, key)
+        store = FolderStore(folder / run)
+        store.folder.mkdir(mode=0o700, exist_ok=True)
+        backends = distributed.FileStore(str(store.folder / "backends"), place.world_size)
+        return Meeting(store, backends, locations, key, place.keeper)
     while True:
         try:
-            store = _arrived(place, store_address, listener, until)
-            while store is not None:
-                answer = store.ask("members", place.rank, until=until + HANDSHAKE_SECONDS)
-                _check_taken(place, answer)
-                if not (missing := answer["missing"]):
-                    return Meeting(place, _meetings, listener, store, [_reached(place, *each) for each in answer["addresses"]])
-                if time.monotonic() > until:
-                    raise _not_met(place, first_contact, missing, None)
-                time.sleep(_POLL_SECONDS)
-            failure = None
-        except SecretError as error:
-            raise WorkerError(
-                f"Rank {place.rank} is not let in at {place.address}: its {SECRET} is not that of rank 0. Set the same on every "
-                "machine",
-                comes_again=True,
-            ) from error
+            if key not in _stores:
+                _stores[key] = _open(place, max(1.0, until - time.monotonic()), first_contact)
+            run, locations = _gathered(TorchStore(_stores[key]), number, place, until, first_contact, key)
+            break
         except OSError as error:
-            failure = error
-        if time.monotonic() > until:
-            raise _not_met(place, first_contact, [], failure)
+            # The store was that of a run that has come to its end: rank 0 of this one is about to come.
+            _stores.pop(key, None)
+            if time.monotonic() > until:
+                raise _not_reached(place, first_contact, error) from error
+            time.sleep(_RETRY_SECONDS)
+    torch_store = distributed.PrefixStore(run, _stores[key])
+    return Meeting(TorchStore(torch_store), torch_store, locations, key, place.keeper)
+
+
+def meet_in_group(group: Any, first_contact: float) -> Meeting:
+    """Wait in the store of a process group of ``torch.distributed`` until all of its workers have come.
+
+    Raises:
+        WorkerError: some have not come.
+    """
+    store = group.get_group_store()
+    place = Place(group.rank(), group.size())
+    address = f"the process group '{group.group_name}'"
+    try:
+        # The store counts, as a process may be of several groups.
+        number = f"burnish.{store.add(f'burnish.meetings/{place.rank}', 1)}"
+        until = time.monotonic() + first_contact
+        run, locations = _gathered(TorchStore(store), number, place, until, first_contact, address)
+    except (OSError, RuntimeError) as error:
+        raise WorkerError(f"Rank {place.rank} cannot reach the store of {address}: {first_line(error)}") from error
+    torch_store = torch_distributed().PrefixStore(run, store)
+    return Meeting(TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store")
+
+
+def _gathered(hall: Store, number: str, place: Place, until: float, seconds: float, address: str) -> tuple[str, list[Location]]:
+    """Wait until all workers have come; return the name of their run, and where they are, by rank.
+
+    A store may hold what earlier runs left there, or those that were ended while they waited: each worker enters a token of its
+    own, and rank 0 answers with a new name and the tokens of those that are of the run. Of two of one rank the later one counts.
+
+    Raises:
+        OSError: the store is gone.
+        WorkerError: some have not come, or contradict each other.
+    """
+    token = secrets.token_hex(16)
+    hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(Location.own()), place.world_size]))
+    while True:
+        own, first = (_entry(hall, number, rank) for rank in (place.rank, 0))
+        if own is not None and own[0] != token:
+            raise _refused(place, address, f"another process has come as rank {place.rank}")
+        if first is not None and first[2] != place.world_size:
+            raise _refused(place, address, f"it is one of {place.world_size} workers, and rank 0 of {first[2]}")
+        is_late = time.monotonic() > until
+        entries = [_entry(hall, number, rank) for rank in range(place.world_size)] if place.rank == 0 or is_late else []
+        missing = [rank for rank, entry in enumerate(entries) if entry is None or entry[2] != place.world_size]
+        if place.rank == 0 and not missing:
+            hall.set(f"{number}/run", json.dumps([secrets.token_hex(8), entries]))
+        name, of_run = json.loads(hall.get(f"{number}/run") or "[null, []]")
+        if any(entry[0] == token for entry in of_run):
+            return name, [Location(*location) for _, location, _ in of_run]
+        if is_late and not missing and of_run:
+            raise WorkerError(
+                f"Rank {place.rank} waits at {address} for a run to begin, where one has all its workers: end that, or choose "
+                "another port"
+            )
+        if is_late:
+            missing = missing or [0]
+            raise WorkerError(
+                f"{ranks(missing).capitalize()} of {place.world_size} {'has' if len(missing) == 1 else 'have'} not come to "
+                f"{address} in {seconds:g} s: see whether all workers were started, with the same address, and reach it"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _entry(hall: Store, number: str, rank: int) -> list[Any] | None:
+    """What a worker entered: its token, where it is and how many there are; None if it has not come, or has ended."""
+    text = hall.get(f"{number}/came/{rank}")
+    if text is None:
+        return None
+    token, location, world_size = json.loads(text)
+    return None if Location(*location).has_ended else [token, location, world_size]
+
+
+def use_interface(meeting: Meeting, place: Place) -> None:
+    """Let backends use the loopback if all workers are of one machine, else the interface that the store is reached by.
+
+    What the user names stays. By itself Gloo takes what the machine's own name resolves to, on many machines the loopback, which
+    no other machine reaches.
+    """
+    if meeting.is_of_one_machine:
+        for variable in INTERFACES if sys.platform in LOOPBACKS else ():
+            os.environ.setdefault(variable, LOOPBACKS[sys.platform])
+    elif sys.platform == "linux" and place.host and (name := _interface_towards(place.host, place.port)) is not None:
+        os.environ.setdefault(INTERFACES[0], name)
+
+
+def _open(place: Place, seconds: float, first_contact: float) -> Any:
+    """Connect to the store within so many seconds, of those that the first contact may take, or keep it."""
+    distributed = torch_distributed()
+    is_server = place.rank == 0 and not place.launcher_keeps_store
+
+    def opened() -> Any:
+        limit = timedelta(seconds=seconds)
+        return distributed.TCPStore(
+            place.host, place.port, None, is_server, limit, wait_for_workers=False, multi_tenant=is_server
+        )
+
+    try:
+        if not is_server:
+            _wait_for_listener(place, time.monotonic() + seconds)
+        return _within(opened, seconds + _SILENT_SECONDS)
+    except TimeoutError as error:
+        raise WorkerError(
+            f"Rank {place.rank} waits for {place.keeper} at {place.address}, where something answers that is no worker of this "
+            "run: choose another port (MASTER_PORT; --master-port)"
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        if is_server:
+            raise WorkerError(
+                f"Rank 0 cannot wait for the others at {place.address}: {first_line(error)}. Choose another port (MASTER_PORT; "
+                "--master-port)"
+            ) from error
+        raise _not_reached(place, first_contact, error) from error
+
+
+def _wait_for_listener(place: Place, until: float) -> None:
+    """Wait until something listens where the store is: the library would write to stderr for each attempt before.
+
+    Raises:
+        ConnectionError: nothing does.
+    """
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), max(1.0, until - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConnectionError(str(error)) from error
         time.sleep(_RETRY_SECONDS)
 
 
-def _arrived(place: Place, address: Address, listener: Listener, until: float) -> Store | None:
-    """A connection to the store, in which this worker is entered; None where that takes nobody now."""
-    connection = dial(address, place.secret, 0, max(until, time.monotonic() + _RETRY_SECONDS))
-    connection.send(["store", _meetings])
-    store = Store(connection)
-    reached_at = listener.address if isinstance(listener.address, str) else listener.address[1]
-    answer = store.ask("arrive", place.rank, place.world_size, reached_at, until=until + HANDSHAKE_SECONDS)
-    _check_taken(place, answer)
-    return None if "later" in answer else store
+def _within(function: Callable[[], Result], seconds: float) -> Result:
+    """Return what a function returns that may block without an end, such as a connection to what never answers.
+
+    Raises:
+        TimeoutError: it has not returned in time; its thread is left to itself.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="burnish-open", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
 
 
-def _check_taken(place: Place, answer: Any) -> None:
-    if "refused" in answer:
-        raise WorkerError(
-            f"Rank {place.rank} is not let in at {place.address}: {answer['refused']}. Give every worker a rank of its own, and "
-            "all the same number of workers",
-            comes_again=True,
-        )
-
-
-def _not_met(place: Place, seconds: float, missing: Sequence[int], failure: OSError | None) -> WorkerError:
-    if missing:
-        return WorkerError(
-            f"{ranks(missing).capitalize()} of {place.world_size} {'has' if len(missing) == 1 else 'have'} not come to "
-            f"{place.address} in {seconds:g} s: see whether all workers were started, with the same address, and reach it"
-        )
-    if failure is None:
-        return WorkerError(
-            f"Rank {place.rank} waits at {place.address} for a run to begin, where one has all its workers: end that run, or "
-            "choose another port"
-        )
-    if isinstance(failure, StrangerError | TimeoutError) and not place.folder:
-        return WorkerError(
-            f"Rank {place.rank} waits for rank 0 at {place.address}, where something answers that is no worker of this run: "
-            "choose another port (MASTER_PORT; --master-port)"
-        )
-    whether = "all workers name this folder" if place.folder else "MASTER_ADDR and MASTER_PORT are reached from this machine"
+def _refused(place: Place, address: str, reason: str) -> WorkerError:
     return WorkerError(
-        f"Rank {place.rank} has not reached rank 0 at {place.address} in {seconds:g} s: {first_line(failure)}. See whether it "
-        f"runs, and whether {whether}"
+        f"Rank {place.rank} is not let in at {address}: {reason}. Give every worker a rank of its own, and all the same "
+        "number of workers",
+        comes_again=True,
     )
 
 
-def _listener(place: Place) -> Listener:
-    """Return the listener of this process in this run; its first meeting opens it."""
-    key = (place.folder or place.host, place.port, place.rank)
-    if key in _listeners:
-        return _listeners[key]
-    if place.folder:
-        check_folder(Path(place.folder))
+def _not_reached(place: Place, seconds: float, error: Exception) -> WorkerError:
+    return WorkerError(
+        f"Rank {place.rank} has not reached {place.keeper} at {place.address} in {seconds:g} s: {first_line(error)}. See whether "
+        "it runs, and whether MASTER_ADDR and MASTER_PORT are reached from this machine"
+    )
+
+
+def _interface_towards(host: str, port: int) -> str | None:
+    """Return the name of the network interface that packets to ``host`` leave by; None if that is unknown."""
+    import fcntl
+
     try:
-        if place.folder:
-            opened = Listener.on_path(_path(place, place.rank), place.secret, place.rank)
-        else:
-            opened = Listener.on_network(place.host, place.port if place.rank == 0 else 0, place.secret, place.rank)
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        remedy = "Name another folder" if place.folder else "Choose another port (MASTER_PORT; --master-port)"
-        raise WorkerError(f"Rank {place.rank} cannot wait for the others at {place.address}: {reason}. {remedy}") from error
-    return _listeners.setdefault(key, opened)
-
-
-def _path(place: Place, rank: int) -> str:
-    return str(Path(place.folder) / str(rank))
-
-
-def _reached(place: Place, host: str | None, address: str | int) -> Address:
-    """Return the address at which this process reaches a worker: as the store sees it, or the store's own on its machine."""
-    if place.folder:
-        return str(address)
-    return (host or place.host, int(address))
-
-
-def _text(name: str) -> str:
-    value = os.environ.get(name, "")
-    if not value:
-        raise ConfigurationError(
-            f"WORLD_SIZE says that this is one of several workers, but {name} is not set: start them with torchrun, or unset "
-            "WORLD_SIZE to train alone"
-        )
-    return value
-
-
-def _number(name: str, least: int) -> int:
-    text = _text(name)
-    if not is_natural_text(text) or int(text) < least:
-        raise ConfigurationError(f"{name}={text}: it is to be a whole number of at least {least}. Start workers with torchrun")
-    return int(text)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                with suppress(OSError):
+                    if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
+                        return name
+    except OSError:
+        return None
+    return None

@@ -1,10 +1,10 @@
 """Exchanges between the workers of one machine through memory: nothing is copied into the system, and no thread computes beside.
 
 Every worker of a group has a file in memory (``memfd_create``), which the others map too. It has no name in any folder, and is
-gone with the last process that maps it, however that ends. Workers offer each other their files over the connection that they
-have already, and use them only where all of them can: on Linux, in one network namespace, as one user, with the engine's
-kernels. A container that cannot see another's processes does not get at their files, and a random token in each says that the
-file is the one that was offered.
+gone with the last process that maps it, however that ends. Workers offer each other their files by what they have already (the
+store of the run at first), and use them only where all of them can: on Linux, in one network namespace, as one user, with the
+engine's kernels. A container that cannot see another's processes does not get at their files, and a random token in each says
+that the file is the one that was offered.
 
 Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits looks up now
 and then, as in any exchange: at what the watch knows, and whether the processes that it waits for still run.
@@ -146,6 +146,9 @@ class Lane:
     Args:
         group: the workers.
         files: with room for two places.
+
+    Attributes:
+        added: the dtypes of numbers that can be added up here.
     """
 
     def __init__(self, group: Waiting, files: Files):
@@ -156,7 +159,7 @@ class Lane:
         self._number = 0
         self._pending: Taken | None = None
         self._kernels = torch.ops.burnish
-        self._added = {torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32}
+        self.added = {torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32}
         self._gathered = {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bool}
 
     @classmethod
@@ -172,7 +175,7 @@ class Lane:
 
     def adds_up(self, dtype: torch.dtype) -> bool:
         """Whether numbers of this dtype can be added up here."""
-        return dtype in self._added
+        return dtype in self.added
 
     def begin(self, tensor: torch.Tensor, result: torch.Tensor, operation: str, name: str) -> Taken:
         """Give a tensor; what comes of it is in ``result`` when what is returned has been waited for.
@@ -285,6 +288,17 @@ class SharedBuffer(_Shared):
         """
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))
+
+    def add_up(self, vector: torch.Tensor, name: str) -> None:
+        """Replace a vector of any length, of this dtype, by its sum over the workers."""
+        self._what = name
+        import torch
+
+        for piece in torch.split(vector, len(self.tensor)):
+            self.settle()
+            self.tensor[: len(piece)] = piece
+            self.all_reduce().wait()
+            piece.copy_(self.tensor[: len(piece)])
 
     def _begin(self, section: tuple[int, int] | None) -> SharedBuffer:
         self.settle()

@@ -1,110 +1,145 @@
-"""The store that workers share: a few short texts by name, kept in the process of rank 0, and who has come to the run."""
+"""The store that workers share, short texts by name: that of ``torch.distributed``, or on one machine files in a folder."""
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
 
-from burnish.distributed.connection.sockets import Connection, StrangerError
-
-
-class StoreServer:
-    """What workers of one meeting have entered; each of their connections is served by a thread of its own."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._world_size: int | None = None
-        # Of those that have come, by rank: the connection that they hold meanwhile, and where they are reached.
-        self._arrived: dict[int, tuple[Connection, list[Any]]] = {}
-        self._complete = False
-
-    def serve(self, connection: Connection, host: str | None) -> None:
-        """Answer what a worker asks, until it leaves; ``host`` is where it is seen from here."""
-        try:
-            while True:
-                operation, *arguments = connection.receive()
-                with self._lock:
-                    answer = self._answer(operation, arguments, connection, host)
-                connection.send(answer)
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # it has left, or says what no worker does
-        finally:
-            connection.close()
-            with self._lock:
-                if not self._complete:
-                    self._arrived = {rank: entry for rank, entry in self._arrived.items() if entry[0] is not connection}
-
-    def _answer(self, operation: str, arguments: list[Any], connection: Connection, host: str | None) -> Any:
-        values = self._values
-        match operation, arguments:
-            case "arrive", [int(rank), int(world_size), address]:
-                return self._arrive(rank, world_size, connection, [host, address])
-            case "members", [int(rank)]:
-                if rank not in self._arrived or self._arrived[rank][0] is not connection:
-                    return {"refused": f"another process has come as rank {rank}"}
-                missing = [other for other in range(self._world_size or 0) if other not in self._arrived]
-                self._complete = not missing
-                return {"missing": missing, "addresses": [self._arrived[other][1] for other in sorted(self._arrived)]}
-            case "set", [str(key), str(value)]:
-                values[key] = value
-                return None
-            case "get", [str(key)]:
-                return values.get(key)
-            case "add", [str(key), int(amount)]:
-                values[key] = str(int(values.get(key, "0")) + amount)
-                return int(values[key])
-            case "compare_set", [str(key), str(expected), str(desired)]:
-                if values.get(key, expected) == expected:
-                    values[key] = desired
-                return values.get(key)
-        raise StrangerError("a message that no worker sends")
-
-    def _arrive(self, rank: int, world_size: int, connection: Connection, address: list[Any]) -> Any:
-        if rank == 0:
-            self._world_size = world_size
-        if self._world_size is None or self._complete:
-            return {"later": True}  # rank 0 is about to come, or has come to a run that is about to end
-        if world_size != self._world_size:
-            return {"refused": f"it is one of {world_size} workers, and rank 0 of {self._world_size}"}
-        # The later one counts: a worker that was started again comes while the one before it may still seem to be connected.
-        self._arrived[rank] = connection, address
-        return {}
+from burnish.errors import ConfigurationError
 
 
-class Store:
-    """A worker's connection to the store.
-
-    All methods raise OSError where the store is gone.
-    """
-
-    def __init__(self, connection: Connection):
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def ask(self, *request: Any, until: float | None = None) -> Any:
-        """Return the store's answer to a request."""
-        with self._lock:
-            self._connection.send(request)
-            return self._connection.receive(until)
+class Store(Protocol):
+    """What workers tell each other. All methods raise OSError if the store is gone."""
 
     def set(self, key: str, value: str) -> None:
         """Enter a value."""
-        self.ask("set", key, value)
+        ...
 
     def get(self, key: str) -> str | None:
-        """Return a value; None where none is entered."""
-        value: str | None = self.ask("get", key)
-        return value
+        """Return a value; None if none is entered."""
+        ...
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which is 0 before, and return it."""
-        return int(self.ask("add", key, amount))
+        ...
 
-    def compare_set(self, key: str, expected: str, desired: str) -> str | None:
-        """Enter a value where none is entered or ``expected`` is; returns what is entered then."""
-        value: str | None = self.ask("compare_set", key, expected, desired)
-        return value
+    def compare_set(self, key: str, expected: str, desired: str) -> None:
+        """Enter a value if none is entered, or ``expected`` is."""
+        ...
 
-    def close(self) -> None:
-        self._connection.close()
+    def again(self) -> Store:
+        """Return the same store for another thread, which does not wait for this one."""
+        ...
+
+
+class TorchStore:
+    """A store of ``torch.distributed``, such as the one that torchrun keeps."""
+
+    def __init__(self, store: Any):
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        _answered(self._store.set, key, value)
+
+    def get(self, key: str) -> str | None:
+        # Its own ``get`` waits for a key that is missing.
+        if not _answered(self._store.check, [key]):
+            return None
+        text: str = _answered(self._store.get, key).decode()
+        return text
+
+    def add(self, key: str, amount: int) -> int:
+        return int(_answered(self._store.add, key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> None:
+        _answered(self._store.compare_set, key, expected, desired)
+
+    def again(self) -> TorchStore:
+        try:
+            return TorchStore(self._store.clone())
+        except RuntimeError:  # not every kind has a second connection; one that is gone says so when it is asked
+            return self
+
+
+def _answered(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
+class FolderStore:
+    """A store of files, one for each key, in a folder that only the user can enter: no process of a run listens for others."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def set(self, key: str, value: str) -> None:
+        draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
+        draft.write_text(value)
+        draft.replace(self._file(key))
+
+    def get(self, key: str) -> str | None:
+        try:
+            return self._file(key).read_text()
+        except FileNotFoundError:
+            self.folder.stat()  # which raises if the folder itself is gone
+            return None
+
+    def add(self, key: str, amount: int) -> int:
+        with self._locked():
+            total = int(self.get(key) or 0) + amount
+            if amount:
+                self.set(key, str(total))
+        return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> None:
+        with self._locked():
+            if self.get(key) in (None, expected):
+                self.set(key, desired)
+
+    def again(self) -> FolderStore:
+        return self
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"key-{quote(key, safe='')}"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder, which the system releases for a process that ends."""
+        import fcntl
+
+        with (self.folder / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def check_folder(folder: Path) -> None:
+    """See that workers can meet in a folder, and that nobody else can enter it; it is made if it is missing.
+
+    Raises:
+        ConfigurationError: it is another user's, or others may enter it, or it cannot be had.
+    """
+    remedy = "name a folder of your own that nobody else can enter (chmod 700), on a local disk"
+    if os.name != "posix":
+        raise ConfigurationError("Workers of one machine meet in a folder whose owner the system knows, which this one does not")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigurationError(f"Workers cannot meet in '{folder}' ({error.strerror}): {remedy}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        reason = "is no folder"
+    elif status.st_uid != os.geteuid():
+        reason = f"belongs to another user ({status.st_uid})"
+    elif status.st_mode & 0o077:
+        reason = f"lets others in (mode {stat.S_IMODE(status.st_mode):o})"
+    else:
+        return
+    raise ConfigurationError(f"Workers cannot meet in '{folder}', which {reason}: {remedy}")

@@ -11,12 +11,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from burnish.distributed.connection.store import Store
+from burnish.distributed.connection.store import Store
 
 INTERVAL_SECONDS = 1.0
 SEARCH_SECONDS = 4.0
@@ -78,9 +76,11 @@ class Watch:
     """Beats for this worker and watches the others.
 
     Args:
-        open_store: opens a connection to the shared store, for the thread alone: on another's it would have to wait.
-        address: where the store is, for messages; rank 0 keeps it.
-        rank, world_size: of this worker.
+        store: what the workers share; the thread asks it alone, as it would have to wait for another.
+        address: where the store is, for messages.
+        keeper: who keeps it, for messages; empty if it outlives each of them.
+        rank: of this worker.
+        places: of all workers, by rank, for messages: host and process.
         patience: seconds of silence after which a worker, or the store, counts as gone.
         on_cause: called once, from the thread, when a cause is known.
 
@@ -91,23 +91,26 @@ class Watch:
 
     def __init__(
         self,
-        open_store: Callable[[], Store],
+        store: Store,
         address: str,
+        keeper: str,
         rank: int,
-        world_size: int,
+        places: Sequence[str],
         patience: float,
         on_cause: Callable[[], None] | None = None,
     ):
         self.rank = rank
-        self.world_size = world_size
+        self.world_size = len(places)
         self.patience = patience
         self.operations = 0
         self.comes_again = False
         self._address = address
-        self._open_store = open_store
+        self._keeper = keeper
+        self._store = store
+        self._places = places
         self._on_cause = on_cause
         now = time.monotonic()
-        self._lives = {other: Life(changed=now) for other in range(world_size) if other != rank}
+        self._lives = {other: Life(changed=now) for other in range(self.world_size) if other != rank}
         self._cause: str | None = None
         self._declared: str | None = None
         self._declares_again = False
@@ -157,10 +160,9 @@ class Watch:
     def cause(self) -> str | None:
         """Return why the run cannot go on, as far as anybody knows by now."""
         if self._cause is None and time.monotonic() - self._contact > self.patience:
-            self._find(
-                f"there has been no contact with the store at {self._address} for {self.patience:g} s: the machine of "
-                "rank 0 is gone, or the link to it is cut"
-            )
+            gone = f"the machine of {self._keeper} is gone, or the link to it is cut"
+            why = gone if self._keeper else "the disk that it is on does not answer"
+            self._find(f"there has been no contact with the store at {self._address} for {self.patience:g} s: {why}")
         return self._cause
 
     def search(self, ended: Collection[int] = ()) -> str | None:
@@ -174,9 +176,9 @@ class Watch:
             silent = self._in_doubt(search)
             left = [rank for rank, life in self._lives.items() if life.left]
             if silent:
-                self.declare(f"{ranks(silent)} {'is' if len(silent) == 1 else 'are'} gone")
+                self.declare(f"{self._named(silent)} {'is' if len(silent) == 1 else 'are'} gone")
             elif left:
-                self.declare(f"{ranks(left)} left the run before this one")
+                self.declare(f"{self._named(left)} left the run before this one")
             self._wait_for_what_was_declared()
         return self._cause
 
@@ -189,14 +191,18 @@ class Watch:
             return f"the store at {self._address} does not answer either: the link to it may be cut"
         silent = self._in_doubt(search)
         if silent:
-            return f"{ranks(silent)} {'shows' if len(silent) == 1 else 'show'} no sign of life"
+            return f"{self._named(silent)} {'shows' if len(silent) == 1 else 'show'} no sign of life"
         left = [rank for rank, life in self._lives.items() if life.left]
         if left:
-            return f"{ranks(left)} left the run before this one"
+            return f"{self._named(left)} left the run before this one"
         behind = [rank for rank, life in self._lives.items() if life.operations < self.operations]
         if behind:
-            return f"{ranks(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
+            return f"{self._named(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
         return "all workers live and have come to it, but the network between them does not carry it"
+
+    def _named(self, ranked: Sequence[int]) -> str:
+        """Ranks, and of one alone where it ran: what is to be looked at there."""
+        return f"rank {ranked[0]} of {self.world_size} ({self._places[ranked[0]]})" if len(ranked) == 1 else ranks(ranked)
 
     def _wait_for_what_was_declared(self) -> None:
         """Wait until a cause is entered: the first one is every worker's."""
@@ -224,7 +230,7 @@ class Watch:
     def _run(self) -> None:
         beat = 0
         try:
-            store = self._open_store()
+            store = self._store.again()
             while not self._ending.is_set():
                 self._round(store, beat)
                 beat += 1
@@ -235,7 +241,8 @@ class Watch:
             self._let_first_end(store)
         except (OSError, ValueError) as error:
             if not self._ending.is_set():
-                self._find(f"rank 0, which keeps the store at {self._address}, is gone ({first_line(error)})")
+                kept = f"{self._keeper}, which keeps the store at {self._address},"
+                self._find(f"{kept if self._keeper else f'the folder {self._address}'} is gone ({first_line(error)})")
 
     @property
     def _interval(self) -> float:
@@ -260,7 +267,7 @@ class Watch:
         now = time.monotonic()
         life = self._lives[following]
         if self._cause is None and not life.left and now - life.changed > self.patience:
-            self._declared = self._declared or f"rank {following} has shown no sign of life for {self.patience:g} s"
+            self._declared = self._declared or f"{self._named([following])} has shown no sign of life for {self.patience:g} s"
         self._contact = now
 
     def _let_first_end(self, store: Store) -> None:

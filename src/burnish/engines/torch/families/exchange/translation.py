@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending, ShapedSums, SharedBuffer, SharedRows
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import describe_node
@@ -65,8 +65,6 @@ class Exchange(torch.nn.Module):
         self, buffer: torch.Tensor, shared: SharedBuffer | None, tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, Pending]:
         """Begin to exchange a buffer, in which tensors lie one behind the other; return where the sums will be."""
-        if self._channel == GRADIENTS and isinstance(self._communicator, ShapedSums):
-            return buffer, self._communicator.all_reduce_gradients(buffer, [tensor.shape for tensor in tensors], self)
         if shared is not None:
             return buffer, shared.all_reduce()
         return buffer, self._communicator.all_reduce(buffer, group=self._group, channel=self._channel)
@@ -134,8 +132,6 @@ class ReduceScatterStart(AllReduceStart):
             sizes[owner] += tensor.numel()
         first = sum(sizes[: self._communicator.rank])
         own = buffer[first : first + sizes[self._communicator.rank]]
-        if isinstance(self._communicator, ShapedSums):
-            return own, super().begin(buffer, shared, tensors)[1]
         if shared is not None:
             return own, shared.reduce_scatter(sizes)
         return self._communicator.reduce_scatter(buffer, sizes, channel=self._channel)

@@ -1,0 +1,194 @@
+"""The place of this process among the workers of a run, as its launcher says it in the environment.
+
+torchrun, Open MPI, MPICH and Slurm each have variables of their own for the same three numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.errors import ConfigurationError
+from burnish.installing import install_command
+from burnish.settings import is_natural_text
+
+FOLDER = "BURNISH_MEETING"
+"""The environment variable with the folder in which workers of ``burnish train --workers`` meet on one machine."""
+LAUNCHERS = (
+    ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+)
+"""The variables of torchrun, Open MPI, MPICH and Slurm: the number of workers, this one's rank, and that on its machine."""
+_MPI = (LAUNCHERS[1][0], LAUNCHERS[2][0])
+# Slurm gives no port: each step of a job takes one by its numbers, as far from each other as jobs of one machine are.
+_SLURM_PORTS = range(20000, 30000)
+_STEPS = 16
+_from_mpi: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this worker among the others.
+
+    Attributes:
+        rank, world_size: in the run.
+        local_rank: among the workers of this machine.
+        folder: where workers of one machine meet; empty if they meet at a port.
+        host, port: of the store at which they meet otherwise.
+        attempt: how often the launcher has started the workers again.
+        launcher_keeps_store: whether the store is in the process of torchrun; else it is in that of rank 0.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    folder: str = ""
+    host: str = ""
+    port: int = 0
+    attempt: int = 0
+    launcher_keeps_store: bool = False
+
+    @property
+    def address(self) -> str:
+        """The address of the store, for messages."""
+        return self.folder or f"{self.host}:{self.port}"
+
+    @property
+    def keeper(self) -> str:
+        """Who keeps the store, for messages; empty if nobody's end takes it along."""
+        return "" if self.folder else "the launcher (torchrun)" if self.launcher_keeps_store else "rank 0"
+
+    @classmethod
+    def of_environment(cls) -> Place:
+        """Read what a launcher sets; a worker alone without a launcher.
+
+        Raises:
+            ConfigurationError: something is missing, or no number, or out of range.
+        """
+        names = _launcher()
+        if names is None:
+            return cls()
+        world_size = _number(names[0], 1)
+        rank = _number(names[1], 0)
+        if rank >= world_size:
+            raise ConfigurationError(
+                f"{names[1]}={rank} is not below {names[0]}={world_size}: ranks count from 0. Start with torchrun"
+            )
+        local_rank = _number(names[2], 0) if names[2] in os.environ else rank
+        if world_size == 1:
+            return cls(rank, world_size, local_rank)
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if folder := os.environ.get(FOLDER, ""):
+            return cls(rank, world_size, local_rank, str(Path(folder).absolute()), attempt=attempt)
+        host, port = _address(names[0], rank)
+        return cls(
+            rank, world_size, local_rank, "", host, port, attempt, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        )
+
+
+def is_of_mpi() -> bool:
+    """Whether mpirun has started this process as one of several."""
+    names = _launcher()
+    return names is not None and names[0] in _MPI
+
+
+def is_worker() -> bool:
+    """Whether a launcher has started this process as a worker."""
+    return _launcher() is not None
+
+
+def written_size() -> str:
+    """Return the number of workers of the run as a launcher wrote it; empty without a launcher."""
+    names = _launcher()
+    return "" if names is None else os.environ[names[0]]
+
+
+def written_rank() -> str:
+    """Return the rank of this process as a launcher wrote it; "0" without a launcher."""
+    names = _launcher()
+    return "0" if names is None else os.environ.get(names[1], "0")
+
+
+def written_local_rank() -> str:
+    """Return the rank of this process on its machine as a launcher wrote it; that in the run if it wrote none."""
+    names = _launcher()
+    return written_rank() if names is None else os.environ.get(names[2], written_rank())
+
+
+def _launcher() -> tuple[str, str, str] | None:
+    """The variables of what has started this process as a worker. A job of one process by others than torchrun has none."""
+    for names in LAUNCHERS:
+        if names[0] in os.environ and (names is LAUNCHERS[0] or os.environ[names[0]] != "1"):
+            return names
+    return None
+
+
+def _address(launcher: str, rank: int) -> tuple[str, int]:
+    """Where the workers meet: as the environment says, or as the launcher that sets no address lets it be found out."""
+    if launcher == "WORLD_SIZE" or "MASTER_ADDR" in os.environ or "MASTER_PORT" in os.environ:
+        return _text("MASTER_ADDR", launcher), _number("MASTER_PORT", 1)
+    if launcher in _MPI:
+        return _address_by_mpi(rank)
+    step = int(os.environ.get("SLURM_JOB_ID", "0")) * _STEPS + int(os.environ.get("SLURM_STEP_ID", "0")) % _STEPS
+    return _first_node(), _SLURM_PORTS[step % len(_SLURM_PORTS)]
+
+
+def _first_node() -> str:
+    """The first machine of a Slurm step, whose list is written like ``node[03-05,9],other``."""
+    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
+        return "127.0.0.1"
+    nodes = _text("SLURM_STEP_NODELIST", LAUNCHERS[3][0])
+    found = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
+
+
+def _address_by_mpi(rank: int) -> tuple[str, int]:
+    """Let rank 0 tell the others by MPI where it will listen; this is done once, as all of them call it."""
+    global _from_mpi
+    if _from_mpi is not None:
+        return _from_mpi
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"mpirun has started several workers, and mpi4py, by which they find each other, cannot be used ({error}): "
+            f"{install_command('mpi4py')}, or set MASTER_ADDR and MASTER_PORT for all of them"
+        ) from error
+    import numpy as np
+
+    told = np.zeros(256, np.uint8)
+    if rank == 0:
+        is_alone = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == MPI.COMM_WORLD.Get_size()
+        host = "127.0.0.1" if is_alone else socket.gethostname()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            content = f"{host} {probe.getsockname()[1]}".encode()
+        told[: len(content)] = np.frombuffer(content, np.uint8)
+    else:
+        MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    MPI.COMM_WORLD.Bcast(told, 0)
+    found, port = told.tobytes().rstrip(b"\0").decode().split()
+    _from_mpi = found, int(port)
+    return _from_mpi
+
+
+def _text(name: str, launcher: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigurationError(
+            f"{launcher} says that this is one of several workers, but {name} is not set: start them with torchrun, or unset "
+            f"{launcher} to train alone"
+        )
+    return value
+
+
+def _number(name: str, least: int) -> int:
+    text = _text(name, "WORLD_SIZE")
+    if not is_natural_text(text) or int(text) < least:
+        raise ConfigurationError(f"{name}={text}: it is to be a whole number of at least {least}. Start workers with torchrun")
+    return int(text)
