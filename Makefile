@@ -15,6 +15,8 @@ KERAS_VENV := .venv-keras
 KERAS_STAMP := $(KERAS_VENV)/.set-up-for-keras
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.set-up-for-flower
+LAUNCHERS_VENV := .venv-launchers
+LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.set-up-for-launchers
 RELEASE_VENV := .venv-release
 RELEASE_STAMP := $(RELEASE_VENV)/.set-up-for-release
 SITE_VENV := .venv-site
@@ -28,7 +30,7 @@ LOWEST_TESTS := tests/test_package.py tests/test_examples.py tests/cli/test_comm
 LOWEST_TESTS_3.11 := tests/engines/test_runners.py $(wildcard tests/engines/test_reference_*.py) tests/compiler/test_predictions.py
 DEMO_SET_UP := $(if $(wildcard $(TEST_STAMP)),$(TEST_STAMP),$(DEMO_STAMP))
 
-.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign fuzz fuzz-c test-fuzz test-exports test-shipped test-clients test-flower test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
+.PHONY: help setup setup-lowest packages-lowest demo test test-all test-campaign fuzz fuzz-c test-fuzz test-exports test-shipped test-clients test-flower test-launchers test-arm test-windows test-wheels test-lowest lint lint-workflows format bench bench-finetune gpu wheel release-candidate docs site clean
 .DEFAULT_GOAL := help
 FUZZ_SECONDS ?= 60
 
@@ -74,6 +76,10 @@ test-shipped: $(TEST_STAMP)  ## Train 40 ONNX files that thirteen public package
 # An environment of its own: Flower asks for older versions of protobuf, typer and rich than the tests have.
 test-flower: $(FLOWER_STAMP)  ## Train federated clients under Flower, on its own server too
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(FLOWER_VENV)/bin/python -m pytest -q tests/federated
+
+# An environment of its own, for Ray. Open MPI and Slurm are tried if the system has them.
+test-launchers: $(LAUNCHERS_STAMP)  ## Start workers by torchrun, MPICH, Open MPI, Slurm and Ray Train, and compare them with one process
+	$(LAUNCHERS_VENV)/bin/python tests/launchers/every_launcher.py
 
 test-clients: $(TEST_STAMP)  ## Run the clients' tests: C, and JavaScript in Node and in Chromium; fetches npm packages and Chromium
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/clients --ignore=tests/clients/test_javascript.py
@@ -165,7 +171,7 @@ site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) .venv-bench $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(RELEASE_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) .venv-bench $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(LAUNCHERS_VENV) $(RELEASE_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -201,6 +207,12 @@ $(DEMO_STAMP): pyproject.toml | $(PYTHON)
 $(FLOWER_STAMP): pyproject.toml | $(PYTHON)
 	$(PYTHON) -m venv $(FLOWER_VENV)
 	$(FLOWER_VENV)/bin/python -m pip install --editable ".[demo,flower]" "pytest>=8" "hypothesis>=6.100"
+	@touch $@
+
+$(LAUNCHERS_STAMP): pyproject.toml | $(PYTHON)
+	$(PYTHON) -m venv $(LAUNCHERS_VENV)
+	$(LAUNCHERS_VENV)/bin/python -m pip install "torch==2.13.0"
+	$(LAUNCHERS_VENV)/bin/python -m pip install --editable ".[torch]" "mpi4py>=4" mpich "ray[train]"
 	@touch $@
 
 $(SITE_STAMP): pyproject.toml | $(PYTHON)
