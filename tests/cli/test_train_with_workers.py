@@ -322,6 +322,13 @@ def test_without_pytorch_workers_are_refused_with_what_to_install(run, data, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", ["999", "9" * 18, "٣", "-1", "x"])
+def test_a_line_to_no_launcher_is_named(monkeypatch, text):
+    monkeypatch.setenv(launch.LIFE_LINE, text)
+    with pytest.raises(burnish.errors.ConfigurationError, match=f"BURNISH_LIFE_LINE is '{text}' in the environment.*: unset it"):
+        launch.end_with_launcher()
+
+
 def test_a_launcher_does_not_wait_for_pytorch():
     program = (
         "import sys; from burnish.cli import launch; launch.check_together(2, 'torch', 'sync:2'); print('torch' in sys.modules)"

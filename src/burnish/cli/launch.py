@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import typer
 from burnish.cli.console import errors
 from burnish.distributed.connection import environment
 from burnish.errors import ConfigurationError, WorkerError, comes_again
+from burnish.settings import is_natural_text
 
 INTERRUPTED = 130
 REFUSED = 2
@@ -279,14 +281,28 @@ def _life_line() -> Iterator[tuple[tuple[int, ...], dict[str, str]]]:
         os.close(own)
 
 
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except (OSError, OverflowError):
+        return False
+
+
 def end_with_launcher() -> None:
     """Let this worker finish its step, save and end when its launcher is gone, such as killed for the memory that it took.
 
     A worker that went on would write to the folder of a run that has been resumed in the meantime.
+
+    Raises:
+        ConfigurationError: the variable that names the pipe was set by somebody else.
     """
     inherited = os.environ.pop(LIFE_LINE, "")
-    if not inherited.isdecimal():
+    if not inherited:
         return
+    if not is_natural_text(inherited) or not _is_pipe(int(inherited)):
+        raise ConfigurationError(
+            f"{LIFE_LINE} is {inherited!r} in the environment, and burnish train --workers alone sets it: unset it"
+        )
 
     def wait() -> None:
         with suppress(OSError):
