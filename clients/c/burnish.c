@@ -42,6 +42,7 @@
 #define MAX_JSON_BYTES ((size_t)64 << 20)
 #define MAX_JSON_VALUES ((size_t)2 << 20)
 #define MAX_DEPTH 32
+#define MAX_THREADS 1024 /* each graph has a pool of its own, and ONNX Runtime makes as many as it is told */
 #define MAX_PATH 4096
 #define BLOCK 65536
 #define NONE SIZE_MAX
@@ -119,6 +120,18 @@ static burnish_status damaged(const char *path, const char *what) {
 
 static burnish_status damaged_entry(const char *path, const char *entry, const char *what) {
     return fail(BURNISH_CHECKPOINT_ERROR, "'%s' is damaged: '%s' %s. Save it again, or use another copy", path, entry, what);
+}
+
+static burnish_status is_null(const char *what, const char *remedy) {
+    return fail(BURNISH_CONFIGURATION_ERROR, "%s is NULL: %s", what, remedy);
+}
+
+static burnish_status check_session(const burnish_session *session) {
+    return session != NULL ? BURNISH_OK : is_null("The session", "give one that burnish_open made; its status says why it made none");
+}
+
+static burnish_status check_path(const char *path) {
+    return path != NULL ? BURNISH_OK : is_null("The path", "give that of a file");
 }
 
 static burnish_status join_path(char *path, const char *folder, const char *name, const char *ending) {
@@ -526,10 +539,27 @@ static bool read_json_number(json_reader *reader, json *value) {
     return *end == 0 && isfinite(value->number);
 }
 
+static int by_text(const void *one, const void *other) { return strcmp(*(char *const *)one, *(char *const *)other); }
+
+/* Whether no key of an object comes twice: of two, other readers take the other. */
+static bool has_distinct_keys(json_reader *reader, const json *object, size_t count) {
+    if (count < 2) return true;
+    const char **keys = malloc(count * sizeof *keys);
+    size_t i = 0;
+    if (keys == NULL) reader->fault = "has more keys in its JSON than there is memory for";
+    for (const json *child = object->child; keys != NULL && child != NULL; child = child->next) keys[i++] = child->key;
+    if (keys != NULL) qsort(keys, count, sizeof *keys, by_text);
+    for (i = 1; keys != NULL && i < count; i++)
+        if (strcmp(keys[i - 1], keys[i]) == 0) reader->fault = "has a key twice in an object";
+    free(keys);
+    return reader->fault == NULL;
+}
+
 static bool read_json_value(json_reader *reader, json **result, const char *key);
 
 static bool read_json_list(json_reader *reader, json *value, char closing) {
     json **end = &value->child;
+    size_t count = 0;
     value->kind = closing == '}' ? JSON_OBJECT : JSON_ARRAY;
     if (++reader->depth > MAX_DEPTH) return false;
     reader->at++;
@@ -547,11 +577,12 @@ static bool read_json_list(json_reader *reader, json *value, char closing) {
         }
         if (!read_json_value(reader, end, key)) return false;
         end = &(*end)->next;
+        count++;
         skip_space(reader);
     }
     reader->at++;
     reader->depth--;
-    return true;
+    return closing == ']' || has_distinct_keys(reader, value, count);
 }
 
 static bool read_json_value(json_reader *reader, json **result, const char *key) {
@@ -578,12 +609,18 @@ static bool read_json_value(json_reader *reader, json **result, const char *key)
     return read_json_number(reader, value);
 }
 
+/* How many values a text has at most. */
+static size_t count_json(const char *text, size_t size) {
+    size_t most = 1;
+    for (size_t i = 0; i < size; i++) most += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    return most;
+}
+
 /* Read a text of `size` bytes that ends with a zero. The caller frees *values, of which the first is the root; NULL and a fault
  * where it cannot be read. */
 static const char *read_json(char *text, size_t size, json **values) {
-    size_t most = 1;
+    size_t most = count_json(text, size);
     *values = NULL;
-    for (size_t i = 0; i < size; i++) most += text[i] == ',' || text[i] == '[' || text[i] == '{';
     if (most > MAX_JSON_VALUES) return "has more values in its JSON than any program needs";
     *values = calloc(most, sizeof(json));
     if (*values == NULL) return "has more values in its JSON than there is memory for";
@@ -1304,7 +1341,7 @@ static bool is_floating(burnish_dtype dtype) {
 }
 
 static bool is_integer(burnish_dtype dtype) {
-    return dtype != BURNISH_BOOL && !is_floating(dtype);
+    return dtype != BURNISH_BOOL && !is_floating(dtype) && names_of((int)dtype) != NULL;
 }
 
 static bool all_finite(const void *data, const struct dtype_names *type, size_t bytes) {
@@ -1327,18 +1364,17 @@ static void describe_shape(char *text, size_t room, size_t rank, const int64_t *
     size_t used = (size_t)snprintf(text, room, "[");
     for (size_t i = 0; i < rank && used < room; i++) {
         const char *comma = i == 0 ? "" : ", ";
-        if (shape[i] >= 0)
+        if (shape[i] >= 0 || symbols == NULL)
             used += (size_t)snprintf(text + used, room - used, "%s%lld", comma, (long long)shape[i]);
         else
-            used += (size_t)snprintf(text + used, room - used, "%s%s", comma,
-                                     symbols != NULL && symbols[i] != NULL ? symbols[i] : "?");
+            used += (size_t)snprintf(text + used, room - used, "%s%s", comma, symbols[i] != NULL ? symbols[i] : "?");
     }
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
 /* Refuse a value outside the range of its input, and name its index. */
 static burnish_status out_of_range(const entry *entry, const burnish_tensor *tensor, size_t element, double value) {
-    char place[256], low[32] = "", high[32] = "", also[64] = "", signs[128];
+    char place[256], low[32] = "", high[32] = "", also[64] = "", signs[128], held[32];
     int64_t index[BURNISH_MAX_RANK] = {0};
     size_t rest = element;
     for (size_t axis = tensor->rank; axis-- > 0; rest /= (size_t)tensor->shape[axis])
@@ -1347,6 +1383,7 @@ static burnish_status out_of_range(const entry *entry, const burnish_tensor *ten
     if (entry->has_minimum) snprintf(low, sizeof low, "%lld", (long long)entry->minimum);
     if (entry->has_maximum) snprintf(high, sizeof high, "%lld", (long long)entry->maximum);
     if (entry->has_ignored) snprintf(also, sizeof also, " or %lld, which is ignored", (long long)entry->ignored);
+    snprintf(held, sizeof held, is_integer(entry->type->dtype) ? "%.0f" : "%g", value);
     const char *remedy = "Number the classes from 0, and check that the model has an output for each";
     snprintf(signs, sizeof signs, "Write %s for no, which is often 0, and %s for yes", low, high);
     if (is(entry->role, "data"))
@@ -1355,7 +1392,7 @@ static burnish_status out_of_range(const entry *entry, const burnish_tensor *ten
         remedy = signs;
     else if (is_floating(entry->type->dtype))
         remedy = "Give the loss what it compares with, or choose a loss for values of any size";
-    return fail(BURNISH_INPUT_ERROR, "The input '%s' holds %g at %s, out of range: valid are %s%s%s%s. %s", entry->name, value,
+    return fail(BURNISH_INPUT_ERROR, "The input '%s' holds %s at %s, out of range: valid are %s%s%s%s. %s", entry->name, held,
                 place, low, entry->two_values ? " and " : "..", high, also, remedy);
 }
 
@@ -1450,6 +1487,7 @@ static bool has_input(const graph *graph, const char *name) {
 
 /* Check a batch, and wrap its arrays, which are not copied, as the graph's inputs. */
 static burnish_status take_batch(burnish_session *session, graph *graph, const burnish_tensor *batch, size_t count) {
+    if (batch == NULL && count > 0) return is_null("The batch", "give as many arrays as its count says");
     const burnish_tensor **given = calloc(graph->input_count + 1, sizeof *given);
     burnish_status status = given == NULL ? no_memory("the batch", graph->input_count * sizeof *given) : BURNISH_OK;
     for (size_t k = 0; status == BURNISH_OK && k < count; k++) {
@@ -1488,6 +1526,7 @@ static burnish_status take_batch(burnish_session *session, graph *graph, const b
 
 static burnish_status run_on_batch(burnish_session *session, int which, const burnish_tensor *batch, size_t count, int flags,
                                    burnish_outputs *outputs) {
+    TRY(check_session(session));
     graph *graph = &session->graphs[which];
     TRY(check_flags(session, flags));
     burnish_status status = take_batch(session, graph, batch, count);
@@ -1519,6 +1558,7 @@ int64_t burnish_sample_axis(const burnish_session *session, const char *name) {
 bool burnish_has_features(const burnish_session *session) { return session->graphs[FEATURES].output_count > 0; }
 
 static burnish_status check_features(const burnish_session *session) {
+    TRY(check_session(session));
     if (burnish_has_features(session)) return BURNISH_OK;
     return fail(BURNISH_CONFIGURATION_ERROR,
                 "The program has no features that are computed once: compile it with --cached-features auto, or with the name of "
@@ -1552,6 +1592,7 @@ static void set_scalar(graph *graph, size_t input, double value) {
 }
 
 burnish_status burnish_step(burnish_session *session, const burnish_tensor *batch, size_t count, burnish_outputs *outputs) {
+    TRY(check_session(session));
     graph *step = &session->graphs[STEP];
     burnish_outputs own;
     int64_t steps = burnish_step_count(session);
@@ -1581,6 +1622,7 @@ burnish_status burnish_step(burnish_session *session, const burnish_tensor *batc
 }
 
 burnish_status burnish_set(burnish_session *session, const char *name, double value) {
+    TRY(check_session(session));
     graph *step = &session->graphs[STEP];
     for (size_t i = 0; i < step->input_count; i++) {
         entry *input = &step->inputs[i];
@@ -1740,6 +1782,7 @@ typedef struct lookup {
     const int64_t *samples;
     size_t count, missing_count;
     size_t *missing;      /* where samples stand that are not kept, each sample once */
+    size_t *first;        /* where a sample that is not kept stands first */
     unsigned char **rows; /* of each sample */
     bool *is_loose;       /* whether the block is in no table */
 } lookup;
@@ -1802,41 +1845,52 @@ static burnish_status join_rows(burnish_cache *cache, const lookup *lookup, burn
         offset += bytes;
     }
     if (lookup->count > cache->capacity) cache->capacity = lookup->count;
-    *outputs = (burnish_outputs){cache->features, cache->feature_count};
+    if (outputs != NULL) *outputs = (burnish_outputs){cache->features, cache->feature_count};
     return BURNISH_OK;
 }
 
 /* Where each sample's features are, and which samples have none; one that comes twice is missing once. */
 static burnish_status look_up(const burnish_cache *cache, lookup *lookup) {
-    for (size_t i = 0; i < lookup->count; i++) {
+    size_t room = 64;
+    while (room / 2 < lookup->count) room *= 2;
+    burnish_cache seen = {.rows = calloc(room, sizeof(row)), .room = room}; /* its rows point to where a sample first stands */
+    burnish_status status = seen.rows == NULL ? no_memory("the samples", room * sizeof(row)) : BURNISH_OK;
+    for (size_t i = 0; status == BURNISH_OK && i < lookup->count; i++) {
         if (lookup->samples[i] < 0)
-            return fail(BURNISH_INPUT_ERROR, "The number of a sample is %lld: number the samples of your data from 0",
-                        (long long)lookup->samples[i]);
-        lookup->rows[i] = find_row(cache, lookup->samples[i])->data;
-        size_t k = 0;
-        while (k < lookup->missing_count && lookup->samples[lookup->missing[k]] != lookup->samples[i]) k++;
-        if (lookup->rows[i] == NULL && k == lookup->missing_count) lookup->missing[lookup->missing_count++] = i;
+            status = fail(BURNISH_INPUT_ERROR, "The number of a sample is %lld: number the samples of your data from 0",
+                          (long long)lookup->samples[i]);
+        if (status != BURNISH_OK || (lookup->rows[i] = find_row(cache, lookup->samples[i])->data) != NULL) continue;
+        row *first = find_row(&seen, lookup->samples[i]);
+        lookup->first[i] = i;
+        if (first->data != NULL)
+            lookup->first[i] = (size_t)((size_t *)(void *)first->data - lookup->first);
+        else
+            *first = (row){lookup->samples[i], (unsigned char *)&lookup->first[lookup->missing[lookup->missing_count++] = i]};
     }
-    return BURNISH_OK;
+    free(seen.rows);
+    return status;
 }
 
 burnish_status burnish_cache_features(burnish_cache *cache, const int64_t *samples, size_t count, const burnish_tensor *batch,
                                       size_t batch_count, burnish_outputs *outputs) {
-    if (count == 0) return fail(BURNISH_INPUT_ERROR, "There are no samples: give the number of each sample of the batch");
+    if (cache == NULL) return is_null("The cache", "give one that burnish_cache_open made; its status says why it made none");
+    if (samples == NULL || count == 0)
+        return fail(BURNISH_INPUT_ERROR, "There are no samples: give the number of each sample of the batch");
     lookup lookup = {.samples = samples, .count = count};
     lookup.missing = calloc(count, sizeof *lookup.missing);
+    lookup.first = calloc(count, sizeof *lookup.first);
     lookup.rows = calloc(count, sizeof *lookup.rows);
     lookup.is_loose = calloc(count, sizeof *lookup.is_loose);
-    bool has_memory = lookup.missing != NULL && lookup.rows != NULL && lookup.is_loose != NULL;
+    bool has_memory = lookup.missing != NULL && lookup.first != NULL && lookup.rows != NULL && lookup.is_loose != NULL;
     burnish_status status = has_memory ? look_up(cache, &lookup) : no_memory("the samples", count * sizeof *lookup.rows);
     if (status == BURNISH_OK && lookup.missing_count > 0) status = compute_missing(cache, &lookup, batch, batch_count);
     for (size_t i = 0; status == BURNISH_OK && i < count; i++)
-        for (size_t j = 0; lookup.rows[i] == NULL && j < i; j++)
-            if (samples[j] == samples[i]) lookup.rows[i] = lookup.rows[j];
+        if (lookup.rows[i] == NULL) lookup.rows[i] = lookup.rows[lookup.first[i]];
     if (status == BURNISH_OK) status = join_rows(cache, &lookup, outputs);
     for (size_t i = 0; has_memory && i < count; i++)
         if (lookup.is_loose[i]) free(lookup.rows[i]);
     free(lookup.missing);
+    free(lookup.first);
     free(lookup.rows);
     free(lookup.is_loose);
     return status;
@@ -2027,10 +2081,11 @@ static burnish_status read_signature(burnish_session *session, const char *path)
 
 static burnish_status open_program(burnish_session *session) {
     char path[MAX_PATH];
-    if (session->options.threads < 0 || session->options.optimization < 0 || session->options.optimization > 3)
+    if (session->options.threads < 0 || session->options.threads > MAX_THREADS || session->options.optimization < 0 || session->options.optimization > 3)
         return fail(BURNISH_CONFIGURATION_ERROR,
-                    "threads is %d and optimization %d: give threads of 0 or more, and an optimization from 0 to 3",
-                    session->options.threads, session->options.optimization);
+                    "threads is %d and optimization %d: give threads from 0, which leaves it to ONNX Runtime, to %d, and an "
+                    "optimization from 0 to 3",
+                    session->options.threads, session->options.optimization, MAX_THREADS);
     TRY(join_path(path, session->folder, "program.json", ""));
     TRY(read_manifest(session, path));
     TRY(read_signature(session, path));
@@ -2044,6 +2099,10 @@ burnish_status burnish_open(const char *folder, const burnish_options *options, 
     burnish_session *opened = calloc(1, sizeof *opened);
     *session = NULL;
     if (opened == NULL) return no_memory("the session", sizeof *opened);
+    if (folder == NULL) {
+        free(opened);
+        return is_null("The folder", "give the one that program.save or burnish compile wrote");
+    }
     if (options != NULL) opened->options = *options;
     opened->folder = strdup(folder);
     if (options != NULL && options->models != NULL) opened->models = strdup(options->models);
@@ -2094,6 +2153,7 @@ void burnish_close(burnish_session *session) {
 }
 
 burnish_status burnish_state_at(burnish_session *session, size_t number, burnish_tensor *tensor) {
+    TRY(check_session(session));
     if (number >= session->state_count)
         return fail(BURNISH_CONFIGURATION_ERROR, "There is no state entry %zu: the program has %zu", number,
                     session->state_count);
@@ -2104,6 +2164,7 @@ burnish_status burnish_state_at(burnish_session *session, size_t number, burnish
 }
 
 burnish_status burnish_state(burnish_session *session, const char *name, burnish_tensor *tensor) {
+    TRY(check_session(session));
     size_t found = find_state(session, name);
     return found != NONE ? burnish_state_at(session, found, tensor)
                          : fail(BURNISH_CONFIGURATION_ERROR, "There is no state entry '%s': burnish_state_at lists them",
@@ -2111,7 +2172,8 @@ burnish_status burnish_state(burnish_session *session, const char *name, burnish
 }
 
 burnish_status burnish_write_state(burnish_session *session, const burnish_tensor *given) {
-    burnish_tensor own;
+    burnish_tensor own = {0};
+    if (given == NULL || given->data == NULL) return is_null("The entry, or its data,", "give what burnish_state returns for it");
     TRY(burnish_state(session, given->name, &own));
     if (given->dtype != own.dtype || given->rank != own.rank ||
         memcmp(given->shape, own.shape, own.rank * sizeof *own.shape) != 0)
@@ -2269,14 +2331,16 @@ static burnish_status check_extra(const char *extra) {
     bool is_object = fault == NULL && values->kind == JSON_OBJECT;
     free(values);
     free(copy);
-    return is_object ? BURNISH_OK
-                     : fail(BURNISH_CONFIGURATION_ERROR,
-                            "extra of the checkpoint is no JSON object: give one such as {\"batch\": 3}, or NULL");
+    if (is_object) return BURNISH_OK;
+    return fail(BURNISH_CONFIGURATION_ERROR, "extra of the checkpoint %s: give a JSON object such as {\"batch\": 3}, or NULL",
+                fault != NULL ? fault : "is no JSON object");
 }
 
 burnish_status burnish_save(burnish_session *session, const char *path, const char *extra) {
     new_file file;
     buffer header = {0};
+    TRY(check_session(session));
+    TRY(check_path(path));
     if (extra == NULL) extra = "{}";
     TRY(check_extra(extra));
     for (size_t i = 0; i < session->state_count; i++)
@@ -2290,7 +2354,11 @@ burnish_status burnish_save(burnish_session *session, const char *path, const ch
     TRY(hash_base(session));
     const state_entry **placed = sorted_state(session, by_place);
     if (placed != NULL) add_checkpoint_header(&header, session, placed, extra);
-    burnish_status status = placed == NULL || header.failed ? no_memory("the checkpoint", header.size) : begin_file(&file, path);
+    burnish_status status = placed == NULL || header.failed ? no_memory("the checkpoint", header.size) : BURNISH_OK;
+    if (status == BURNISH_OK && (header.size > MAX_JSON_BYTES || count_json(header.data, header.size) > MAX_JSON_VALUES))
+        status = fail(BURNISH_CONFIGURATION_ERROR,
+                      "extra of the checkpoint has more bytes or values than would be read again: keep them in a file of their own");
+    if (status == BURNISH_OK) status = begin_file(&file, path);
     if (status == BURNISH_OK) {
         uint64_t length = header.size;
         set_digest(session, placed, &header);
@@ -2453,6 +2521,8 @@ static burnish_status take_checkpoint(burnish_session *session, state_file *file
 }
 
 burnish_status burnish_restore(burnish_session *session, const char *path) {
+    TRY(check_session(session));
+    TRY(check_path(path));
     state_file file = {.path = path};
     burnish_status status = open_file(path, &file.file, &file.size);
     if (status == BURNISH_OK) status = take_checkpoint(session, &file);
@@ -2723,6 +2793,7 @@ static burnish_status check_form(span model) {
 }
 
 burnish_status burnish_export(burnish_session *session, const char *path, int flags) {
+    TRY(check_session(session));
     int average = flags & ~BURNISH_AS_TRAINED;
     exported export = {.session = session, .predict = &session->graphs[PREDICT], .flags = average, .set = session->current};
     char source[MAX_PATH], *model = NULL;

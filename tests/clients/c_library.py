@@ -19,6 +19,7 @@ import onnxruntime
 
 from burnish.formats.digest import BLANK, stamped
 
+CC, CXX = os.environ.get("CC", "gcc"), os.environ.get("CXX", "g++")
 SOURCES = Path(__file__).parents[2] / "clients" / "c"
 STATUSES = (
     "ok",
@@ -38,8 +39,8 @@ AVERAGE, AS_TRAINED = 1, 2
 
 def missing() -> str | None:
     """Why the C client cannot be built here; None where it can."""
-    if shutil.which("gcc") is None:
-        return "there is no gcc: install one (on Debian the package gcc)"
+    if shutil.which(CC) is None:
+        return f"there is no {CC}: install a compiler (on Debian the package gcc), or set CC to another"
     if not libraries():
         return "the Python package of this onnxruntime has no libonnxruntime.so: install the Linux wheel"
     return None
@@ -63,7 +64,7 @@ def client_object(flags: tuple[str, ...] = ()) -> Path:
     """burnish.c compiled once for all that is linked with it."""
     output = Path(tempfile.mkdtemp(prefix="burnish-c-"), "burnish.o")
     atexit.register(shutil.rmtree, output.parent, ignore_errors=True)
-    _run(["gcc", *WARNINGS, "-fPIC", *flags, "-c", str(SOURCES / "burnish.c"), "-o", str(output)])
+    _run([CC, *WARNINGS, "-fPIC", *flags, "-c", str(SOURCES / "burnish.c"), "-o", str(output)])
     return output
 
 
@@ -72,7 +73,7 @@ def build(folder: Path, name: str, *sources: Path, flags: tuple[str, ...] = ()) 
     lib = link_folder(folder / "lib")
     output = folder / name
     is_cpp = any(source.suffix == ".cpp" for source in sources)
-    command = ["g++", "-std=c++17"] if is_cpp else ["gcc", "-std=c11"]
+    command = [CXX, "-std=c++17"] if is_cpp else [CC, "-std=c11"]
     command += [*WARNINGS[1:], *flags, f"-I{SOURCES}", *map(str, sources), str(client_object(flags))]
     command += [] if sources else ["-shared"]
     _run([*command, "-o", str(output), f"-L{lib}", f"-Wl,-rpath,{lib}", "-lonnxruntime", "-lm"])

@@ -79,7 +79,7 @@ def build(folder: Path, kind: str) -> Path:
         if kind == "npy":
             sources += ["-DFUZZ_NPY", str(c_library.SOURCES / "burnish.c")]
         options = ["-std=c11", "-O1", *c_library.SANITIZED, f"-I{c_library.SOURCES}", f"-L{lib}", f"-Wl,-rpath,{lib}"]
-        subprocess.run(["gcc", *sources, *options, "-o", str(output), "-lonnxruntime", "-lm"], check=True)
+        subprocess.run([c_library.CC, *sources, *options, "-o", str(output), "-lonnxruntime", "-lm"], check=True)
     return output
 
 

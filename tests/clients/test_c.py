@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import shutil
@@ -181,7 +182,16 @@ def test_wrong_names_and_values_are_named_errors(client, folder, session, tmp_pa
         ),
         (lambda: plain.state_entry("param/none"), "ConfigurationError: There is no state entry 'param/none'"),
         (lambda: plain.write_state("step", X), "ConfigurationError: The state entry 'step' has another type or shape"),
-        (lambda: plain.save(tmp_path / "a.safetensors", "[1"), "ConfigurationError: extra of the checkpoint is no JSON object"),
+        (lambda: plain.save(tmp_path / "a.safetensors", "[1]"), "ConfigurationError: extra of the checkpoint is no JSON object"),
+        (lambda: plain.save(tmp_path / "a.safetensors", "{1"), "ConfigurationError: extra of the checkpoint is not JSON"),
+        (
+            lambda: plain.save(tmp_path / "a.safetensors", '{"a": 1, "b": {}, "a": 2}'),
+            "ConfigurationError: extra of the checkpoint has a key twice in an object: give a JSON object",
+        ),
+        (
+            lambda: session.save(tmp_path / "a.safetensors", '{"a": [' + "1," * (2**21 - 100) + "1]}"),
+            "ConfigurationError: extra of the checkpoint has more bytes or values than would be read again",
+        ),
         (
             lambda: plain.save(tmp_path / "a.safetensors"),
             "CheckpointError: No checkpoint was written .* holds NaN or",
@@ -189,7 +199,11 @@ def test_wrong_names_and_values_are_named_errors(client, folder, session, tmp_pa
         (lambda: plain.step(batch), "NonFiniteLossError: The loss at step 0 is"),
         (lambda: session.save(tmp_path / "none" / "a.safetensors"), "CheckpointError: .* could not be written: No such file"),
         (lambda: client.open(tmp_path / "none"), "CheckpointError: .* is no folder: give the folder that program.save"),
-        (lambda: client.open(folder("mobile"), threads=-1), "ConfigurationError: threads is -1 .* give threads of 0 or more"),
+        (lambda: client.open(folder("mobile"), threads=-1), "ConfigurationError: threads is -1 .* give threads from 0"),
+        (
+            lambda: client.open(folder("mobile"), threads=1025),
+            "ConfigurationError: threads is 1025 .* from 0, .* to 1024",
+        ),
     ]
     for attempt, message in cases:
         with pytest.raises(c_library.ClientError, match=message):
@@ -217,6 +231,38 @@ def test_a_wrong_checkpoint_is_a_named_error_and_changes_nothing(session, tmp_pa
         assert_same_state(session.state(), before)
     with pytest.raises(c_library.ClientError, match=r"CheckpointError: .*none\.safetensors' cannot be opened"):
         session.restore(tmp_path / "none.safetensors")
+
+
+def test_null_in_place_of_what_is_needed_is_named(client, session) -> None:
+    none, library, nothing = ctypes.c_void_p(), client.library, ctypes.c_size_t(0)
+    entry, two = c_library.Tensor(name=b"step"), ctypes.c_size_t(2)
+    handle, opened = session._handle, ctypes.byref(ctypes.c_void_p())
+    cases: list[tuple[Callable[[], int], str]] = [
+        (lambda: library.burnish_open(none, none, opened), "The folder is NULL: give the one that program.save"),
+        (lambda: library.burnish_step(handle, none, two, none), "The batch is NULL: give as many arrays as its count says"),
+        (lambda: library.burnish_save(handle, none, none), "The path is NULL: give that of a file"),
+        (lambda: library.burnish_restore(handle, none), "The path is NULL: give that of a file"),
+        (lambda: library.burnish_write_state(handle, ctypes.byref(entry)), "The entry, or its data, is NULL"),
+    ]
+    for call, message in cases:
+        with pytest.raises(c_library.ClientError, match=f"ConfigurationError: {message}"):
+            client.check(call())
+    for name, arguments in {
+        "step": (none, nothing, none),
+        "evaluate": (none, nothing, 0, none),
+        "predict": (none, nothing, 0, none),
+        "features": (none, nothing, none),
+        "cache_open": (nothing, opened),
+        "cache_features": (none, nothing, none, nothing, none),
+        "set": (b"lr", ctypes.c_double(1)),
+        "state": (b"step", ctypes.byref(entry)),
+        "state_at": (nothing, ctypes.byref(entry)),
+        "save": (b"a", none),
+        "restore": (b"a",),
+        "export": (b"a", 0),
+    }.items():
+        with pytest.raises(c_library.ClientError, match=r"ConfigurationError: The (session|cache) is NULL: .* status says why"):
+            client.check(getattr(library, f"burnish_{name}")(none, *arguments))
 
 
 def npy_arguments(tmp_path: Path, name: str, samples: int = 3) -> list[str]:
@@ -304,8 +350,8 @@ def test_a_run_killed_at_fifty_moments_goes_on_bit_for_bit(trainer, folder, tmp_
 
 @pytest.mark.slow
 def test_the_cpp_wrapper_trains_and_throws(folder, tmp_path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no g++: install one (on Debian the package g++)")
+    if shutil.which(c_library.CXX) is None:
+        pytest.skip(f"there is no {c_library.CXX}: install one (on Debian the package g++)")
     wrapped = c_library.build(tmp_path, "wrapped", Path(__file__).with_name("wrapped.cpp"))
     run = subprocess.run([str(wrapped), str(folder("residual")), str(tmp_path)], capture_output=True, text=True, check=True)
     theirs = python_session("residual")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,8 @@ def test_the_command_goes_on_after_a_kill(tmp_path):
     assert re.fullmatch(r"step-\d{8}\.safetensors", sorted(path.name for path in latest.parent.glob("step-*"))[0])
 
 
+COURSES = 4
+"""Of kills, at the same time: most of a short life is start-up, in which a process waits for files and for others."""
 COMMANDS = {
     "train": ("train", "--epochs", "8", "--checkpoint-every", "2", "--keep-checkpoints", "2"),
     "workers": ("train", "--workers", "2", "--epochs", "8", "--checkpoint-every", "2"),
@@ -134,27 +137,35 @@ def test_commands_go_on_after_140_kills_at_random_moments(kind: str, tmp_path: P
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         return subprocess.Popen([*command, "-o", folder, *more], cwd=tmp_path, env=environment, **streams)
 
-    begin = time.monotonic()
-    with start("whole") as process:
-        printed, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, printed
-    duration = time.monotonic() - begin
-    whole = (tmp_path / "whole/tuned.onnx").read_bytes()
-    moments, kills, run = random.Random(7), 0, 0
-    while kills < 140:
-        folder = tmp_path / f"killed{run}"
-        with start(folder.name) as process:
-            try:
-                process.wait(moments.uniform(0.2, 1.2) * duration)
-            except subprocess.TimeoutExpired:
-                os.kill(process.pid, signal.SIGKILL) if kills % 2 else os.killpg(process.pid, signal.SIGKILL)
-            printed, _ = process.communicate(timeout=60)  # to its end: workers print into the same pipe
-        if process.returncode == -signal.SIGKILL:
-            kills += 1
-            continue
-        assert process.returncode == 0, printed
-        assert (folder / "tuned.onnx").read_bytes() == whole
-        assert rows_without_time(folder) == rows_without_time(tmp_path / "whole")
-        assert not list(folder.rglob("*.partial"))
-        run += 1
-    assert run, "no run came to its end"
+    def run_whole(folder: str) -> None:
+        with start(folder) as process:
+            printed, _ = process.communicate(timeout=600)
+            assert process.returncode == 0, printed
+
+    def kill_again_and_again(course: int) -> int:
+        """Kill until enough are dead, each from where the one before was; returns how many runs came to their end."""
+        moments, kills, run = random.Random(course), 0, 0
+        while kills < 140 // COURSES:
+            folder = tmp_path / f"killed{course}-{run}"
+            with start(folder.name) as process:
+                try:
+                    process.wait(moments.uniform(0.2, 1.2) * duration)
+                except subprocess.TimeoutExpired:
+                    os.kill(process.pid, signal.SIGKILL) if kills % 2 else os.killpg(process.pid, signal.SIGKILL)
+                printed, _ = process.communicate(timeout=120)  # to its end: workers print into the same pipe
+            if process.returncode == -signal.SIGKILL:
+                kills += 1
+                continue
+            assert process.returncode == 0, printed
+            assert (folder / "tuned.onnx").read_bytes() == whole
+            assert rows_without_time(folder) == rows_without_time(tmp_path / "whole0")
+            assert not list(folder.rglob("*.partial"))
+            run += 1
+        return run
+
+    with ThreadPoolExecutor(COURSES) as courses:
+        begin = time.monotonic()
+        list(courses.map(run_whole, [f"whole{course}" for course in range(COURSES)]))
+        duration = time.monotonic() - begin
+        whole = (tmp_path / "whole0/tuned.onnx").read_bytes()
+        assert sum(courses.map(kill_again_and_again, range(COURSES))), "no run came to its end"

@@ -276,6 +276,6 @@ def test_engine_options_that_do_not_fit_are_named(program):
         Session(program, engine="tpu")
     with pytest.raises(EngineError, match=r"device 'cpu' only, not on 'cuda'"):
         Session(program, device="cuda")
-    for threads in (0, "2", True):
-        with pytest.raises(EngineError, match=rf"threads={threads!r}: give a whole number of at least one"):
+    for threads in (0, "2", True, 1025):
+        with pytest.raises(EngineError, match=rf"threads={threads!r}: give a whole number from 1 to 1024, or leave it out"):
             Session(program, threads=threads)

@@ -3,7 +3,7 @@
 import { checkDigest, checkDigestNow, checkVersion, DIGEST } from "./digest.js";
 import { CheckpointError, ConfigurationError, messageOf } from "./errors.js";
 import { sha256Now } from "./hashes.js";
-import { spacedJson } from "./json.js";
+import { parseJson, spacedJson } from "./json.js";
 import { isRecord, shown } from "./options.js";
 import type { Identity, Program } from "./program.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
@@ -140,10 +140,10 @@ function parsed(bytes: Uint8Array, name: string): { checkpoint: () => Checkpoint
       return {
         state: arrays,
         step: Number(header.step),
-        identity: { program: text(header.program), graphs: JSON.parse(text(header.graphs)) },
+        identity: { program: text(header.program), graphs: parseJson(text(header.graphs)) },
         engine: text(header.engine),
-        extra: JSON.parse(text(header.extra)),
-        metadata: JSON.parse(header.metadata ?? "{}"),
+        extra: parseJson(text(header.extra)),
+        metadata: parseJson(header.metadata ?? "{}"),
         ...(header.base === undefined ? {} : { base: header.base }),
       };
     } catch (error) {

@@ -1,4 +1,4 @@
-/** JSON as Python's `json.dumps` writes it: a file then has the same bytes whoever wrote it. */
+/** JSON as Python's `json.dumps` writes it: a file then has the same bytes whoever wrote it. It is read as Python reads it, too. */
 
 import { isRecord, shown } from "./options.js";
 
@@ -27,6 +27,34 @@ function numberText(value: number): string {
 
 function quoted(text: string): string {
   return JSON.stringify(text).replace(/[\u007f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/**
+ * The value of a text of JSON.
+ *
+ * @throws SyntaxError where it is none, or has an object with a key that comes twice: other readers would take the other value.
+ */
+export function parseJson(json: string): any {
+  const value: unknown = JSON.parse(json);
+  const open: Set<string>[] = [];
+  let [begin, end] = [0, 0];
+  for (let place = 0; place < json.length; place++) {
+    const unit = json[place]!;
+    if (unit === "{" || unit === "[") open.push(new Set());
+    else if (unit === "}" || unit === "]") open.pop();
+    else if (unit === '"') {
+      begin = place++;
+      for (; json[place] !== '"'; place++) if (json[place] === "\\") place++;
+      end = place + 1;
+    } else if (unit === ":") {
+      const text = json.slice(begin, end);
+      const key: string = text.includes("\\") ? JSON.parse(text) : text.slice(1, -1);
+      const keys = open.at(-1)!;
+      if (keys.has(key)) throw new SyntaxError(`an object has the key ${JSON.stringify(key)} twice`);
+      keys.add(key);
+    }
+  }
+  return value;
 }
 
 /** The order of Python's strings. */

@@ -3,6 +3,7 @@
 import { checkDigest, checkVersion, DIGEST } from "./digest.js";
 import { CheckpointError, messageOf } from "./errors.js";
 import { sha256 } from "./hashes.js";
+import { parseJson } from "./json.js";
 import { readSafetensors } from "./safetensors.js";
 import { FEATURES, GRAPH_NAMES, readSignature, stateEntries, type Entry, type GraphName, type Signature } from "./signature.js";
 import { fetchBytes, isZip, sourceOfFiles, sourceOfUrl, sourceOfZip, type Source } from "./source.js";
@@ -156,7 +157,7 @@ async function readFolder(source: Source): Promise<Parts> {
 async function readManifest(source: Source, content: Uint8Array): Promise<{ manifest: any; signature: Signature }> {
   let manifest: any;
   try {
-    manifest = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(content));
+    manifest = parseJson(new TextDecoder("utf-8", { fatal: true }).decode(content));
   } catch (error) {
     throw damaged(source, `${MANIFEST} cannot be read as one: ${messageOf(error)}`, error);
   }

@@ -30,6 +30,8 @@ export interface RuntimeOptions {
   sessionOptions?: InferenceSession.SessionOptions;
 }
 
+/** Each graph has threads of its own, and ONNX Runtime makes as many as it is told. */
+const MOST_THREADS = 1024;
 export const RUNTIME_OPTIONS = ["backend", "ort", "threads", "wasmPaths", "sessionOptions"] as const;
 
 /** What depends on where the client runs. */
@@ -88,8 +90,8 @@ export class Runtime {
       throw new ConfigurationError(`backend: unknown ${typeof backend === "string" ? `'${backend}'` : shown(backend)}; choose among ${BACKENDS.map((name) => `'${name}'`).join(", ")}`);
     }
     const { threads } = options;
-    if (threads !== undefined && (!Number.isInteger(threads) || threads < 1)) {
-      throw new ConfigurationError(`threads=${shown(threads)}: give a whole number of at least one, or leave it out`);
+    if (threads !== undefined && (!Number.isInteger(threads) || threads < 1 || threads > MOST_THREADS)) {
+      throw new ConfigurationError(`threads=${shown(threads)}: give a whole number from 1 to ${MOST_THREADS}, or leave it out`);
     }
     const { ort: given, sessionOptions, wasmPaths } = options;
     if (given !== undefined && typeof given?.InferenceSession?.create !== "function") {

@@ -2,7 +2,7 @@
 
 import { BLANK, DIGEST, putDigest } from "./digest.js";
 import { CheckpointError, messageOf } from "./errors.js";
-import { byCodePoints } from "./json.js";
+import { byCodePoints, parseJson } from "./json.js";
 import { bytesIn, bytesOf, dtypeOfSafetensors, safetensorsNameOf, sizeOf, tensorOfBytes, type Tensor } from "./tensor.js";
 
 export interface StateFile {
@@ -56,7 +56,7 @@ function headerOf(bytes: Uint8Array): { described: unknown; end: number } {
   const size = new DataView(bytes.buffer, bytes.byteOffset, 8).getBigUint64(0, true);
   if (size > BigInt(bytes.byteLength - 8)) throw new Error("its header ends behind the file");
   const end = 8 + Number(size);
-  return { described: JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, end))), end };
+  return { described: parseJson(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, end))), end };
 }
 
 /** Write arrays and a text header with a digest; the arrays of large elements first, so that all are aligned. */

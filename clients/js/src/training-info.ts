@@ -2,6 +2,7 @@
 
 import { checkDigest, checkVersion, DIGEST } from "./digest.js";
 import { CheckpointError, ModelError, messageOf } from "./errors.js";
+import { parseJson } from "./json.js";
 import {
   ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING, propertiesOf, readTensor, renameValues, setProperties, valueInfo,
 } from "./onnx.js";
@@ -91,7 +92,7 @@ class TrainingModel {
   private async layout(text: string): Promise<Layout> {
     let layout: any;
     try {
-      layout = JSON.parse(text);
+      layout = parseJson(text);
     } catch (error) {
       throw this.damaged(`its metadata '${PROPERTY}' cannot be read: ${messageOf(error)}`, error);
     }

@@ -17,6 +17,7 @@ from burnish.errors import EngineError, NonFiniteLossError
 from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
 from burnish.program.state import blocks
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -26,6 +27,18 @@ LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
 """A model loaded once, to be run any number of times: inputs by name in, outputs by name out."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+MOST_THREADS = 1024
+"""Each graph may have threads of its own, and runtimes make as many as they are told."""
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads that is none.
+
+    Raises:
+        EngineError: it is no whole number from 1 to ``MOST_THREADS``, and not None.
+    """
+    if threads is not None and not (is_whole(threads) and 1 <= threads <= MOST_THREADS):
+        raise EngineError(f"threads={threads!r}: give a whole number from 1 to {MOST_THREADS}, or leave it out for all cores")
 
 
 class HandedOver(dict[str, np.ndarray]):

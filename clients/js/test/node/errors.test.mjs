@@ -108,7 +108,7 @@ test("a state that does not fit leaves the one that is there, whole", async () =
 
 test("options", async () => {
   await refused(() => Session.open(program, { backend: "cuda" }), ConfigurationError, "unknown 'cuda'", "'wasm'");
-  await refused(() => Session.open(program, { threads: 0 }), ConfigurationError, "threads=0");
+  for (const threads of [0, 1025]) await refused(() => Session.open(program, { threads }), ConfigurationError, `threads=${threads}: give a whole number from 1 to 1024`);
   await refused(() => Session.open(program, { seed: 0.5 }), ConfigurationError, "seed=0.5");
   await refused(() => Session.open(program, { state: new Map() }), ConfigurationError, "missing");
   await refused(() => Session.open(program, { thread: 1 }), ConfigurationError, "Session.open has no option 'thread'", "threads");

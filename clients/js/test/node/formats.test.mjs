@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { InputError } from "../../dist/index.js";
 import { checkDigestNow, DIGEST } from "../../dist/digest.js";
 import { sha256, Sha256, sha256Now } from "../../dist/hashes.js";
-import { byCodePoints, spacedJson } from "../../dist/json.js";
+import { byCodePoints, parseJson, spacedJson } from "../../dist/json.js";
 import { Message } from "../../dist/protobuf.js";
 import { readSafetensors, writeSafetensors } from "../../dist/safetensors.js";
 import { bfloat16Bits, emptyTensor, float16Bits, numberOfBfloat16, numberOfFloat16, scalar } from "../../dist/tensor.js";
@@ -39,6 +39,12 @@ test("JSON is written as Python writes it, or refused by name", () => {
     assert.throws(() => spacedJson(other, "extra"), (error) => error instanceof TypeError && error.message === place);
   }
   assert.ok(byCodePoints("\uffee", "\u{1f600}") < 0);
+});
+
+test("a key that comes twice in JSON is refused by name", () => {
+  for (const text of ['{"a": [{"b": 1, "c": "}:{"}, {"b": 2}], "b": {"a": 1}}', '["a", "a"]', '"a:"', "1"]) assert.deepEqual(parseJson(text), JSON.parse(text));
+  for (const text of ['{"a": 1, "\\u0061": 2}', '{"x": [{"a": {}, "b": "\\"", "a": 1}]}']) assert.throws(() => parseJson(text), /an object has the key "a" twice/);
+  assert.throws(() => parseJson("{"), SyntaxError);
 });
 
 test("sixteen-bit numbers round to nearest, ties to even", () => {

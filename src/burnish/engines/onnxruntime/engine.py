@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from burnish.engines.array_runner import ArrayRunner
-from burnish.engines.base import Arrays, LoadedModel, RunsModels
+from burnish.engines.base import Arrays, LoadedModel, RunsModels, check_threads
 from burnish.engines.communicator import Communicator
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
 from burnish.engines.onnxruntime.kernels import (
@@ -39,7 +39,6 @@ from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS
 from burnish.passes import compute_in_float32, raise_scalar_ranks
 from burnish.passes.raise_scalar_ranks import has_low_scalars
-from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -193,12 +192,11 @@ class OnnxRuntimeEngine(RunsModels):
             communicator: to other workers. The training graph is then cut at its exchanges (``burnish.engines.split_graph``).
 
         Raises:
-            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number of at least one.
+            EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number from 1 to 1024.
         """
         if device not in (None, "cpu"):
             raise EngineError(f"The onnxruntime engine runs on device 'cpu' only, not on '{device}': leave device out")
-        if threads is not None and (not is_whole(threads) or threads < 1):
-            raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
+        check_threads(threads)
         if self._library.reason and self._library.remedy:
             tell_of_missing(self._library.reason, self._library.remedy)
         if communicator is None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsModels, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsModels, check_finite_loss, check_threads
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
@@ -51,7 +51,6 @@ from burnish.formats.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
-from burnish.settings import is_whole
 from burnish.stopping import in_python
 
 if TYPE_CHECKING:
@@ -148,11 +147,10 @@ class TorchEngine(RunsModels):
             communicator: to the workers that the program is trained with.
 
         Raises:
-            EngineError: there is no such device, ``threads`` is no whole number of at least one, or ``compile="inductor"`` finds
+            EngineError: there is no such device, ``threads`` is no whole number from 1 to 1024, or ``compile="inductor"`` finds
                 no compiler, or is asked for with a communicator.
         """
-        if threads is not None and (not is_whole(threads) or threads < 1):
-            raise EngineError(f"threads={threads!r}: give a whole number of at least one, or leave it out for all cores")
+        check_threads(threads)
         place = device_of(self.device if device is None else device)
         if communicator is not None and self.compile == "inductor":
             raise EngineError(
