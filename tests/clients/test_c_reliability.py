@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import stat
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +66,7 @@ def test_names_and_metadata_beyond_ascii_are_pythons(client, renamed, tmp_path) 
     ours.close()
 
 
-@pytest.mark.parametrize("value", ["a\ud800", "a\0b"])
+@pytest.mark.parametrize("value", ["a\udcff", "a\0b"])
 def test_metadata_that_c_cannot_hold_are_refused(client, renamed, tmp_path, value: str) -> None:
     theirs, ours = burnish.Session(burnish.Program.load(renamed), engine=STANDARD, threads=1), client.open(renamed)
     theirs.metadata["classes"] = value
@@ -97,13 +96,6 @@ def test_what_is_no_file_is_refused_and_nothing_is_waited_for(session, tmp_path)
         with pytest.raises(c_library.ClientError, match=message):
             session.restore(path)
     assert_same_state(session.state(), before)
-
-
-def test_a_pipe_is_not_replaced_by_a_file(session, tmp_path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(c_library.ClientError, match=r"CheckpointError: .*pipe' is a folder, a device or a pipe: give"):
-        session.save(tmp_path / "pipe")
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_a_partial_file_of_a_living_process_stays(session, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,10 @@ def test_a_refusal_has_the_same_class_and_words_and_keeps_the_state(opened, tmp_
             call = partial(client.write, array_map(row["write"]))
         case "restore":
             call = partial(client.restore, changed_checkpoint(opened, row, tmp_path))
+        case "save":
+            place = tmp_path / row["at"]
+            os.mkfifo(place) if row["at"] == "pipe" else place.mkdir()
+            call = partial(client.save, place)
         case "export":
             call = partial(client.export, tmp_path / "tuned.onnx")
         case other:
@@ -129,7 +134,9 @@ def test_a_refusal_has_the_same_class_and_words_and_keeps_the_state(opened, tmp_
     assert kind == row["error"], caught.value
     for text in row["says"]:
         assert text in str(caught.value)
-    assert not (tmp_path / "tuned.onnx").exists()
+    if row["call"] in ("save", "export"):
+        left = {path.name: path.is_file() for path in tmp_path.iterdir()}
+        assert left == ({row["at"]: False} if row["call"] == "save" else {})
     assert_same_state(client.state(), before)
     client.close()
 

@@ -12,6 +12,7 @@ first.
 - ``restore`` reads the checkpoint that the client writes after one step, with a ``change``: the checkpoint ``of`` another
   program; a text to ``replace`` by one as long, once; the number of bytes to ``drop`` at the end or to ``keep``; a text to
   ``append``; the byte whose lowest bit is ``flip``-ped. With ``stamp`` the digest is that of the changed file.
+- ``save`` writes a checkpoint to where a ``pipe`` or a ``folder`` is.
 - ``export`` writes the model, of which nothing stays.
 
 It raises ``error``, whose message has every text of ``says``, and leaves the state as it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -243,9 +244,31 @@ def test_a_state_with_nan_does_not_replace_a_checkpoint(session, tmp_path):
     assert path.read_bytes() == content
 
 
-def test_extra_that_is_not_json_is_refused(session, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"extra of the checkpoint .* is not JSON: .*ndarray"):
-        session.save_checkpoint(tmp_path / "last.safetensors", extra={"order": np.arange(3)})
+def test_names_that_no_file_can_have_are_refused(session, tmp_path):
+    for name, message in (
+        ("a\0b", "has a null character: give the name of a file"),
+        ("x" * 5000, "could not be written: .*too long"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            session.save_checkpoint(tmp_path / name)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"order": np.arange(3)}, "ndarray"),
+        ({"name": "\ud800"}, "surrogates"),
+        ({1: "one", "1": "another"}, "the key '1' twice"),
+        ({"lists": functools.reduce(lambda inner, _: [inner], range(200), 0)}, "lists and objects"),
+    ],
+)
+def test_extra_that_could_not_be_read_again_is_refused(session, tmp_path, extra, message):
+    with pytest.raises(ConfigurationError, match=rf"extra of the checkpoint .* is not JSON: .*{message}"):
+        session.save_checkpoint(tmp_path / "last.safetensors", extra=extra)
+    session.metadata["classes"] = "\ud800"
+    with pytest.raises(ConfigurationError, match=r"metadata of the checkpoint .* is not JSON: .*surrogates"):
+        session.save_checkpoint(tmp_path / "last.safetensors")
     assert not os.listdir(tmp_path)
 
 

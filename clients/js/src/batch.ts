@@ -171,11 +171,16 @@ export function sendable(batch: Batch): Batch {
   return Object.fromEntries(entries) as Batch;
 }
 
+/** An array that holds itself is nested without end. */
+const MOST_AXES = 32;
+
 /** An array of numbers that are nested by axis; the last axis may be typed arrays, all of one kind. */
 function ofNumbers(entry: Entry, value: unknown): Tensor {
   const shape: number[] = [];
   let first: unknown = value;
-  for (; Array.isArray(first); first = first[0]) shape.push(first.length);
+  for (; Array.isArray(first); first = first[0]) {
+    if (shape.push(first.length) > MOST_AXES) throw new InputError(`The input '${entry.name}' is nested more than ${MOST_AXES} deep: give ${described(entry)}`);
+  }
   const kind = shape.length ? dtypeOfArray(first) : undefined;
   if (kind !== undefined) shape.push((first as TypedArray).length);
   const numbers: (number | bigint | boolean)[] = [];

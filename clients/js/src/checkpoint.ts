@@ -46,6 +46,11 @@ export function extraText(extra: unknown): string {
 export function checkedMetadata(metadata: Readonly<Record<string, string>>): Record<string, string> {
   for (const [key, value] of Object.entries(metadata)) {
     if (typeof value !== "string") throw new ConfigurationError(`metadata '${key}' is ${shown(value)}: give texts`);
+    try {
+      spacedJson([key, value], key);
+    } catch (error) {
+      throw new ConfigurationError(`metadata ${JSON.stringify(key)} is not a text that can be read again: ${messageOf(error)}`);
+    }
   }
   return { ...metadata };
 }

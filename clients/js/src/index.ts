@@ -68,7 +68,7 @@ async function writeWhole(path: string, bytes: Uint8Array): Promise<void> {
     }
     await rename(partial, path);
   } catch (error) {
-    await rm(partial, { force: true });
+    await rm(partial, { force: true }).catch(() => undefined);
     throw new CheckpointError(
       `'${path}' could not be written: ${messageOf(error)}. An earlier file there is untouched. Free space, or choose a folder you can write to`,
       { cause: error },
@@ -101,6 +101,7 @@ let saving: Promise<void> = Promise.resolve();
  */
 export async function saveModel(session: Pick<Session, "exportModel">, path: string, options: { parameters?: "average" } = {}): Promise<void> {
   checkOptions("saveModel", options, ["parameters"]);
+  if (typeof path !== "string" || path === "") throw new ConfigurationError(`A model is saved to a path, not ${shown(path)}: give a text`);
   const [folder, file] = [dirname(path), basename(path)];
   const exported = session.exportModel({ ...options, dataName: (bytes) => `${file}-${sha256Now(bytes).slice(0, 16)}.data` });
   const earlier = saving;

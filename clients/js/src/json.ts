@@ -21,11 +21,15 @@ export function spacedJson(value: unknown, what: string): string {
 
 function numberText(value: number): string {
   if (Object.is(value, -0)) return "-0.0";
-  if (Math.abs(value) >= 1e-4 || value === 0) return String(value);
+  // JavaScript writes whole numbers with as many digits as tell doubles apart, and Python reads all of them.
+  if (Number.isInteger(value) && Math.abs(value) < 1e21) return String(BigInt(value));
+  if (Math.abs(value) >= 1e-4) return String(value);
   return value.toExponential().replace(/e-(\d)$/, "e-0$1");
 }
 
 function quoted(text: string): string {
+  // Others than those that stand in Python for the bytes of a file name that is not UTF-8.
+  if (/[\ud800-\udc7f\udd00-\udfff]/u.test(text)) throw new TypeError(`${JSON.stringify(text)} has half of a surrogate pair, which is no character`);
   return JSON.stringify(text).replace(/[\u007f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 

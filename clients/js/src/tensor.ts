@@ -1,6 +1,7 @@
 /** Arrays with a dtype and a shape, and how their elements lie in memory. */
 
 import { ConfigurationError, UnsupportedOperatorError } from "./errors.js";
+import { shown } from "./options.js";
 
 export type TypedArray =
   | Float32Array | Float64Array
@@ -102,7 +103,7 @@ export function tensorOfBytes(dtype: DType, shape: readonly number[], bytes: Uin
 
 /** The bytes of an array, not copied. */
 export function bytesIn(data: TypedArray): Uint8Array {
-  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+  return data.byteLength ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength) : new Uint8Array(); // a buffer that was sent away has none
 }
 
 export function copyOf(tensor: Tensor): Tensor {
@@ -127,9 +128,11 @@ export function viewOf({ dtype, shape, data }: { dtype?: unknown; shape?: unknow
   const held = dtypeOfArray(data);
   if (held === undefined) return "no typed array as its data";
   const own = (dtype ?? held) as DType;
-  if (!(own in LAYOUTS)) return `elements of the unknown dtype ${String(own)}`;
+  if (!(own in LAYOUTS)) return `elements of the unknown dtype ${typeof own === "string" ? own : shown(own)}`;
   if (held !== own && held !== HELD_IN[own]) return `elements of ${held} that are called ${own}`;
-  if (!Array.isArray(shape) || !shape.every((extent) => Number.isSafeInteger(extent) && extent >= 0)) return `the shape ${String(shape)}`;
+  if (!Array.isArray(shape) || !shape.every((extent) => Number.isSafeInteger(extent) && extent >= 0)) {
+    return `the shape ${Array.isArray(shape) ? `[${shape.map(shown).join(", ")}]` : shown(shape)}`;
+  }
   const { length } = data as TypedArray;
   if (sizeOf(shape) !== length) return `${length} elements, and shape [${shape.join(", ")}] has ${sizeOf(shape)}`;
   return tensorOfBytes(own, shape, bytesIn(data as TypedArray));

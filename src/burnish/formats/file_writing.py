@@ -39,6 +39,8 @@ def file_path(path: str | os.PathLike[str], example: str) -> Path:
         found = Path(path)
     except TypeError:
         raise CheckpointError(f"{path!r} is not a path: give the name of a file, such as '{example}'") from None
+    if "\0" in str(found):
+        raise CheckpointError(f"{str(found)!r} is not a path, as it has a null character: give the name of a file")
     if os.path.isdir(found):  # no error for a name that no file can have
         raise CheckpointError(f"'{found}' is a folder: give the name of a file, such as '{found / example}'")
     return found
@@ -58,7 +60,8 @@ def replacing(path: Path, final: Callable[[], Path] | None = None) -> Iterator[P
         CheckpointError: writing failed, or ``path`` is a folder, device or pipe; it is as it was before.
     """
     partial = partial_path(path)
-    if path.exists() and not path.is_file():  # an administrator could replace a device by a file
+    # An administrator could replace a device by a file. These take names that no file can have, too.
+    if os.path.exists(path) and not os.path.isfile(path):
         raise CheckpointError(f"'{path}' is {_kind(path)}: give the name of a file")
     try:
         with locked(partial):

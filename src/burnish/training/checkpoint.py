@@ -82,6 +82,17 @@ class Checkpoint:
     base: str | None = None
 
 
+def _json_text(what: str, path: Path, values: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(dict(values))
+        read_json(text)  # not all that is written is read again: lists in lists without end, halves of characters
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{what} of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
+        ) from error
+    return text
+
+
 def write_checkpoint(
     path: str | Path,
     state: Mapping[str, np.ndarray],
@@ -111,15 +122,11 @@ def write_checkpoint(
 
     Raises:
         CheckpointError: the file cannot be written.
-        ConfigurationError: ``extra`` is not JSON-compatible.
+        ConfigurationError: ``extra`` or ``metadata`` is not JSON-compatible, or is nothing that would be read again.
     """
     path = file_path(path, EXAMPLE)
-    try:
-        extra_text = json.dumps(dict(extra or {}))
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"extra of the checkpoint '{path}' is not JSON: {error}. Give numbers, strings, lists and dicts of them"
-        ) from error
+    extra_text = _json_text("extra", path, extra or {})
+    metadata_text = _json_text("metadata", path, metadata or {})
     is_new_folder = not path.parent.exists()
     try:
         path.parent.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
@@ -133,7 +140,7 @@ def write_checkpoint(
         "graphs": json.dumps(identity.graphs),
         "engine": engine,
         "extra": extra_text,
-        **({"metadata": json.dumps(dict(metadata))} if metadata else {}),
+        **({"metadata": metadata_text} if metadata else {}),
         **({} if journal is None else {JOURNAL: journal.as_json()}),
         **({} if base is None else {BASE: base}),
     }

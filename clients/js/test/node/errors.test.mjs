@@ -31,6 +31,11 @@ async function refused(work, errorClass, ...texts) {
   });
 }
 
+const endless = [];
+endless.push(endless);
+const sentAway = new Float32Array(96);
+structuredClone(sentAway.buffer, { transfer: [sentAway.buffer] });
+
 describe("a batch", () => {
   const wrong = {
     "has a fraction as a class index": [() => ({ ...batch, labels: [0, 1, 2, 0.5, 0, 0, 0, 0] }), "holds 0.5 at [3]"],
@@ -47,7 +52,9 @@ describe("a batch", () => {
     "has rows of pixels": [() => ({ ...batch, x: [new Uint8Array(12), new Uint8Array(12)] }), "'x' has dtype uint8, expected float32"],
     "calls its elements by another dtype": [() => ({ ...batch, x: { data: new Float64Array(96), shape: [8, 12], dtype: "float32" } }), "has elements of float64 that are called float32"],
     "has a dtype that is none": [() => ({ ...batch, x: { data: new Float32Array(96), shape: [8, 12], dtype: "float" } }), "unknown dtype float"],
-    "has a shape that is none": [() => ({ ...batch, x: { data: new Float32Array(96), shape: [8, -12] } }), "the shape 8,-12"],
+    "has a shape that is none": [() => ({ ...batch, x: { data: new Float32Array(96), shape: [8, -12] } }), "the shape [8, -12]"],
+    "holds itself": [() => ({ ...batch, x: endless }), "The input 'x' is nested more than 32 deep"],
+    "has a buffer that was sent away": [() => ({ ...batch, x: sentAway }), "The input 'x' is empty along axis 0"],
     "is on a device": [() => ({ ...batch, x: { location: "gpu-buffer", type: "float32", dims: [8, 12], data: null } }), "elements are on a device", "tensor.getData()"],
     "is a map": [() => new Map(Object.entries(batch)), "object of arrays by input name"],
     "is no object": [() => [batch], "object of arrays by input name"],
@@ -121,6 +128,12 @@ test("options", async () => {
   await refused(() => session.evaluate(batch, { parameters: "average" }), ConfigurationError, "parameters=an object");
   await refused(() => session.exportModel({ fold: true }), ConfigurationError, "exportModel has no option 'fold'");
   await refused(async () => saveModel(session, join(folder, "m.onnx"), { dataName: "m" }), ConfigurationError, "saveModel has no option 'dataName'");
+  for (const path of [null, ""]) await refused(async () => saveModel(session, path), ConfigurationError, "A model is saved to a path, not");
+  for (const path of ["a\0b", "x".repeat(5000)]) {
+    await refused(() => saveModel(session, path), CheckpointError, "could not be written");
+    await refused(() => session.saveCheckpoint(path), CheckpointError, "could not be written");
+  }
+  for (const extra of [{ a: "\ud800" }, { "\udfff": 1 }]) await refused(() => session.checkpoint(extra), ConfigurationError, "half of a surrogate pair");
   await refused(async () => new FeatureCache(session, { size: 3 }), ConfigurationError, "FeatureCache has no option 'size'");
   await refused(async () => new FeatureCache(session, { limit: "3" }), ConfigurationError, "limit=\"3\"");
   const plain = await Session.open(await loadProgram(join(folderOf("residual"), "program")));

@@ -35,6 +35,7 @@ test("JSON is written as Python writes it, or refused by name", () => {
   const expected = python("-c", "import json, sys; print(json.dumps(json.loads(sys.argv[1])), end='')", JSON.stringify(value));
   assert.equal(spacedJson(value, "extra"), expected);
   assert.equal(spacedJson(-0, "zero"), "-0.0");
+  assert.equal(spacedJson([2 ** 60, -(2 ** 53), 1e21, 0], "whole"), `[1152921504606846976, ${-(2 ** 53)}, 1e+21, 0]`);
   for (const [other, place] of [[{ a: [1, undefined] }, "extra.a[1] is undefined"], [{ a: NaN }, "extra.a is NaN"], [{ a: new Map() }, "extra.a is an object (Map)"], [{ a: 1n }, "extra.a is 1"], [new Float32Array(2), "extra is an object (Float32Array)"]]) {
     assert.throws(() => spacedJson(other, "extra"), (error) => error instanceof TypeError && error.message === place);
   }

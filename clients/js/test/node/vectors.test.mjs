@@ -1,7 +1,8 @@
 // The rules that every client keeps: tests/clients/vectors.json, whose fields tests/clients/vectors.py describes.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
+import { execFileSync } from "node:child_process";
+import { lstatSync, mkdirSync, readdirSync, readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { before, describe, test } from "node:test";
 
 import * as burnish from "../../dist/index.js";
@@ -63,6 +64,14 @@ const calls = {
   predict: (session, row) => session.predict(batchOf(row)),
   write: (session, row) => write(session, row.write),
   restore: async (session, row) => session.restore(await changedCheckpoint(row)),
+  save: async (session, { at }) => {
+    const place = join(temporaryFolder(), at);
+    if (at === "pipe") execFileSync("mkfifo", [place]);
+    else mkdirSync(place);
+    const kind = () => [lstatSync(place).isFIFO(), lstatSync(place).isDirectory(), readdirSync(dirname(place))];
+    const before = kind();
+    await session.saveCheckpoint(place).finally(() => assert.deepEqual(kind(), before));
+  },
   export: (session) => session.exportModel(),
 };
 
