@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,18 @@ def test_masks_in_files_that_change_pixels_are_left_out(tmp_path: Path) -> None:
         reason = "a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG"
         assert f"{name} ({reason})" in str(dataset.note)  # type: ignore[attr-defined]
         (folder / "masks" / name).unlink()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_masks_whose_values_are_stretched_are_left_out(tmp_path: Path, bits: int) -> None:
+    """Gray of less than 8 bits: Pillow reads the class 1 as 85 or 17."""
+    folder = write_masks(tmp_path / "masks", SHAPES[:2])
+    chunks = (b"IHDR" + struct.pack(">IIBBBBB", 32, 32, bits, 0, 0, 0, 0), b"IDAT" + zlib.compress(bytes(33 * 32)), b"IEND")
+    content = b"".join(struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    (folder / "masks" / "0001.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    dataset = open_dataset(folder, mask_spec())
+    assert len(dataset) == 1
+    assert "0001.png (gray of less than 8 bits, whose values readers stretch to 255" in str(dataset.note)  # type: ignore[attr-defined]
 
 
 def test_void_pixels_are_refused_where_the_loss_ignores_none(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_what_makes_no_batch_is_refused():
     program = program_with(data_entry(2))
     with pytest.raises(ConfigurationError, match=r"batch_size=0: give a size of 1 or more"):
         random_batches(program, 0)
+    with pytest.raises(ConfigurationError, match=r"batch_size=999999999999: give a size of 1 or more, up to 16,777,216"):
+        random_batches(program, 10**12 - 1)
     with pytest.raises(ConfigurationError, match=r"seed=-1: give a seed of 0 or more"):
         random_batches(program, seed=-1)
     with pytest.raises(ConfigurationError, match=r"extent: no input has a dimension 'width'; symbolic are batch"):

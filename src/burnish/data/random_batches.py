@@ -12,6 +12,7 @@ from burnish.program import Entry, Program, Role
 from burnish.program.layout import sample_extent
 
 DEFAULT_EXTENT = 8
+LARGEST_EXTENT = 1 << 24
 
 
 def random_batches(
@@ -29,12 +30,12 @@ def random_batches(
         extents: of the other symbolic dimensions, by name; 8 where one is not given.
 
     Raises:
-        ConfigurationError: a size below 1, a seed below 0, or an extent of a dimension that the inputs do not have.
+        ConfigurationError: a size below 1 or too large, a seed below 0, or an extent of a dimension that the inputs do not have.
     """
     chosen = dict(extents or {})
     for name, size in {"batch_size": batch_size, **chosen}.items():
-        if size < 1:
-            raise ConfigurationError(f"{name}={size}: give a size of 1 or more")
+        if not 1 <= size <= LARGEST_EXTENT:
+            raise ConfigurationError(f"{name}={size}: give a size of 1 or more, up to {LARGEST_EXTENT:,}")
     if seed < 0:
         raise ConfigurationError(f"seed={seed}: give a seed of 0 or more")
     signature = program.signature["step"]

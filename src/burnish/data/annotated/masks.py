@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PICTURES, MASKS = "images", "masks"
 MODES = ("L", "P", "1")
 """Of masks, as Pillow calls them: gray, with a palette, and of one bit."""
+STRETCHED = ("L;2", "L;4")
+"""How Pillow reads gray of 2 and 4 bits: the class 1 becomes 85 and 17."""
 VOID = 255
 """The value of a pixel that has no class, by the use of VOC and Cityscapes."""
 
@@ -216,10 +218,13 @@ def _misfit(file: Path, mask: Path) -> str | None:
         size, other = upright_size(file), upright_size(mask)
         with opened(mask) as (image, _):
             mode, is_lossy = image.mode, _is_lossy(image)
+            stretched = any(str(tile[3]).strip("('").startswith(STRETCHED) for tile in getattr(image, "tile", ()))
     except UnreadableImage as error:
         return error.what
     if is_lossy:
         return f"{mask} (a JPEG file, which changes the values of pixels, and these are classes: save masks as PNG)"
+    if stretched:
+        return f"{mask} (gray of less than 8 bits, whose values readers stretch to 255: save masks with 8 bits or a palette)"
     if mode not in MODES:
         return f"{mask} (its pixels are {mode}, and a mask has one channel of 8 bits or a palette)"
     return None if size == other else f"{mask} ({other[0]} x {other[1]}, and the picture {size[0]} x {size[1]})"
