@@ -113,10 +113,10 @@ def test_the_names_of_the_cpu_are_one_device(name: str) -> None:
     assert runner._device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("threads", [0, True, 1.5])
+@pytest.mark.parametrize("threads", [0, True, 1.5, 1025])
 def test_threads_that_are_no_number_of_threads(threads: object) -> None:
     program = tiny_program()
-    with pytest.raises(EngineError, match=r"threads=.*whole number of at least one"):
+    with pytest.raises(EngineError, match=r"threads=.*: give a whole number from 1 to 1024, or leave"):
         open_program(TorchEngine(), program, program.initial_state(0), threads=threads)  # type: ignore[arg-type]
 
 
