@@ -309,7 +309,7 @@ def test_a_picture_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
     (tmp_path / "curves.png").mkdir()
     progress = StopAfter(0)
     assert trainer(tmp_path, progress=progress).run().steps == 15
-    assert "curves.png' could not be written" in progress.notes[0]
+    assert "curves.png' is a folder: give the name of a file" in progress.notes[0]
 
 
 def test_a_finished_run_says_so(tmp_path):
