@@ -259,7 +259,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     result = run(*arguments("run", "--workers", "3"), code=1)
-    assert "--workers 3, and torchrun has started 2 on this machine: leave --workers out, or torchrun" in result.stderr
+    assert "--workers 3, and a launcher has started 2 on this machine: leave --workers out, or the launcher" in result.stderr
 
 
 @pytest.mark.parametrize(

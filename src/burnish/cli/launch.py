@@ -141,7 +141,7 @@ def check_count(workers: int) -> None:
     started = os.environ.get("LOCAL_WORLD_SIZE", environment.written_size())
     if started != str(workers):
         raise ConfigurationError(
-            f"--workers {workers}, and torchrun has started {started} on this machine: leave --workers out, or torchrun"
+            f"--workers {workers}, and a launcher has started {started} on this machine: leave --workers out, or the launcher"
         )
 
 
