@@ -246,13 +246,15 @@ def test_more_workers_than_samples(data):
 def test_options_of_the_exchange_reach_the_session(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    options = Exchange(deterministic=True, compression="float16", bucket_size=1000, share=False)
+    options = Exchange(deterministic=True, compression="float16", bucket_size=1000, share=False, statistics="rank0")
     parallel, group = join_workers(None, 60.0, options.settings(is_alone=False))
     assert (parallel.deterministic, parallel.compression, parallel.shard_optimizer) == (True, "float16", False)
     assert (parallel.bucket_size, parallel.share, parallel.synchronize_every) == (1000, False, None)
+    assert parallel.statistics == "rank0"
     assert parallel.group is group
     (unchanged, _) = join_workers(None, 60.0, Exchange().settings(is_alone=False))
     assert (unchanged.bucket_size, unchanged.share) == (burnish.DataParallel().bucket_size, True)
+    assert unchanged.statistics == "mean"
 
 
 def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
@@ -282,6 +284,14 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         (
             ("--synchronize-every", "4", "--workers", "2", "--shard-optimizer"),
             "shard_optimizer=True does not go with synchronize_every, where workers step alone",
+        ),
+        (
+            ("--statistics", "rank0"),
+            "--statistics says how workers exchange, and one alone trains here: give --workers 2 or more,",
+        ),
+        (
+            ("--statistics", "rank1", "--workers", "2"),
+            "statistics='rank1': give 'mean', the average of the running statistics over the workers, or 'rank0', those of the",
         ),
         (("--compression", "zip", "--workers", "2"), "there is no compression 'zip'; choose among bfloat16, float16"),
     ],

@@ -44,7 +44,7 @@ OF_ONE_START = frozenset({"start-from", "reinitialize", "nodes", "node-rank", "m
 OF_WORKERS = frozenset({"workers", "max-restarts"})
 OF_SEVERAL = OF_WORKERS | {
     *("worker-timeout", "deterministic", "compression", "bucket-size", "share", "shard-optimizer", "shard-tables"),
-    "synchronize-every",
+    *("statistics", "synchronize-every"),
 }
 """Options of runs of several workers, which one that goes on alone does not take over."""
 STARTED = "burnish.started"

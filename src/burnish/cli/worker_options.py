@@ -134,6 +134,14 @@ class Exchange(OptionGroup):
             "repeatable, or auto for every such table.",
         ),
     ] = None
+    statistics: Annotated[
+        str,
+        typer.Option(
+            "--statistics",
+            metavar="KIND",
+            help="The running statistics of batch normalization where workers have their own: their mean, or those of rank0.",
+        ),
+    ] = "mean"
     synchronize_every: Annotated[
         int | None,
         typer.Option(

@@ -21,6 +21,7 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.sharding import sharded, shares_of
+from burnish.distributed.graphs.synchronization import STATISTICS
 from burnish.distributed.graphs.table_shards import TableShards, holding_rows
 from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
 from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
@@ -38,7 +39,7 @@ from burnish.program import Program, Role
 from burnish.settings import PlainSettings, is_whole
 
 BUCKET_SIZE = 25 * 2**20
-AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "synchronize_every")
+AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "statistics", "synchronize_every")
 """Options of which the training graph says nothing, and in which workers are not to differ."""
 
 
@@ -50,6 +51,8 @@ class DataParallel(PlainSettings):
         norm: what batch normalization layers of the policy ``train`` do: ``sync`` (statistics of the whole batch), ``sync:<n>``
             (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it. None
             is ``sync``, and with ``synchronize_every`` ``local``.
+        statistics: what the running statistics become if workers normalize by statistics of their own parts or groups: ``mean``,
+            the average over all workers, or ``rank0``, those of the first worker, as ``DistributedDataParallel`` has it.
         bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
         share: let batch normalization layers that do not wait for each other share one exchange.
         compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider.
@@ -73,6 +76,7 @@ class DataParallel(PlainSettings):
     """
 
     norm: str | NormPolicy | None = None
+    statistics: str = "mean"
     bucket_size: int = BUCKET_SIZE
     share: bool = True
     compression: str | None = None
@@ -91,6 +95,11 @@ class DataParallel(PlainSettings):
             )
         if not is_whole(self.bucket_size) or self.bucket_size < 1:
             raise ConfigurationError(f"DataParallel: bucket_size={self.bucket_size!r}: give a whole number of bytes, 1 or more")
+        if self.statistics not in STATISTICS:
+            raise ConfigurationError(
+                f"DataParallel: statistics={self.statistics!r}: give 'mean', the average of the running statistics over the "
+                "workers, or 'rank0', those of the first worker"
+            )
         self._compressed()
         self._check_tables()
         self._check_local_steps()
@@ -192,7 +201,13 @@ class DataParallel(PlainSettings):
         if tables is not None:
             _check_rows_apart(program, tables)
         derived = derive(
-            executable, communicator.size, self.policy, bucket_size=self.bucket_size, share=self.share, shards=tables
+            executable,
+            communicator.size,
+            self.policy,
+            bucket_size=self.bucket_size,
+            share=self.share,
+            statistics=self.statistics,
+            shards=tables,
         )
         check_agreement(communicator, derived, state, self._agreed)
         if tables is not None:
@@ -250,7 +265,7 @@ class DataParallel(PlainSettings):
         key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
         runner = engine.open(executable, worker_start(state, key, communicator.rank), device=device, threads=threads)
         assert self.synchronize_every is not None
-        return LocalSteps(runner, communicator, program, self.synchronize_every, state)
+        return LocalSteps(runner, communicator, program, self.synchronize_every, state, self.statistics)
 
     @property
     def _agreed(self) -> str:

@@ -19,8 +19,9 @@ from burnish.distributed.graphs.replication import check_replicated
 from burnish.distributed.graphs.rows import exchange_rows
 from burnish.distributed.graphs.samples import place_samples
 from burnish.distributed.graphs.synchronization import (
-    average_statistics,
     effective_policies,
+    groups_of_statistics,
+    join_statistics,
     keep_statistics,
     synchronize,
 )
@@ -41,6 +42,7 @@ def derive(
     *,
     bucket_size: int,
     share: bool,
+    statistics: str = "mean",
     shards: TableShards | None = None,
 ) -> Executable:
     """Return an executable with the exchanges of this many workers in its training graph.
@@ -51,6 +53,7 @@ def derive(
         norm: what layers of the policy ``train`` do.
         bucket_size: bytes of gradients in one exchange.
         share: let layers that do not wait for each other share an exchange.
+        statistics: what running statistics become, ``mean`` or ``rank0``.
         shards: tables of which each worker holds a part; ``table_shards.holding_rows`` makes of the result what one of them runs.
 
     Raises:
@@ -73,7 +76,7 @@ def derive(
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     accumulating = workers > 1 and accumulates(executable)
-    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating, shards)
+    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating, statistics, shards)
     if share:
         share_exchanges(model.graph)
     bucket_gradients(model.graph, bucket_size, accumulating)
@@ -97,23 +100,27 @@ def insert_exchanges(
     workers: int,
     norm: NormPolicy,
     accumulating: bool,
+    statistics: str = "mean",
     shards: TableShards | None = None,
 ) -> Entry | None:
     """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
 
-    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here; ``shards``, of
-    which tables each worker holds a part.
+    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here; ``statistics``,
+    what running statistics become; ``shards``, of which tables each worker holds a part.
 
     Returns:
         The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
     """
     policies = effective_policies(model.graph, norm, workers)
-    elements = synchronize(model.graph, policies, workers, spare=not accumulating) + average_statistics(
-        model.graph, policies, workers
-    )
-    if elements and workers > 1:
-        updated = signature.outputs_of(Role.STATISTIC)
-        keep_statistics(model.graph, elements[0], {entry.name: entry.updates for entry in updated if entry.updates is not None})
+    updates = {entry.name: entry.updates for entry in signature.outputs_of(Role.STATISTIC) if entry.updates is not None}
+    of_rank0 = statistics == "rank0"
+    groups = groups_of_statistics(model.graph, policies, workers, updates) if of_rank0 else {}
+    elements = synchronize(model.graph, policies, workers, spare=not accumulating)
+    given = join_statistics(model.graph, policies, workers, of_rank0=of_rank0)
+    given |= {workers: elements[0]} if elements else {}
+    if workers > 1:
+        groups = {output: groups.get(output, workers) for output in updates}
+        keep_statistics(model.graph, {name: given[group] for name, group in groups.items() if group in given}, updates)
     join_parts(model.graph, accumulating)
     exchange_rows(model.graph, workers, () if shards is None else shards.extents)
     if shards is not None:

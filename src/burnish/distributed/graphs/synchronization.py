@@ -17,7 +17,7 @@ from burnish.graph import Builder, Tensor, remove_node, replace_node
 from burnish.norms import NormPolicy, Renorm, Sync, Train, get
 from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
 from burnish.ops import Operation
-from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, all_gather, all_reduce
+from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
 from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING, correction
 from burnish.ops.normalization.synchronized import (
@@ -33,6 +33,8 @@ from burnish.ops.normalization.synchronized import (
 from burnish.ops.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
+STATISTICS = ("mean", "rank0")
+"""What running statistics may become where workers normalize by statistics of their own parts or groups."""
 LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 
 
@@ -178,13 +180,63 @@ def _spare_exchange(own: ir.Value, whole: Tensor) -> None:
     replace_node(users[0][0], whole)
 
 
-def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int) -> list[Tensor]:
-    """Put, in place, the average over the workers where each of them has running statistics of its own part.
+def groups_of_statistics(
+    graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, updates: Mapping[str, str]
+) -> dict[str, int]:
+    """Return, for each running statistic, how many workers, from rank 0 on, have the statistics of a batch that rank 0 has.
+
+    Args:
+        graph: a training graph, with the marks of its statistics.
+        policies: what each policy means.
+        workers: how many there are.
+        updates: by the name of an output that is the next value of a running statistic, the input that is its present one.
+
+    Raises:
+        ConfigurationError: something else is computed of running statistics of this step: its gradient would be that of averages.
+    """
+    groups: dict[str, int] = {}
+    for node in [node for node in graph if SHARD_MEAN.is_of(node)]:
+        found, pending = set(node.outputs), list(node.outputs)
+        while pending:
+            value = pending.pop()
+            name = value.name or ""
+            if value.is_graph_output() and name in updates:
+                # Layers that share it may differ: it changes in a step in which all of them have statistics.
+                groups[name] = min(groups.get(name, workers), _givers(node, policies, workers))
+            elif value.is_graph_output():
+                raise ConfigurationError(
+                    f"DataParallel: statistics='rank0': the running statistics of '{node.metadata_props[LAYER_METADATA]}' are "
+                    f"read in the step that updates them, for '{name}': take statistics='mean'"
+                )
+            following = {output for user, _ in value.uses() for output in user.outputs} - found
+            found |= following
+            pending += following
+    return groups
+
+
+def _givers(node: ir.Node, policies: Mapping[str, NormPolicy], workers: int) -> int:
+    """How many workers, from rank 0 on, have the statistics that rank 0 has."""
+    group = group_of(node, policies, workers)
+    return 1 if group is None else group or workers
+
+
+def join_statistics(
+    graph: ir.Graph, policies: Mapping[str, NormPolicy], workers: int, *, of_rank0: bool = False
+) -> dict[int, Tensor]:
+    """Put, in place, what running statistics take in of a batch where workers have statistics of their own parts.
+
+    Args:
+        graph: a training graph.
+        policies: what each policy means.
+        workers: how many there are.
+        of_rank0: take those of rank 0, which a group of rank 0 has in common, so that they are there too if its part is empty;
+            else the average over the workers, weighted by elements.
 
     Returns:
-        The number of elements that each average is of, float64 [1].
+        By how many workers give theirs, from rank 0 on: a number that is 0 if all of their parts are empty, float64 [1].
     """
-    counts = []
+    counts: dict[int, Tensor] = {}
+    rank = WORKER_RANK(builder=Builder(graph, before=next(iter(graph)))) if of_rank0 else None
     for node in [node for node in graph if SHARD_MEAN.is_of(node) or SHARD_COUNT.is_of(node)]:
         builder = Builder(graph, before=node)
         if SHARD_COUNT.is_of(node):
@@ -195,30 +247,43 @@ def average_statistics(graph: ir.Graph, policies: Mapping[str, NormPolicy], work
         if group_of(node, policies, workers) == 0:
             replace_node(node, (mean, variance))
             continue
-        share = builder.cast(weight, DOUBLE)
-        number = builder.op("Reshape", share, builder.integers([1]), shape=[1])
-        weighted = (builder.cast(mean, DOUBLE) * share, builder.cast(variance, DOUBLE) * share, number)
-        means, variances, total = all_reduce(weighted, "average")
-        counts.append(total)
+        given: tuple[Tensor, ...] = (builder.cast(mean, DOUBLE), builder.cast(variance, DOUBLE))
+        givers = workers
+        if rank is None:
+            share = builder.cast(weight, DOUBLE)
+            number = builder.op("Reshape", share, builder.integers([1]), shape=[1])
+            given = (given[0] * share, given[1] * share, number)
+        else:
+            givers = _givers(node, policies, workers)
+            gives = builder.op("Less", builder.tensor(rank.value), builder.scalar(givers, ir.DataType.INT64), shape=[])
+            one, zero = builder.cast(builder.integers([1]), DOUBLE), builder.scalar(0.0, DOUBLE)
+            # A product with 0 would let through what is not finite on another worker.
+            given = tuple(builder.op("Where", gives, tensor, zero, like=tensor) for tensor in (*given, one))
+        means, variances, total = all_reduce(given, "average")
+        counts.setdefault(givers, total)
         total = builder.op("Max", total, 1.0)
         replace_node(node, (builder.cast(means / total, mean.dtype), builder.cast(variances / total, variance.dtype)))
     return counts
 
 
-def keep_statistics(graph: ir.Graph, count: Tensor, updates: Mapping[str, str]) -> None:
-    """Let running statistics stay, in place, what they are in a step in which no worker has a sample.
+def keep_statistics(graph: ir.Graph, counts: Mapping[str, Tensor], updates: Mapping[str, str]) -> None:
+    """Let running statistics stay, in place, what they are in a step in which there are no samples for them.
 
     Args:
         graph: a training graph.
-        count: of the elements that the whole batch has in a layer, [1].
-        updates: by the name of an output that is the next value of a running statistic, the input that is its present one.
+        counts: by the name of an output that is the next value of a running statistic, a number [1] that is 0 in such a step.
+        updates: for each of them the input that is its present value.
     """
     builder = Builder(graph)
     present = {value.name: value for value in graph.inputs}
-    has_samples = builder.op("Greater", builder.tensor(count.value), 0.0, shape=[1])
+    has_samples: dict[ir.Value, Tensor] = {}
     for index, output in enumerate(graph.outputs):
-        if (name := output.name or "") in updates:
+        name = output.name or ""
+        if name in counts:
+            count = counts[name].value
+            if count not in has_samples:
+                has_samples[count] = builder.op("Greater", builder.tensor(count), 0.0, shape=[1])
             before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
-            kept = builder.op("Where", has_samples, following, before, like=before)
+            kept = builder.op("Where", has_samples[count], following, before, like=before)
             graph.outputs[index] = kept.value
             output.name, kept.value.name = None, name

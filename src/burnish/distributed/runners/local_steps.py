@@ -7,7 +7,8 @@ it and N their sum, every number x of the state that steps change, parameters, r
 
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
-Parameters under ``burnish.optim.diloco`` take an outer step instead, and rows that the program holds stay. Whole numbers, such as
+Running statistics may be those of rank 0 instead. Parameters under ``burnish.optim.diloco`` take an outer step, and rows that the
+program holds stay. Whole numbers, such as
 counters, and masks are those of the first of the workers that have taken the most steps. Random keys differ between workers by an
 offset of the rank.
 
@@ -84,16 +85,25 @@ class LocalSteps(SpreadRunner):
         program: what it runs.
         every: steps to a round.
         state: the state that all workers begin with.
+        statistics: what running statistics become, ``mean`` or ``rank0``.
     """
 
     def __init__(
-        self, runner: ProgramRunner, communicator: Communicator, program: Program, every: int, state: Mapping[str, np.ndarray]
+        self,
+        runner: ProgramRunner,
+        communicator: Communicator,
+        program: Program,
+        every: int,
+        state: Mapping[str, np.ndarray],
+        statistics: str = "mean",
     ):
         super().__init__(runner, communicator)
         signature = program.signature["step"]
         self._every = every
         self._outer = outer_of(program)
         self._updated = set(signature.updates)
+        taken = signature.outputs_of(Role.STATISTIC) if statistics == "rank0" else ()
+        self._of_rank0 = {entry.updates for entry in taken}
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
         self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
         self._masks = changing_masks((program.semantic.get("predict") or program.predict).graph)
@@ -178,11 +188,14 @@ class LocalSteps(SpreadRunner):
             zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), len(counts) :], [state[name] for name in whole]), strict=True)
         )
         wide: Any = np.float64 if any(state[name].dtype == np.float64 for name in mean) else np.float32
-        moved = [(state[name].astype(wide) - self._start[name].astype(wide)).reshape(-1) * wide(weight) for name in mean]
+        moved = [self._moved(name, state[name].astype(wide), wide(weight)).reshape(-1) for name in mean]
         buffer = buffer_of(self._communicator, np.concatenate(moved) if moved else np.zeros(1, wide))
         self._communicator.all_reduce(buffer).wait()
         steps = _parted(array_of(buffer)[: sum(part.size for part in moved)], [state[name].astype(wide) for name in mean])
         for name, step in zip(mean, steps, strict=True):
+            if name in self._of_rank0:
+                joined[name] = step.astype(state[name].dtype)
+                continue
             if name in outer:
                 assert self._outer is not None
                 slot, momentum = outer[name], wide(self._outer.outer_momentum)
@@ -193,6 +206,12 @@ class LocalSteps(SpreadRunner):
             for row in self._held.get(name, ()):
                 joined[name][row] = self._start[name][row]
         return {**state, **joined}
+
+    def _moved(self, name: str, value: np.ndarray, weight: Any) -> np.ndarray:
+        """What this worker gives to the sum over the workers for an entry of the state."""
+        if name not in self._of_rank0:
+            return (value - self._start[name].astype(value.dtype)) * weight
+        return value if self._communicator.rank == 0 else np.zeros_like(value)
 
     def _outer_entries(self) -> dict[str, str]:
         """For each parameter that takes an outer step, the state entry of its momentum."""
