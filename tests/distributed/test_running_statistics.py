@@ -5,6 +5,7 @@ That is what ``DistributedDataParallel`` does, which broadcasts the buffers of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 import burnish
 from burnish.errors import ConfigurationError
-from oracles.several_workers import in_threads, part_of
+from oracles.several_workers import in_array_threads, in_threads, part_of
 
 FEATURES, HIDDEN, CLASSES, SAMPLES, RATE, MOMENTUM = 6, 5, 3, 12, 0.5, 0.1
 WORKERS = 4
@@ -87,7 +88,11 @@ def by_pytorch(group: int) -> list[dict[str, np.ndarray]]:
 
 
 def trained(
-    engine: str = "torch", compiled: burnish.Program | None = None, steps: int = len(SIZES), **options
+    engine: str = "torch",
+    compiled: burnish.Program | None = None,
+    steps: int = len(SIZES),
+    connect: Callable[[int, Callable], list] = in_threads,
+    **options,
 ) -> list[list[dict[str, np.ndarray]]]:
     """By rank, the states after each step; in rounds of several steps that after the last."""
 
@@ -101,18 +106,22 @@ def trained(
                     states.append(session.state())
         return states
 
-    return in_threads(WORKERS, work)
+    return connect(WORKERS, work)
 
 
 def entry(name: str) -> str:
     return f"stat/{name}" if name in NAMES else f"param/{name}"
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("engine", "connect"),
+    [("torch", in_threads), ("onnxruntime", in_threads), ("onnxruntime", in_array_threads)],
+    ids=["torch", "onnxruntime", "arrays"],
+)
 @pytest.mark.parametrize(("norm", "group"), [("local", 1), ("sync:2", 2), ("sync", WORKERS)])
-def test_running_statistics_of_rank_0_are_those_of_its_own_group(norm, group, engine):
+def test_running_statistics_of_rank_0_are_those_of_its_own_group(norm, group, engine, connect):
     expected = by_pytorch(group)
-    outcomes = trained(engine, norm=norm, statistics="rank0")
+    outcomes = trained(engine, connect=connect, norm=norm, statistics="rank0")
     for states in outcomes:
         for state, after in zip(states, expected, strict=True):
             for name, array in after.items():

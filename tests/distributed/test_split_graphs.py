@@ -21,7 +21,7 @@ from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.passes.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, residual
-from oracles.several_workers import in_threads, part_of
+from oracles.several_workers import in_array_threads, in_threads, part_of
 from oracles.small_networks import CLASSES, Network, perceptron
 
 FEATURES, SAMPLES, STEPS = 12, 12, 4
@@ -170,18 +170,6 @@ def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
     assert_close(results, alone(compiled, batches), 2e-6)
 
 
-def in_array_threads(size, work):
-    """The workers of ``in_threads``, reached by arrays."""
-
-    def adapted(inside):
-        def gathered(array):
-            return inside.all_gather(torch.from_numpy(array.copy())).numpy()
-
-        return work(ArrayCommunicator(inside.rank, inside.size, lambda array: gathered(array).sum(0), gathered))
-
-    return in_threads(size, adapted)
-
-
 def test_any_library_that_adds_up_and_gathers_arrays():
     compiled, batches = program("batch normalization"), batches_of()
 
@@ -192,6 +180,21 @@ def test_any_library_that_adds_up_and_gathers_arrays():
             return [session.step(part) for part in parts], session.state()
 
     assert_close(in_array_threads(2, work), alone(compiled, batches), 1e-10)
+
+
+def test_groups_exchange_what_one_with_a_communicator_of_its_own_does():
+    def work(communicator):
+        own = np.arange(4.0) + 10 * communicator.rank
+        total = own.copy()
+        communicator.all_reduce(total, group=2).wait()
+        rows, given = communicator.all_gather(own, group=2), communicator.all_to_all(own.reshape(2, 2), group=2)[0]
+        uneven = communicator.all_to_all(own, sizes=[1, 3], group=2)[0]
+        return [array.tolist() for array in (total, rows, given, uneven)]
+
+    results = in_array_threads(4, work)
+    assert results[0] == [[10, 12, 14, 16], [[0, 1, 2, 3], [10, 11, 12, 13]], [[0, 1], [10, 11]], [[0], [10]]]
+    later = [[20, 21, 22, 23], [30, 31, 32, 33]]
+    assert results[3] == [[50, 52, 54, 56], later, [[22, 23], [32, 33]], [[21, 22, 23], [31, 32, 33]]]
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
@@ -332,8 +335,6 @@ def test_what_does_not_go_with_arrays():
             opened(**options)
     with pytest.raises(WorkerError, match=r"float64 of shape \[\d+\] was expected|was expected: all_reduce returns what"):
         opened(one_of_arrays(all_gather=lambda array: array)).step(batches_of()[0])
-    with pytest.raises(EngineError, match=r"norm='sync:1': .* has no groups of workers"):
-        ArrayCommunicator(0, 2, lambda array: array, lambda array: array).all_gather(np.zeros(1), group=1)
     with pytest.raises(ConfigurationError, match=r"rank=2, size=2"):
         ArrayCommunicator(2, 2, lambda array: array, lambda array: array)
 

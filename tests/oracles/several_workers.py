@@ -10,9 +10,11 @@ from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 import burnish
 from burnish.compiler.executable import Executable
+from burnish.distributed import ArrayCommunicator
 from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch import preparation
@@ -125,6 +127,18 @@ def in_threads(workers: int, work: Callable[[ThreadCommunicator], Any]) -> list[
     if errors:
         raise next((error for error in errors if "BrokenBarrierError" not in repr(error)), errors[0])
     return results
+
+
+def in_array_threads(workers: int, work: Callable[[ArrayCommunicator], Any]) -> list[Any]:
+    """The same, of workers that two functions of arrays connect."""
+
+    def adapted(inside: ThreadCommunicator) -> Any:
+        def gathered(array: np.ndarray) -> np.ndarray:
+            return inside.all_gather(torch.from_numpy(array.copy())).numpy()
+
+        return work(ArrayCommunicator(inside.rank, inside.size, lambda array: gathered(array).sum(0), gathered))
+
+    return in_threads(workers, adapted)
 
 
 def train_in_threads(

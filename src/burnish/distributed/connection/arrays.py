@@ -41,8 +41,8 @@ class ArrayCommunicator:
         size: how many workers there are.
         all_reduce: returns the sum of an array over the workers.
         all_gather: returns the arrays of all workers, [workers, ...], in the order of their ranks.
-        part: given a number of consecutive ranks, returns the communicator of those that this worker is among; for
-            ``norm="sync:<n>"``.
+        part: given a number of consecutive ranks, returns the communicator of those that this worker is among, for
+            ``norm="sync:<n>"``. None: what goes to some of the workers is gathered from all, which takes more bytes.
 
     Raises:
         ConfigurationError: a rank that is none of the workers'.
@@ -66,7 +66,13 @@ class ArrayCommunicator:
 
     def all_reduce(self, buffer: Any, *, group: int = 0, channel: str = "") -> Done:
         array = array_of(buffer)
-        np.copyto(array, self._checked(self._among(group)._sum(array.copy()), array.shape, array.dtype))
+        if self._is_gathered(group):
+            total, *rows = self._gathered(array, group)
+            np.copyto(array, total)
+            for row in rows:
+                array += row
+        else:
+            np.copyto(array, self._checked(self._among(group)._sum(array.copy()), array.shape, array.dtype))
         return Done()
 
     def all_gather(self, buffer: Any, *, group: int = 0) -> Any:
@@ -75,11 +81,11 @@ class ArrayCommunicator:
     def all_to_all(
         self, buffer: Any, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
     ) -> tuple[Any, Done]:
-        among, rows = self._among(group), self._gathered(array_of(buffer), group)
+        place, rows = self.rank % (group or self.size), self._gathered(array_of(buffer), group)
         if sizes is None:
-            return _like(buffer, np.ascontiguousarray(rows[:, among.rank])), Done()
-        begin = sum(sizes[: among.rank])
-        return _like(buffer, np.ascontiguousarray(rows[:, begin : begin + sizes[among.rank]])), Done()
+            return _like(buffer, np.ascontiguousarray(rows[:, place])), Done()
+        begin = sum(sizes[:place])
+        return _like(buffer, np.ascontiguousarray(rows[:, begin : begin + sizes[place]])), Done()
 
     def all_to_all_uneven(self, buffer: Any, sizes: Sequence[Sequence[int]]) -> Any:
         array = array_of(buffer)
@@ -101,21 +107,26 @@ class ArrayCommunicator:
     def shared_rows(self, count: int, *, channel: str = "") -> None:
         """Return None: the bytes may lie anywhere."""
 
+    def _is_gathered(self, group: int) -> bool:
+        """Whether workers that exchange among themselves have no communicator of their own."""
+        return group not in (0, self.size) and self._make_part is None
+
     def _among(self, group: int) -> ArrayCommunicator:
-        """The workers that exchange among themselves."""
-        if group in (0, self.size):
+        """What the workers of a group are reached by."""
+        if group in (0, self.size) or self._make_part is None:
             return self
-        if self._make_part is None:
-            raise EngineError(
-                f"norm='sync:{group}': this communicator has no groups of workers: give ArrayCommunicator part=, or norm='sync'"
-            )
         if group not in self._parts:
             self._parts[group] = self._make_part(group)
         return self._parts[group]
 
     def _gathered(self, array: np.ndarray, group: int) -> np.ndarray:
+        """The arrays of the workers of a group. All groups come to an exchange at the same time, with arrays of one shape."""
         among = self._among(group)
-        return self._checked(among._rows(array), (among.size, *array.shape), array.dtype)
+        rows = self._checked(among._rows(array), (among.size, *array.shape), array.dtype)
+        if not self._is_gathered(group):
+            return rows
+        first = self.rank // group * group
+        return rows[first : first + group]
 
     def _checked(self, result: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         array = np.asarray(result)
