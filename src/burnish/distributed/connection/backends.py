@@ -59,15 +59,42 @@ class Backends:
     @classmethod
     def of_group(cls, group: Any, store: Any, device: str, limit: float) -> Backends:
         """Take the backends that a group of ``torch.distributed`` has, and make those that it lacks."""
-        import torch.distributed as distributed
-
-        has = dict(entry.split(":") for entry in distributed.distributed_c10d.get_backend_config(group).split(","))
+        has = _names_of(group)
         cpu = group if "cpu" in has else None
         gpu = group if has.get("cuda", "gloo") != "gloo" else None
         if cpu is not None and (device == "cpu" or gpu is not None):
             return cls(cpu, gpu, [])
         own = cls.open(store, group.rank(), group.size(), "cpu" if gpu is not None else device, limit)
         return cls(cpu or own._cpu, gpu or own._gpu, own._owned)
+
+    @classmethod
+    def within(cls, group: Any, members: Sequence[int], store: Any, device: str, limit: float) -> Backends | None:
+        """Connect some workers of a group of ``torch.distributed`` by the backend that was registered for it.
+
+        They call this together. None, on all of them, if there is no such group, or it has a backend of PyTorch's own, which
+        ``open`` makes for them alone.
+
+        Args:
+            group: of the caller's, or None. What is made of it here ends with the caller's groups.
+            members: ranks in it.
+            store, device, limit: as for ``open``.
+
+        Raises:
+            RuntimeError: one has not come, or is not reached.
+        """
+        if group is None or _names_of(group).get("cpu" if device == "cpu" else "cuda", "gloo") in ("gloo", "nccl", "mpi"):
+            return None
+        import torch.distributed as distributed
+
+        ranks = distributed.get_process_group_ranks(group)
+        part = distributed.new_group(
+            [ranks[member] for member in members],
+            timedelta(seconds=limit),
+            distributed.distributed_c10d.get_backend_config(group),
+            use_local_synchronization=True,
+        )
+        made = cls.of_group(part, store, device, limit)
+        return cls(made._cpu, made._gpu, [part, *made._owned])
 
     def all_reduce(self, tensor: torch.Tensor, operation: str) -> Any:
         """Begin to replace a tensor by its ``sum``, ``min`` or ``max`` over the workers."""
@@ -109,6 +136,13 @@ class Backends:
 
     def _of(self, tensor: torch.Tensor) -> Any:
         return self._cpu if tensor.device.type == "cpu" else self._gpu
+
+
+def _names_of(group: Any) -> dict[str, str]:
+    """The backends of a group of ``torch.distributed``, by kind of device."""
+    import torch.distributed as distributed
+
+    return dict(entry.split(":") for entry in distributed.distributed_c10d.get_backend_config(group).split(","))
 
 
 def adds_up(tensor: torch.Tensor) -> bool:

@@ -293,7 +293,8 @@ class ProcessGroup:
             store = torch_distributed().PrefixStore(self._name, self._meeting.torch_store)
             limit = self.timeout + GRACE_SECONDS
             try:
-                self._backends = Backends.open(store, self.rank, self.world_size, self.device, limit)
+                within = Backends.within(self._meeting.group, self._members, store, self.device, limit)
+                self._backends = within or Backends.open(store, self.rank, self.world_size, self.device, limit)
             except RuntimeError as error:
                 raise self.broken("connection of a group", first_line(error)) from error
 
@@ -414,6 +415,7 @@ class ProcessGroup:
         while on_cpu and not work.is_completed():
             with suppress(RuntimeError):  # of the time that it was given; another one comes again below
                 work.wait(timedelta(seconds=LOOK_UP_SECONDS))
+                break  # not every backend's exchange says that it is completed
             if work.is_completed():
                 break
             self.check()

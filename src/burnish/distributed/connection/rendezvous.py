@@ -121,6 +121,7 @@ class Meeting:
         torch_store: the same as a store of ``torch.distributed``, for the backends that find each other by it.
         locations: by rank.
         address, keeper: of the store, for messages; the keeper is empty if the store outlives each of them.
+        group: the process group of ``torch.distributed`` that they were found in; None if they were found otherwise.
     """
 
     store: Store
@@ -128,6 +129,7 @@ class Meeting:
     locations: Sequence[Location]
     address: str
     keeper: str
+    group: Any = None
 
     @property
     def is_of_one_machine(self) -> bool:
@@ -182,9 +184,11 @@ def meet_in_group(group: Any, first_contact: float) -> Meeting:
     Raises:
         WorkerError: some have not come.
     """
-    store = group.get_group_store()
+    # A group that is written in Python does not tell its name and store itself.
+    known = torch_distributed().distributed_c10d
+    store = known._get_process_group_store(group)
     place = Place(group.rank(), group.size())
-    address = f"the process group '{group.group_name}'"
+    address = f"the process group '{known._get_process_group_name(group)}'"
     try:
         # The store counts, as a process may be of several groups.
         number = f"burnish.{store.add(f'burnish.meetings/{place.rank}', 1)}"
@@ -193,7 +197,7 @@ def meet_in_group(group: Any, first_contact: float) -> Meeting:
     except (OSError, RuntimeError) as error:
         raise WorkerError(f"Rank {place.rank} cannot reach the store of {address}: {first_line(error)}") from error
     torch_store = torch_distributed().PrefixStore(run, store)
-    return Meeting(TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store")
+    return Meeting(TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store", group)
 
 
 def _gathered(hall: Store, number: str, place: Place, until: float, seconds: float, address: str) -> tuple[str, list[Location]]:
