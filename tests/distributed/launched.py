@@ -79,26 +79,42 @@ def trained(
     parallel: burnish.DataParallel | None,
     rank: int = 0,
     workers: int = 1,
-    interrupted: Path | None = None,
+    checkpoint: Path | None = None,
+    interruption: str | None = None,
 ) -> Outcome:
     """The losses, and the state after the last step.
 
     Args:
         program, engine, parallel, rank, workers: what is trained, and how.
-        interrupted: a checkpoint that is written after each step, and gone on from; at the first start the last worker is killed.
+        checkpoint: written after each step, and gone on from.
+        interruption: of ``interrupt``.
     """
     with burnish.Session(program, engine=engine, threads=1, parallel=parallel) as session:
-        if interrupted is not None and interrupted.exists():
-            session.restore(interrupted)
+        if checkpoint is not None and checkpoint.exists():
+            session.restore(checkpoint)
         losses = []
         for step in range(session.step_count, STEPS):
-            is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-            if interrupted is not None and step == STEPS // 2 and rank == workers - 1 and is_first_start:
-                os.kill(os.getpid(), signal.SIGKILL)
+            interrupt(interruption, step, rank, workers)
             losses.append(session.step(part_of(batches()[step], step, rank, workers))["loss"])
-            if interrupted is not None and rank == 0:
-                session.save_checkpoint(interrupted)
+            if checkpoint is not None and rank == 0:
+                session.save_checkpoint(checkpoint)
         return losses, session.state()
+
+
+def interrupt(kind: str | None, step: int, rank: int, workers: int) -> None:
+    """End or delay this worker of torchrun before a step in the middle.
+
+    Args:
+        kind: ``worker`` kills the last worker at its first start, ``agent`` this worker and what has started it; ``alone`` waits
+            for another agent to come, which starts the workers again.
+    """
+    if kind == "alone" and step == STEPS // 3 and os.environ["GROUP_WORLD_SIZE"] == "1":
+        signal.pause()
+    if step == STEPS // 2 and kind == "agent":
+        os.kill(os.getppid(), signal.SIGKILL)
+    is_last = rank == workers - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    if step == STEPS // 2 and (kind == "agent" or (kind == "worker" and is_last)):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def largest_difference(one: Outcome, other: Outcome) -> float:
@@ -116,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--engine", default="torch", choices=["torch", "onnxruntime"])
     parser.add_argument("--group", action="store_true", help="let this script initialize torch.distributed, and give the group")
     parser.add_argument("--mpi", action="store_true", help="exchange by MPI, without PyTorch")
-    parser.add_argument("--interrupted", type=Path, metavar="CHECKPOINT", help="kill a worker in the middle, and go on from here")
+    parser.add_argument("--checkpoint", type=Path, help="write one after each step, and go on from it")
+    parser.add_argument("--interrupt", choices=["worker", "agent", "alone"], help="what happens in the middle")
     options = parser.parse_args(arguments)
     assert not [name for name in os.environ if name.startswith("BURNISH")], "a variable of burnish's is set"
     program = compiled()
@@ -134,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
             parallel = burnish.DataParallel(group=torch.distributed.group.WORLD)
         with join() as group:
             rank, workers = group.rank, group.world_size
-            found = trained(program, options.engine, parallel, rank, workers, options.interrupted)
+            found = trained(program, options.engine, parallel, rank, workers, options.checkpoint, options.interrupt)
     expected = trained(program, options.engine, None)
     print(f"rank {rank} of {workers}: {largest_difference(found, expected):.1e}", flush=True)
 

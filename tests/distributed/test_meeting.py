@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -94,6 +95,21 @@ def test_what_earlier_runs_left_in_a_folder_is_of_no_account(tmp_path):
         assert "Rank 1 of 2 has not come to" in workers.outcomes()[0].error
     for _ in range(2):
         assert run(_sums, 2, environment=variables) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_that_ended_on_another_machine_are_of_no_account(tmp_path, workers):
+    """Whether they have is not known here. Agents of torchrun count their own workers' starts, so that counts may differ."""
+    folder = tmp_path / "meeting"
+    folder.mkdir(mode=0o700)
+    for rank in range(workers):
+        FolderStore(folder).set(f"1/came/{rank}", json.dumps([f"old {rank}", ["elsewhere", 9, "another system"], workers]))
+    assert run(_sums_after_other_starts, 2, environment={environment.FOLDER: str(folder)}) == [2.0, 2.0]
+
+
+def _sums_after_other_starts(rank):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)
+    return _sums(rank)
 
 
 def _joins_alone(rank):

@@ -51,42 +51,86 @@ def found(command: str) -> str:
     return path
 
 
-def differences(command: Sequence[str], workers: int, variables: Mapping[str, str] | None = None) -> list[float]:
-    """What the workers of a command print.
+@contextmanager
+def started(command: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[Callable[[], tuple[int, str]]]:
+    """Start a command without a variable of burnish's; yields what waits for its status and all that it prints."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith("BURNISH")}
+    with tempfile.TemporaryFile("w+") as messages:
+        process = subprocess.Popen(
+            command, stdout=messages, stderr=subprocess.STDOUT, env={**own, "OMP_NUM_THREADS": "1", **(variables or {})}
+        )
+
+        def wait() -> tuple[int, str]:
+            status = process.wait(SECONDS)
+            messages.seek(0)
+            return status, messages.read()
+
+        try:
+            yield wait
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def numbers(status: int, messages: str, workers: int) -> list[float]:
+    """What the workers of a command have printed.
 
     Raises:
-        RuntimeError: it fails, or other workers print something.
+        RuntimeError: it has failed, or other workers have printed something.
     """
-    own = {name: text for name, text in os.environ.items() if not name.startswith("BURNISH")}
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**own, "OMP_NUM_THREADS": "1", **(variables or {})},
-        timeout=SECONDS,
-        check=False,
-    )
     # Lines of several workers may run into each other.
-    printed = {int(rank): float(number) for rank, number in re.findall(r"rank (\d+) of \d+: (\d\.\de[+-]\d\d)", done.stdout)}
-    if done.returncode or sorted(printed) != list(range(workers)):
-        raise RuntimeError(f"status {done.returncode}:\n{done.stdout}")
+    line = r"rank (\d+) of (\d+): (nan|\d\.\de[+-]\d\d)"
+    printed = {(int(rank), int(size)): float(number) for rank, size, number in re.findall(line, messages)}
+    if status or sorted(printed) != [(rank, workers) for rank in range(workers)]:
+        raise RuntimeError(f"status {status}:\n{messages}")
     return list(printed.values())
 
 
-def torchrun() -> list[float]:
-    return differences([*TORCHRUN, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nproc-per-node", "4", SCRIPT], 4)
+def differences(command: Sequence[str], workers: int, variables: Mapping[str, str] | None = None) -> list[float]:
+    """What the workers of a command print."""
+    with started(command, variables) as wait:
+        return numbers(*wait(), workers)
+
+
+def torchrun(*options: str) -> list[float]:
+    """Three workers in torch.distributed's default way, at a port that is free: alone it takes 29500, which another may have."""
+    return differences([*TORCHRUN, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nproc-per-node", "3", SCRIPT, *options], 3)
 
 
 def torchrun_static() -> list[float]:
     place = ("--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    return differences([*TORCHRUN, *place, "--nproc-per-node", "3", SCRIPT, "--group"], 3)
+    return differences([*TORCHRUN, *place, "--nproc-per-node", "4", SCRIPT, "--group"], 4)
+
+
+def torchrun_standalone() -> list[float]:
+    return differences([*TORCHRUN, "--standalone", "--nproc-per-node", "2", SCRIPT, "--engine", "onnxruntime"], 2)
 
 
 def torchrun_with_a_worker_killed() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         place = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "1", "--nproc-per-node", "3")
-        return differences([*TORCHRUN, *place, SCRIPT, "--interrupted", f"{folder}/run.safetensors"], 3)
+        return differences([*TORCHRUN, *place, SCRIPT, "--checkpoint", f"{folder}/run.safetensors", "--interrupt", "worker"], 3)
+
+
+def torchrun_with_fewer_and_more_workers() -> list[float]:
+    """An agent begins with two workers, another comes with a third, which the rest lose in the middle."""
+    # A store that agents share is not entered anew in PyTorch 2.13 if one comes later, and it waits for ever.
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    times = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "changing")
+    agent = (*TORCHRUN, "--nnodes", "1:2", "--max-restarts", "3", *place, "--rdzv-conf", times)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "run.safetensors"
+        script = (SCRIPT, "--checkpoint", str(checkpoint), "--interrupt")
+        with started([*agent, "--nproc-per-node", "2", *script, "alone"], variables) as wait:
+            until = time.monotonic() + SECONDS
+            while not checkpoint.exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            with started([*agent, "--nproc-per-node", "1", *script, "agent"], variables) as wait_for_other:
+                status, messages = wait_for_other()
+                if status != -signal.SIGKILL:
+                    raise RuntimeError(f"the agent that is to be killed has status {status}:\n{messages}")
+                return numbers(*wait(), 2)
 
 
 def mpich() -> list[float]:
@@ -177,14 +221,17 @@ def ray_train() -> list[float]:
     if importlib.util.find_spec("ray") is None:
         raise NotHereError("ray")
     paths = os.pathsep.join([str(Path(SCRIPT).parent), os.environ.get("PYTHONPATH", "")])
-    # Its workers are nice otherwise, and wait for minutes on a machine that is busy.
-    return differences([PYTHON, str(FOLDER / "with_ray.py")], 3, {"PYTHONPATH": paths, "RAY_worker_niceness": "0"})
+    # Its workers are nice otherwise, and wait for minutes on a machine that is busy. Of lines like each other it prints one.
+    own = {"PYTHONPATH": paths, "RAY_worker_niceness": "0", "RAY_DEDUP_LOGS": "0"}
+    return differences([PYTHON, str(FOLDER / "with_ray.py")], 3, own)
 
 
 LAUNCHERS: Mapping[str, Callable[[], list[float]]] = {
     "torchrun": torchrun,
     "torchrun, static": torchrun_static,
+    "torchrun, standalone, ONNX Runtime": torchrun_standalone,
     "torchrun, a worker killed": torchrun_with_a_worker_killed,
+    "torchrun, 2 workers, then 3, then 2": torchrun_with_fewer_and_more_workers,
     "MPICH": mpich,
     "MPICH, without PyTorch": mpich_without_pytorch,
     "Open MPI": open_mpi,

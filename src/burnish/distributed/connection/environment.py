@@ -40,7 +40,6 @@ class Place:
         local_rank: among the workers of this machine.
         folder: where workers of one machine meet; empty if they meet at a port.
         host, port: of the store at which they meet otherwise.
-        attempt: how often the launcher has started the workers again.
         launcher_keeps_store: whether the store is in the process of torchrun; else it is in that of rank 0.
     """
 
@@ -50,7 +49,6 @@ class Place:
     folder: str = ""
     host: str = ""
     port: int = 0
-    attempt: int = 0
     launcher_keeps_store: bool = False
 
     @property
@@ -82,13 +80,11 @@ class Place:
         local_rank = _number(names[2], 0) if names[2] in os.environ else rank
         if world_size == 1:
             return cls(rank, world_size, local_rank)
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if folder := os.environ.get(FOLDER, ""):
-            return cls(rank, world_size, local_rank, str(Path(folder).absolute()), attempt=attempt)
+            return cls(rank, world_size, local_rank, str(Path(folder).absolute()))
         host, port = _address(names[0], rank)
-        return cls(
-            rank, world_size, local_rank, "", host, port, attempt, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        )
+        launcher_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return cls(rank, world_size, local_rank, "", host, port, launcher_keeps_store)
 
 
 def is_of_mpi() -> bool:

@@ -150,10 +150,10 @@ def meet(place: Place, first_contact: float) -> Meeting:
     """
     until = time.monotonic() + first_contact
     distributed = torch_distributed()
-    # Workers of one run join equally often, and nothing of an earlier meeting or attempt is found in a later one.
+    # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
     key = place.address
     _meetings[key] = _meetings.get(key, 0) + 1
-    number = f"{place.attempt}.{_meetings[key]}"
+    number = str(_meetings[key])
     if place.folder:
         folder = Path(place.folder)
         check_folder(folder)
@@ -204,7 +204,9 @@ def _gathered(hall: Store, number: str, place: Place, until: float, seconds: flo
     """Wait until all workers have come; return the name of their run, and where they are, by rank.
 
     A store may hold what earlier runs left there, or those that were ended while they waited: each worker enters a token of its
-    own, and rank 0 answers with a new name and the tokens of those that are of the run. Of two of one rank the later one counts.
+    own, and once more under that of rank 0. Rank 0 waits for those under its own, and answers with a new name and the tokens of
+    those that are of the run. Of two of one rank the later one counts. The number of starts would not tell runs apart: each agent
+    of torchrun counts those of its own workers.
 
     Raises:
         OSError: the store is gone.
@@ -212,15 +214,29 @@ def _gathered(hall: Store, number: str, place: Place, until: float, seconds: flo
     """
     token = secrets.token_hex(16)
     hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(Location.own()), place.world_size]))
+    looks: dict[str, int] = {}
     while True:
         own, first = (_entry(hall, number, rank) for rank in (place.rank, 0))
         if own is not None and own[0] != token:
             raise _refused(place, address, f"another process has come as rank {place.rank}")
+        if place.rank == 0:
+            hall.add(f"{number}/{token}/looks", 1)
         if first is not None and first[2] != place.world_size:
-            raise _refused(place, address, f"it is one of {place.world_size} workers, and rank 0 of {first[2]}")
+            # One that looks no more is of an earlier run, when there were more or fewer workers.
+            count = hall.add(f"{number}/{first[0]}/looks", 0)
+            if looks.setdefault(first[0], count) != count:
+                raise _refused(place, address, f"it is one of {place.world_size} workers, and rank 0 of {first[2]}")
+        elif first is not None:
+            hall.set(f"{number}/{first[0]}/{place.rank}", token)
         is_late = time.monotonic() > until
         entries = [_entry(hall, number, rank) for rank in range(place.world_size)] if place.rank == 0 or is_late else []
-        missing = [rank for rank, entry in enumerate(entries) if entry is None or entry[2] != place.world_size]
+        missing = [
+            rank
+            for rank, entry in enumerate(entries)
+            if entry is None
+            or entry[2] != place.world_size
+            or (place.rank == 0 and hall.get(f"{number}/{token}/{rank}") != entry[0])
+        ]
         if place.rank == 0 and not missing:
             hall.set(f"{number}/run", json.dumps([secrets.token_hex(8), entries]))
         name, of_run = json.loads(hall.get(f"{number}/run") or "[null, []]")
