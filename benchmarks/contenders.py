@@ -167,11 +167,14 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def serve(build: Callable[[], tuple[Step, dict[str, Any]]]) -> None:
+def serve(
+    build: Callable[[], tuple[Step, dict[str, Any]]], others: Mapping[str, Callable[..., dict[str, Any]]] | None = None
+) -> None:
     """The contender's side: answer requests until told to finish.
 
     Args:
         build: makes the training step (a call trains on the next batch and returns the loss) and what there is to tell about it.
+        others: further requests by their first word; each gets the words that follow.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not end up among the answers
@@ -185,6 +188,8 @@ def serve(build: Callable[[], tuple[Step, dict[str, Any]]]) -> None:
 
     def answer(request: list[str]) -> dict[str, Any]:
         nonlocal step
+        if others is not None and request[0] in others:
+            return others[request[0]](*request[1:])
         if request[0] == "open":
             started = time.perf_counter()
             step, told = build()
