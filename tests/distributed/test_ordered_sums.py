@@ -10,9 +10,8 @@ from worker_processes import run
 import burnish
 from burnish.distributed import join
 from burnish.distributed.connection.backends import Backends
-from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.communicators import SMALL_BYTES, GroupCommunicator, OrderedSums
 from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Encoding, Float16
-from burnish.distributed.connection.ordered_sums import SMALL_BYTES, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError
@@ -77,22 +76,10 @@ def test_processes_add_up_the_same(pool, workers):
 def _compressed(rank, cases, share_memory):
     """What one worker gets of sums of rows, by memory that is shared or by Gloo."""
     with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
-        communicator, found = GroupCommunicator(group), []
+        communicator = GroupCommunicator(group)
         if share_memory:
             Backends.all_to_all = Backends.all_gather = Backends.all_reduce = _by_gloo
-        for numbers, compression in cases:
-            sums = OrderedSums(communicator, compression=compression and COMPRESSIONS.resolve(compression))
-            own = torch.from_numpy(numbers[rank].copy())
-            buffer = sums.shared_buffer(own.dtype, len(own), channel=GRADIENTS)
-            assert (buffer is not None) == (share_memory and own.nbytes > SMALL_BYTES)
-            for _ in range(2 if buffer is not None else 0):  # the second time in memory that was used before
-                buffer.settle()
-                buffer.tensor.copy_(own)
-                buffer.all_reduce().wait()
-            if buffer is None:
-                sums.all_reduce(own, channel=GRADIENTS).wait()
-            found.append((own if buffer is None else buffer.tensor).numpy())
-        return found
+        return [summed(communicator, numbers, compression) for numbers, compression in cases]
 
 
 def _by_gloo(*arguments, **options):

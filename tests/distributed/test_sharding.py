@@ -11,7 +11,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
-from burnish.distributed.connection.ordered_sums import scattered
+from burnish.distributed.connection.communicators import scattered
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.sharding import bytes_of, shares_of
 from burnish.engines.communicator import GRADIENTS

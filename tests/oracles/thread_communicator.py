@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from burnish.distributed.connection.ordered_sums import scattered
-from burnish.distributed.connection.work import DONE
+from burnish.distributed.connection.communicators import scattered
+from burnish.distributed.connection.process_group import DONE
 from burnish.engines.communicator import Pending
 
 

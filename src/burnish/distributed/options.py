@@ -12,11 +12,10 @@ import numpy as np
 from burnish.compiler.executable import lower
 from burnish.distributed.agreement import check_agreement
 from burnish.distributed.connection.arrays import mpi
-from burnish.distributed.connection.communicators import GroupCommunicator
+from burnish.distributed.connection.communicators import GroupCommunicator, OrderedSums
 from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding
 from burnish.distributed.connection.environment import is_of_mpi
 from burnish.distributed.connection.joining import is_torch_group, join
-from burnish.distributed.connection.ordered_sums import OrderedSums
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.derivation import derive

@@ -1,5 +1,5 @@
-"""The way from worker to worker: how they meet, how numbers get across, and what happens when one is gone.
+"""How workers meet, how numbers get from one to another, and what happens when one is gone.
 
-``joining`` makes the group of a run, ``process_group`` is its workers, and ``communicators`` what an engine sees of them.
-``ordered_sums`` stands before it where sums are to be taken otherwise. Nothing here knows graphs.
+``joining`` makes the group of a run, ``process_group`` is its workers, and ``communicators`` is how an engine reaches them.
+Nothing here knows graphs.
 """

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.distributed.connection import shared_memory
 from burnish.distributed.connection.backends import Backends, adds_up
+from burnish.distributed.connection.machines import Machines, MachinesBuffer
 from burnish.distributed.connection.pieces import Pieces, combine
 from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting, torch_distributed
 from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer, SharedRows
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
-from burnish.distributed.connection.work import DONE, Work
 from burnish.engines.communicator import Pending
 from burnish.errors import ConfigurationError, EngineError, WorkerError, comes_again
 from burnish.settings import is_whole
@@ -41,6 +41,30 @@ SMALL_BYTES = 2**15
 """Up to here what a worker gives to some goes to all, in one exchange."""
 
 
+class Work:
+    """An exchange that is under way. Until ``wait`` has returned, its tensors are neither read nor written.
+
+    Args:
+        finish: waits for it; None for what is done already.
+    """
+
+    def __init__(self, finish: Callable[[], None] | None = None):
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Wait until the exchange is done; on CUDA, until it stands in the current stream.
+
+        Raises:
+            WorkerError: a worker is gone, or has not come to it in time.
+        """
+        if self._finish is not None:
+            self._finish()
+        self._finish = None
+
+
+DONE = Work()
+
+
 class ProcessGroup:
     """Workers that exchange tensors: all of a run, or some of them (``split``).
 
@@ -53,6 +77,7 @@ class ProcessGroup:
         timeout: seconds that an exchange may take.
         patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
         shares_memory: whether this worker would exchange through memory with others of its machine.
+        machines: the workers by machine, if they exchange within each of several machines first.
     """
 
     def __init__(
@@ -68,6 +93,7 @@ class ProcessGroup:
         members: Sequence[int] | None = None,
         name: str = "run",
         share_memory: bool = True,
+        counts: bool = True,
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience = timeout, patience
@@ -75,13 +101,14 @@ class ProcessGroup:
         # Ranks of the whole run, by rank in this group.
         self._members = tuple(range(world_size) if members is None else members)
         self._is_part = members is not None
-        self._name = name
+        self._name, self._counts = name, counts
         self._parts = 0
         self._barriers = 0
         self._times_told = 0
         self.shares_memory = share_memory
         self._lane: Lane | None = None
         self._pieces: Pieces | None = None
+        self.machines: Machines | None = None
         self._under_way: list[SharedBuffer] = []
         self._groups: list[ProcessGroup] = []
         self._on_close: Callable[[bool], None] | None = None
@@ -115,6 +142,10 @@ class ProcessGroup:
         if lane is not None:
             self._by_pieces().all_reduce(tensor, operation, what, lane.added)
             return DONE
+        if (machines := self._machines_of(tensor)) is not None:
+            self.count(what)
+            machines.all_reduce(tensor, operation, name)
+            return DONE
         if not adds_up(tensor):
             combine(self.all_gather_rows(tensor, name=name), operation, tensor)
             return DONE
@@ -135,6 +166,9 @@ class ProcessGroup:
             lane.begin(tensor, rows, "gather", what).wait()
         elif lane is not None:
             self._by_pieces().all_gather(rows, tensor.contiguous(), what)
+        elif (machines := self._machines_of(tensor)) is not None:
+            self.count(what)
+            machines.all_gather(rows, tensor, name)
         else:
             self._begin(lambda backends: backends.all_gather(rows, tensor.contiguous()), what, tensor).wait()
         return rows
@@ -198,7 +232,10 @@ class ProcessGroup:
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
         what = f"broadcast of {name}"
-        if self._lane_of(tensor) is not None:
+        lane = self._lane_of(tensor)
+        if lane is not None and lane.takes(tensor, "gather"):
+            tensor.copy_(self.all_gather_rows(tensor, name=name)[source])
+        elif lane is not None:
             self._by_pieces().broadcast(tensor, source, what)
         elif self.world_size > 1:
             self._begin(lambda backends: backends.broadcast(tensor, source), what, tensor).wait()
@@ -260,36 +297,57 @@ class ProcessGroup:
         Exchanges of one group wait for each other, and not for those of another.
         """
         first = self.rank // size * size
-        part = self._members[first : first + size]
         self._parts += 1
-        name = f"{self._name}/{self._parts}.{first}"
+        group = self.part(range(first, min(first + size, self.world_size)), f"{self._parts}.{first}", counts=self._counts)
+        if group.world_size > 1 and self._meeting is not None:
+            self.count("connection of a group")
+            group.connect()
+        return group
+
+    def part(self, ranks: Sequence[int], name: str, counts: bool = False) -> ProcessGroup:
+        """Return a group of some of these workers, this one among them; it is not connected yet.
+
+        Args:
+            ranks: of the workers, in the order of their ranks there.
+            name: which no other part with one of these workers has.
+            counts: whether its exchanges are counted: all workers count the same ones.
+        """
         group = ProcessGroup(
-            self.rank - first,
-            len(part),
+            list(ranks).index(self.rank),
+            len(ranks),
             self.device,
             self.timeout,
             self.patience,
             self._meeting,
             watch=self._watch,
-            members=part,
-            name=name,
+            members=[self._members[rank] for rank in ranks],
+            name=f"{self._name}/{name}",
             share_memory=self.shares_memory,
+            counts=counts,
         )
-        if len(part) > 1 and self._meeting is not None:
-            self.count("connection of a group")
-            group.connect()
-            self._groups.append(group)
+        self._groups.append(group)
         return group
 
-    def connect(self) -> None:
+    def connect(self, by_memory: bool = True) -> None:
         """Find out by what these workers exchange: memory if all of them can, else backends; called by all of them together.
+
+        Workers of several machines exchange within each machine by memory. Backends connect those who then need them.
 
         Raises:
             WorkerError: one has not come, or is not reached.
         """
-        if self.device == "cpu":
+        if self.device == "cpu" and by_memory:
             self._lane = Lane.open(self)
-        if self._lane is None and self._backends is None and self._meeting is not None:
+            places = self._places()
+            if self._lane is None and self.shares_memory and 1 < len(places) < self.world_size:
+                self.machines = Machines.open(self, places)
+        if self._lane is None and self.machines is None and self._meeting is not None and self.world_size > 1:
+            self._connected()
+
+    def _connected(self) -> Backends:
+        """The backends of these workers, who all ask for them at the same exchange."""
+        if self._backends is None:
+            assert self._meeting is not None
             store = torch_distributed().PrefixStore(self._name, self._meeting.torch_store)
             limit = self.timeout + GRACE_SECONDS
             try:
@@ -297,8 +355,23 @@ class ProcessGroup:
                 self._backends = within or Backends.open(store, self.rank, self.world_size, self.device, limit)
             except RuntimeError as error:
                 raise self.broken("connection of a group", first_line(error)) from error
+        return self._backends
 
-    def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | None:
+    def _places(self) -> list[list[int]]:
+        """The ranks of each machine."""
+        if self._meeting is None:
+            return []
+        ranks: dict[str, list[int]] = {}
+        for rank, member in enumerate(self._members):
+            ranks.setdefault(self._meeting.locations[member].system, []).append(rank)
+        return list(ranks.values())
+
+    @property
+    def exchanges_by_memory(self) -> bool:
+        """Whether all of these workers exchange through memory that they share."""
+        return self._lane is not None
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | MachinesBuffer | None:
         """Return numbers that are exchanged again and again, in memory that the workers share; None where they share none.
 
         Args:
@@ -306,6 +379,8 @@ class ProcessGroup:
             count: how many there are.
             name: what is exchanged, for messages.
         """
+        if self.machines is not None and dtype.is_floating_point and count:
+            return self.machines.shared_buffer(dtype, count, name)
         import torch
 
         lane = self._lane_of(torch.empty(0))
@@ -370,7 +445,7 @@ class ProcessGroup:
             self.abort()
         for group in self._groups:
             group._leave(False)
-        self._lane = self._pieces = self._backends = self._meeting = None
+        self._lane = self._pieces = self.machines = self._backends = self._meeting = None
         self._groups.clear()
         if self._on_close is not None:
             self._on_close(broken)
@@ -389,10 +464,10 @@ class ProcessGroup:
 
     def _begin(self, begin: Callable[[Backends], Any], name: str, tensor: torch.Tensor) -> Pending:
         self.count(name)
-        assert self._backends is not None
         on_cpu = tensor.device.type == "cpu"
+        backends = self._connected()
         try:
-            work = begin(self._backends)
+            work = begin(backends)
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
         return DONE if work is None else Work(functools.partial(self._finish, work, name, on_cpu))
@@ -402,7 +477,7 @@ class ProcessGroup:
         if self._meeting is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
         self.check()
-        if self._watch is not None:
+        if self._watch is not None and self._counts:
             self._watch.operations += 1
 
     def _finish(self, work: Any, name: str, on_cpu: bool) -> None:
@@ -486,6 +561,10 @@ class ProcessGroup:
     def _lane_of(self, tensor: torch.Tensor) -> Lane | None:
         """How small values are exchanged through memory; None if they go by backends."""
         return self._lane if tensor.device.type == "cpu" else None
+
+    def _machines_of(self, tensor: torch.Tensor) -> Machines | None:
+        """By which machines values are exchanged; None if all workers exchange at once."""
+        return self.machines if tensor.device.type == "cpu" else None
 
     def _by_pieces(self) -> Pieces:
         """How large values are exchanged through memory."""

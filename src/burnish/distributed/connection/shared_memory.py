@@ -324,15 +324,24 @@ class SharedBuffer(_Shared):
         self.wait()
         super().settle()
 
+    def ends_at_once(self) -> bool:
+        """End the exchange if all workers have come to it; returns whether it has ended."""
+        if self in self._under_way and self._attempt(0.0) == _DONE:
+            self._under_way.remove(self)
+        return self not in self._under_way
+
+    def of(self, rank: int) -> torch.Tensor:
+        """The numbers of another worker."""
+        return self._buffers[rank]
+
     def _add_up(self) -> None:
+        self._files.finish(self._name, self._attempt)
+
+    def _attempt(self, seconds: float) -> int:
         marks, buffers, rank, number = self._files.marks, self._buffers, self._rank, self._number
         if self._section is None:
-            add_up = self._kernels.shared_sum.default
-            self._files.finish(self._name, lambda seconds: add_up(marks, buffers, rank, number, seconds))
-        else:
-            first, last = self._section
-            add_section = self._kernels.shared_section.default
-            self._files.finish(self._name, lambda seconds: add_section(marks, buffers, rank, first, last, number, seconds))
+            return int(self._kernels.shared_sum.default(marks, buffers, rank, number, seconds))
+        return int(self._kernels.shared_section.default(marks, buffers, rank, *self._section, number, seconds))
 
 
 class SharedRows(_Shared):
