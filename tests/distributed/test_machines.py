@@ -123,7 +123,7 @@ def test_four_workers_on_two_machines_train_as_one_process(link, engine, options
 def test_a_stranger_on_the_network_changes_nothing_but_time(link):
     """On both machines one connects to every open port, with garbage, replays, silence and floods."""
     attackers = [
-        subprocess.Popen([sys.executable, STRANGERS, name, "40"], stdout=subprocess.PIPE, text=True) for name in link.machines
+        subprocess.Popen([sys.executable, STRANGERS, name, "12"], stdout=subprocess.PIPE, text=True) for name in link.machines
     ]
     try:
         results = run(_train, 4, link.machines, LAYOUTS[0], "torch", {})
@@ -133,6 +133,6 @@ def test_a_stranger_on_the_network_changes_nothing_but_time(link):
             attacker.kill()
     assert max(difference for difference, _ in results) <= 1e-10
     connections, ports, replays = (sum(int(text) for text in column) for column in zip(*told, strict=True))
-    assert connections > 100, told
+    assert connections > 50, told
     assert ports >= 2
     assert replays > 0
