@@ -7,7 +7,7 @@ y = builder.op("Relu", x) * 0.5 + 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 
@@ -153,6 +153,10 @@ class Builder:
     def tensor(self, value: ir.Value) -> Tensor:
         """Wrap a value that is already in the graph."""
         return Tensor(self, value)
+
+    def tensors(self, values: Iterable[ir.Value | None]) -> tuple[Tensor, ...]:
+        """Wrap values that are already in the graph, such as the inputs of a node without those that it leaves out."""
+        return tuple(Tensor(self, value) for value in values if value is not None)
 
     def constant(self, array: np.ndarray) -> Tensor:
         """Emit a constant; equal small constants are emitted once per builder."""

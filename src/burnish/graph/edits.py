@@ -40,10 +40,14 @@ def copy_of(node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
     return copy
 
 
-def replace_uses(value: ir.Value, replacement: ir.Value) -> None:
-    """Let ``replacement`` stand wherever ``value`` is read, as an output of the graph too; both keep their names."""
+def replace_uses(value: ir.Value, replacement: ir.Value, but: ir.Node | None = None) -> None:
+    """Let ``replacement`` stand wherever ``value`` is read, as an output of the graph too; both keep their names.
+
+    The node ``but`` goes on to read ``value``: the one that makes the replacement of it.
+    """
     for reader, index in tuple(value.uses()):
-        reader.replace_input_with(index, replacement)
+        if reader is not but:
+            reader.replace_input_with(index, replacement)
     replace_output(value, replacement)
 
 

@@ -11,13 +11,13 @@ from burnish.graph.edits import remove_node, replace_output, replace_uses
 from burnish.graph.names import Names
 
 
-def replace_value(output: ir.Value, replacement: ir.Value) -> None:
-    """Let ``replacement`` stand wherever ``output``, a node's output, stood.
+def replace_value(output: ir.Value, replacement: ir.Value, but: ir.Node | None = None) -> None:
+    """Let ``replacement`` stand wherever ``output``, a node's output, stood, except in what the node ``but`` reads.
 
     A graph output keeps its name: the replacement takes it over, behind an Identity where it has a name of its own to keep.
     """
     if not output.is_graph_output():
-        output.replace_all_uses_with(replacement)
+        replace_uses(output, replacement, but)
         return
     producer = output.producer()
     assert producer is not None
@@ -28,7 +28,7 @@ def replace_value(output: ir.Value, replacement: ir.Value) -> None:
     if maker is None or maker.graph is not graph or replacement.is_graph_output():
         builder = Builder(graph, before=producer)
         replacement = builder.op("Identity", Tensor(builder, replacement)).value
-    replace_uses(output, replacement)
+    replace_uses(output, replacement, but)
     output.name = None
     replacement.name = name
 

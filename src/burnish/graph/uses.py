@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import onnx_ir as ir
 
@@ -67,12 +67,16 @@ def origin_of(value: ir.Value, passing: Collection[str]) -> ir.Value:
     return value
 
 
-def ancestors_of(value: ir.Value) -> set[ir.Value]:
-    """Return a value and all that it is computed from, what bodies read of the graphs around them too."""
+def ancestors_of(value: ir.Value, back_to: Callable[[ir.Node], bool] = lambda node: False) -> set[ir.Value]:
+    """Return a value and all that it is computed from, what bodies read of the graphs around them too.
+
+    The search goes back to the nodes for which ``back_to`` is true, and not to what these read.
+    """
     found, pending = {value}, [value]
     while pending:
         node = pending.pop().producer()
-        following = [] if node is None else [operand for operand in read_by(node) if operand not in found]
+        read = () if node is None or back_to(node) else read_by(node)
+        following = [operand for operand in read if operand not in found]
         found.update(following)
         pending.extend(following)
     return found

@@ -12,8 +12,10 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.compiler.executable import Executable
+from burnish.distributed.graphs.merge_exchanges import next_order
 from burnish.distributed.graphs.replication import check_replicated
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.graph import Builder, attribute_value, replace_node
+from burnish.graph.uses import ancestors_of
 from burnish.ops.collectives import (
     ALL_REDUCE,
     ALL_REDUCE_FINISH,
@@ -23,7 +25,6 @@ from burnish.ops.collectives import (
     PARTS_OF,
     all_reduce,
 )
-from burnish.ops.semantic import SemanticOperator
 from burnish.optim.accumulate import COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.slots import slot_of
@@ -31,7 +32,6 @@ from burnish.optim.wrapper import layers_of
 from burnish.program import Role
 from burnish.program.signature import Entry
 
-MARKS = (ALL_REDUCE_WHERE, PARTS_OF)
 COUNT_ENTRY = COUNT.entry()
 
 
@@ -60,83 +60,62 @@ def exchanging_for_updates(executable: Executable) -> Executable:
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
     accumulated = set(accumulated_entries(executable))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
-    return executable.rewritten(lambda model: exchange_accumulated(model, own, outputs), "step", marks=MARKS)
+    marks = (ALL_REDUCE_WHERE, PARTS_OF)
+    return executable.rewritten(lambda model: exchange_accumulated(model.graph, own, outputs), "step", marks=marks)
 
 
-def exchange_accumulated(model: ir.Model, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
+def exchange_accumulated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
     """Exchange, in place, the accumulated gradients of a step's graph, in the buckets of the gradients.
 
-    A bucket is begun as soon as its gradients are added: what adds them is moved behind what computes them.
+    A bucket is begun as soon as its gradients are added: what adds them is moved to just after what computes them.
 
     Args:
-        model: a step with the optimizer's marks in it.
+        graph: a step with the optimizer's marks in it.
         own: names of inputs of which each worker has its own.
         outputs: what is the same on every worker, by name.
     """
-    graph = model.graph
-    for node in _nodes(graph, PARTS_OF):
-        assert node.inputs[0] is not None
-        builder = Builder(graph, before=node)
-        replace_node(node, all_reduce((builder.tensor(node.inputs[0]),), "count"))
-    marks = _nodes(graph, ALL_REDUCE_WHERE)
-    buckets = _nodes(graph, OWN_GRADIENTS)
-    needed = {mark: _behind(mark, buckets) for mark in marks}
-    for bucket in buckets:
-        members = [mark for mark in marks if bucket in needed[mark]]
+    join_parts(graph, accumulating=True)
+    needed = {mark: _needed_for(mark) for mark in graph if ALL_REDUCE_WHERE.is_of(mark)}
+    for bucket in [node for node in graph if OWN_GRADIENTS.is_of(node)]:
+        members = [mark for mark, nodes in needed.items() if bucket in nodes]
         if members:
-            _exchange(graph, bucket, members, {node for mark in members for node in needed[mark]})
-    _number(graph, buckets)
+            _exchange(graph, bucket, members, set[ir.Node]().union(*(needed[mark] for mark in members)))
+        bucket.attributes.pop("order")  # which its exchange has now
+    in_update = [node for node in graph if ALL_REDUCE.is_of(node) and "order" not in node.attributes]
+    for order, node in enumerate(in_update, next_order(graph)):
+        node.attributes["order"] = ir.AttrInt64("order", order)
     check_replicated(graph, own, outputs)
 
 
-def _nodes(graph: ir.Graph, operator: SemanticOperator) -> list[ir.Node]:
-    return [node for node in graph if operator.is_of(node)]
+def join_parts(graph: ir.Graph, accumulating: bool) -> None:
+    """Exchange, in place, figures of gradients if these are each worker's own; leave those of whole gradients alone."""
+    for node in [node for node in graph if PARTS_OF.is_of(node)]:
+        own = Builder(graph, before=node).tensors(node.inputs)
+        replace_node(node, all_reduce(own, "count") if accumulating else own)
 
 
-def _behind(mark: ir.Node, buckets: Sequence[ir.Node]) -> set[ir.Node]:
-    """The nodes that a mark's operands are computed by, back to the bucket that its gradient is of, which is among them."""
-    found: set[ir.Node] = set()
-    pending = [mark]
-    while pending:
-        for value in pending.pop().inputs:
-            producer = None if value is None else value.producer()
-            if producer is not None and producer not in found:
-                found.add(producer)
-                if producer not in buckets:
-                    pending.append(producer)
-    return found
+def _needed_for(mark: ir.Node) -> set[ir.Node]:
+    """The nodes that compute what a mark reads, back to the bucket of its gradient, which is among them."""
+    operands = [value for value in mark.inputs if value is not None]
+    values = set[ir.Value]().union(*(ancestors_of(operand, back_to=OWN_GRADIENTS.is_of) for operand in operands))
+    return {producer for value in values if (producer := value.producer()) is not None}
 
 
 def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed: set[ir.Node]) -> None:
-    """Put one exchange of the operands of some marks behind a bucket, and wait for it where the last mark stands."""
+    """Put one exchange of the operands of some marks after a bucket, and wait for it at the last mark."""
     position = {node: index for index, node in enumerate(graph)}
     moved = sorted((node for node in needed if position[node] > position[bucket]), key=position.__getitem__)
     graph.remove(moved)
     graph.insert_after(bucket, moved)
-    following = next(node for node in list(graph)[position[bucket] + len(moved) + 1 :])
-    builder = Builder(graph, before=following)
-    means = [builder.tensor(mark.inputs[0]) for mark in marks if mark.inputs[0] is not None]
-    assert marks[0].inputs[1] is not None
+    builder = Builder(graph, before=list(graph)[position[bucket] + len(moved) + 1])
     buffer = ALL_REDUCE_START(
-        *means,
-        builder.tensor(marks[0].inputs[1]),
+        *builder.tensors([*(mark.inputs[0] for mark in marks), marks[0].inputs[1]]),
         purpose="gradient",
         conditional=1,
         parameters=[f"param/{attribute_value(mark, 'parameter', '')}" for mark in marks],
         order=attribute_value(bucket, "order", 0),
     )
     builder = Builder(graph, before=max(marks, key=position.__getitem__))
-    results = ALL_REDUCE_FINISH.emit(*(builder.tensor(tensor.value) for tensor in (buffer, *means)))
+    results = ALL_REDUCE_FINISH.emit(*builder.tensors([buffer.value, *(mark.inputs[0] for mark in marks)]))
     for mark, result in zip(marks, results, strict=True):
         replace_node(mark, result)
-
-
-def _number(graph: ir.Graph, buckets: Sequence[ir.Node]) -> None:
-    """Let the exchanges of the update be the last, and buckets, whose numbers went to their exchanges, have none."""
-    for bucket in buckets:
-        bucket.attributes.pop("order", None)
-    numbers = [attribute_value(node, "order", -1) for node in graph if node.domain == BURNISH_DOMAIN]
-    for node in _nodes(graph, ALL_REDUCE):
-        if "order" not in node.attributes:
-            numbers.append(max(numbers) + 1)
-            node.attributes["order"] = ir.AttrInt64("order", numbers[-1])

@@ -6,17 +6,17 @@ become exchanges for a number of workers, and batch normalization takes its stat
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
 from burnish.compiler.update import joined_signature
-from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates
+from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates, join_parts
 from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
 from burnish.distributed.graphs.replication import check_replicated
-from burnish.distributed.graphs.rows import exchange_rows
 from burnish.distributed.graphs.samples import place_samples
 from burnish.distributed.graphs.synchronization import (
     effective_policies,
@@ -27,9 +27,10 @@ from burnish.distributed.graphs.synchronization import (
 )
 from burnish.distributed.graphs.table_shards import TableShards, look_up_rows, sum_over_workers
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.norms import NormPolicy
-from burnish.ops.collectives import ALL_REDUCE, ALL_REDUCE_ROWS, PARTS_OF, all_reduce
+from burnish.ops.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
+from burnish.ops.row_gradients import COALESCE_ROWS
 from burnish.passes import remove_unused
 from burnish.program import Role
 from burnish.program.signature import Entry, GraphSignature, Signature
@@ -65,33 +66,27 @@ def derive(
             "parallel=...: this program was written by another tool, and has no graph that exchanges between workers can be put "
             "into: compile the model with burnish"
         )
-    model = executable.semantic["grad"].clone()
+    model, signature = executable.semantic["grad"].clone(), executable.signature
     rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in model.graph)
-    if not any(ALL_REDUCE.is_of(node) for node in model.graph) or rows < len(
-        executable.signature["grad"].outputs_of(Role.INDICES)
-    ):
+    if not any(ALL_REDUCE.is_of(node) for node in model.graph) or rows < len(signature["grad"].outputs_of(Role.INDICES)):
         raise ConfigurationError(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
         )
     model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     accumulating = workers > 1 and accumulates(executable)
-    counts = insert_exchanges(model, executable.signature["grad"], workers, norm, accumulating, statistics, shards)
+    counts = insert_exchanges(model, signature["grad"], workers, norm, accumulating, statistics, shards)
     if share:
         share_exchanges(model.graph)
     bucket_gradients(model.graph, bucket_size, accumulating)
     number_exchanges(model.graph)
-    signature = executable.signature if counts is None else with_counts(executable.signature, counts)
+    if counts is not None:
+        grad = replace(signature["grad"], inputs=(*signature["grad"].inputs, counts))
+        signature = Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
     # The program's own step and gradients are those of one worker.
     finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
     derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
     return exchanging_for_updates(derived) if accumulating else derived
-
-
-def with_counts(signature: Signature, counts: Entry) -> Signature:
-    """Return the signature of a program whose graph of the gradients, and so its step, reads the numbers of samples too."""
-    grad = replace(signature["grad"], inputs=(*signature["grad"].inputs, counts))
-    return Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
 
 
 def insert_exchanges(
@@ -100,8 +95,8 @@ def insert_exchanges(
     workers: int,
     norm: NormPolicy,
     accumulating: bool,
-    statistics: str = "mean",
-    shards: TableShards | None = None,
+    statistics: str,
+    shards: TableShards | None,
 ) -> Entry | None:
     """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
 
@@ -109,37 +104,50 @@ def insert_exchanges(
     what running statistics become; ``shards``, of which tables each worker holds a part.
 
     Returns:
-        The input that the graph gets for the numbers of a worker's samples; None where these are as many in every step.
+        The input that the graph gets for the numbers of a worker's samples; None if these are as many in every step.
     """
-    policies = effective_policies(model.graph, norm, workers)
+    graph = model.graph
+    policies = effective_policies(graph, norm, workers)
     updates = {entry.name: entry.updates for entry in signature.outputs_of(Role.STATISTIC) if entry.updates is not None}
     of_rank0 = statistics == "rank0"
-    groups = groups_of_statistics(model.graph, policies, workers, updates) if of_rank0 else {}
-    elements = synchronize(model.graph, policies, workers, spare=not accumulating)
-    given = join_statistics(model.graph, policies, workers, of_rank0=of_rank0)
+    groups = groups_of_statistics(graph, policies, workers, updates) if of_rank0 else {}
+    elements = synchronize(graph, policies, workers, spare=not accumulating)
+    given = join_statistics(graph, policies, workers, of_rank0=of_rank0)
     given |= {workers: elements[0]} if elements else {}
     if workers > 1:
         groups = {output: groups.get(output, workers) for output in updates}
-        keep_statistics(model.graph, {name: given[group] for name, group in groups.items() if group in given}, updates)
-    join_parts(model.graph, accumulating)
-    exchange_rows(model.graph, workers, () if shards is None else shards.extents)
+        keep_statistics(graph, {name: given[group] for name, group in groups.items() if group in given}, updates)
+    join_parts(graph, accumulating)
+    spread = () if shards is None else shards.extents
+    exchange_rows(graph, workers, spread)
     if shards is not None:
         look_up_rows(model, shards)
-        sum_over_workers(model.graph, shards)
+        sum_over_workers(graph, shards)
     remove_unused(model)
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
-    counts = place_samples(model.graph, signature.inputs_of(Role.DATA), workers)
+    counts = place_samples(graph, signature.inputs_of(Role.DATA), workers)
     if counts is not None:
         own.add(counts.name)
     remove_unused(model)
-    apart = () if shards is None else {f"{kind}:{table}" for table in shards.extents for kind in ("indices", "rows")}
-    check_replicated(model.graph, own, {entry.name: entry for entry in signature.outputs if entry.name not in apart})
+    apart = {f"{kind}:{table}" for table in spread for kind in ("indices", "rows")}
+    check_replicated(graph, own, {entry.name: entry for entry in signature.outputs if entry.name not in apart})
     return counts
 
 
-def join_parts(graph: ir.Graph, accumulating: bool) -> None:
-    """Exchange, in place, figures of gradients where these are each worker's own; leave those of whole gradients alone."""
-    for node in [node for node in graph if PARTS_OF.is_of(node)]:
-        assert node.inputs[0] is not None
-        tensor = Builder(graph, before=node).tensor(node.inputs[0])
-        replace_node(node, all_reduce((tensor,), "count") if accumulating else tensor)
+def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> None:
+    """Exchange, in place, the gradients of tables that are kept as rows: those of all tables in one exchange.
+
+    A worker adds up its own rows first, so that each travels once, however many of its samples read it. What the workers have of
+    one row is added up in the order of their ranks. Every worker gets the rows of all, and one worker its own back; of the tables
+    in ``spread``, those of the part that it holds, in a second exchange.
+    """
+    marks = [node for node in graph if ALL_REDUCE_ROWS.is_of(node)]
+    held = [node for node in marks if attribute_value(node, "table", "") in spread]
+    for operator, nodes in ((ALL_GATHER_ROWS, [node for node in marks if node not in held]), (SCATTER_ROWS, held)):
+        if nodes:
+            builder = Builder(graph, before=nodes[-1])
+            every = operator.emit(*builder.tensors(value for node in nodes for value in node.inputs))
+            for place, node in enumerate(nodes):
+                pair = every[2 * place : 2 * place + 2]
+                replace_node(node, pair if workers == 1 else COALESCE_ROWS.emit(*pair))
+    graph.sort()

@@ -6,7 +6,7 @@ A worker tells its graph how many samples it has, in an input of their own: a pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import onnx_ir as ir
@@ -55,7 +55,8 @@ class Samples:
         workers: how many there are.
 
     Attributes:
-        entry: the input: int64, one for each of ``counted_inputs``; None where there are none.
+        first: the first input that has samples; None if the model has no such input.
+        entry: the new input: int64, one number for each of ``counted_inputs``; None if there are none.
     """
 
     def __init__(self, graph: ir.Graph, data: Sequence[Entry], workers: int):
@@ -63,80 +64,64 @@ class Samples:
         self._workers = workers
         self._inputs = {value.name: value for value in graph.inputs}
         self._axes = sample_axes(data)
-        self._first = next(iter(self._axes), None)
+        self.first = next(iter(self._axes), None)
         self._counted = tuple(counted_inputs(data))
-        self._emitted: dict[tuple[str, str], Tensor] = {}
         self.entry: Entry | None = None
         if self._counted:
             self.entry = Entry(Names.of(graph).take("samples"), Role.SAMPLES, INT64, (len(self._counted),))
             self._numbers = ir.Value(name=self.entry.name, type=ir.TensorType(INT64), shape=ir.Shape([len(self._counted)]))
             graph.inputs.append(self._numbers)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the model has an input with samples."""
-        return self._first is not None
-
     @cached_property
     def own(self) -> Tensor:
         """How many samples this worker has, int64 [1]."""
-        assert self._first is not None
+        builder = self._builder
         if not self._counted:
-            return self.rows(self._first)
-        numbers = self._builder.tensor(self._numbers)
-        return numbers if len(self._counted) == 1 else self._builder.op("Slice", numbers, *map(self._integers, (0, 1)), shape=[1])
+            assert self.first is not None
+            return self.rows(self.first)
+        numbers = builder.tensor(self._numbers)
+        if len(self._counted) == 1:
+            return numbers
+        return builder.op("Slice", numbers, builder.integers([0]), builder.integers([1]), shape=[1])
 
     def rows(self, name: str) -> Tensor:
-        """How many samples the values of this worker's graph are of, int64 [1]: its own, or those of a stand-in."""
-        value, axis = self._builder.tensor(self._inputs[name]), self._axes[name]
-        return self._once("rows", name, lambda: self._builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
+        """How many samples of an input the values of this worker's graph are of, int64 [1]: its own, or those of a stand-in."""
+        builder, axis = self._builder, self._axes[name]
+        value = builder.tensor(self._inputs[name])
+        return builder.once(("rows", name), lambda: builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
 
-    @property
-    def total(self) -> Tensor:
-        """How many samples the batch has, int64 [1]."""
-        assert self._first is not None
-        return self.total_of(self._first)
+    def total(self, name: str) -> Tensor:
+        """How many samples of an input the batch has, int64 [1]."""
+        return self._builder.once(("total", name), lambda: self._sum(self._counts(name)))
 
-    def total_of(self, name: str) -> Tensor:
-        """The same of those of an input."""
-        return self._once("total", name, lambda: self._sum(self._counts(name)))
-
-    def start_of(self, name: str) -> Tensor:
-        """How many samples of the batch stand before this worker's, int64 [1]; of those of an input."""
+    def start(self, name: str) -> Tensor:
+        """How many samples of an input stand in the batch before this worker's, int64 [1]."""
+        builder = self._builder
 
         def emit() -> Tensor:
-            builder = self._builder
             rank = WORKER_RANK(builder=builder)
             before = builder.cast(builder.op("Less", builder.integers(range(self._workers)), rank), INT64)
             return self._sum(self._counts(name) * before)
 
-        return self._once("start", name, emit)
+        return builder.once(("start", name), emit)
+
+    def _counts(self, name: str) -> Tensor:
+        """How many samples of an input each worker has, int64 [workers]."""
+        builder = self._builder
+
+        def emit() -> Tensor:
+            gathered, column = self._gathered, self._counted.index(name) if self._counted else 0
+            return builder.op("Gather", gathered, builder.scalar(column, INT64), axis=1, shape=[self._workers])
+
+        return builder.once(("counts", name), emit)
 
     @cached_property
     def _gathered(self) -> Tensor:
         """What each worker has, int64 [workers, inputs]."""
         return all_gather(self._builder.tensor(self._numbers) if self._counted else self.own, self._workers, "samples")
 
-    def _counts(self, name: str) -> Tensor:
-        """How many each worker has, int64 [workers]."""
-        at = self._counted.index(name) if self._counted else 0
-        return self._once(
-            "counts", name, lambda: self._builder.op("Gather", self._gathered, self._scalar(at), axis=1, shape=[self._workers])
-        )
-
     def _sum(self, counts: Tensor) -> Tensor:
-        return self._builder.op("ReduceSum", counts, self._integers(0), keepdims=1, shape=[1])
-
-    def _once(self, what: str, name: str, emit: Callable[[], Tensor]) -> Tensor:
-        if (what, name) not in self._emitted:
-            self._emitted[what, name] = emit()
-        return self._emitted[what, name]
-
-    def _integers(self, number: int) -> Tensor:
-        return self._builder.integers([number])
-
-    def _scalar(self, number: int) -> Tensor:
-        return self._builder.scalar(number, INT64)
+        return self._builder.op("ReduceSum", counts, self._builder.integers([0]), keepdims=1, shape=[1])
 
     @cached_property
     def _builder(self) -> Builder:
@@ -153,34 +138,38 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
         workers: how many there are.
 
     Returns:
-        The input that the graph got, for the numbers of samples; None where they are as many in every step.
+        The input that the graph got, for the numbers of samples; None if they are as many in every step.
 
     Raises:
         ConfigurationError: workers cannot draw for their samples what one process would.
     """
     samples = Samples(graph, data, workers)
-    _refuse_other_draws(graph, workers)
+    if workers > 1:
+        _refuse_other_draws(graph)
     for node in list(graph):
         if SAMPLE_SHARE.is_of(node):
             _put_share(graph, node, samples, workers)
-        elif (places := Places.read(node)) is not None and samples.is_known and workers > 1:
+        elif workers > 1 and samples.first is not None and (places := Places.read(node)) is not None:
             _shift_places(graph, node, places, samples)
-    for node in list(graph):
-        if samples.entry is not None and semantic_operator(node) in GUARDED:
-            _guard(node, samples)
+    if samples.entry is not None:
+        for node in [node for node in graph if semantic_operator(node) in GUARDED]:
+            # A worker without samples gives zeros to the exchange.
+            node.resize_inputs(len(node.inputs) + 1)
+            node.replace_input_with(len(node.inputs) - 1, samples.own.value)
+            node.attributes["counted"] = ir.AttrInt64("counted", 1)
     return samples.entry
 
 
-def _refuse_other_draws(graph: ir.Graph, workers: int) -> None:
-    """Raise ConfigurationError where a body draws, or a loss graph does, from the runtime's own generator."""
+def _refuse_other_draws(graph: ir.Graph) -> None:
+    """Raise ConfigurationError if a body draws, or a loss graph does, from the runtime's own generator."""
     in_body = next((node for body in graph.subgraphs() for node in body if Places.read(node) is not None), None)
-    if in_body is not None and workers > 1:
+    if in_body is not None:
         raise ConfigurationError(
             f"parallel=...: {source_of(in_body) or describe_node(in_body)} draws random numbers in a branch or a loop, where "
             "workers cannot tell which are those of their own samples. Move it out of there, or train with one worker"
         )
     found = next((node for node in graph.all_nodes() if node.op_type in RANDOM_OPERATORS and node.domain == ""), None)
-    if found is not None and workers > 1:
+    if found is not None:
         raise ConfigurationError(
             f"parallel=...: {describe_node(found)} draws random numbers in a branch, a loop or a loss graph: they come from each "
             "worker's own generator, and not from the random key, by which workers draw what one process would. Move it out into "
@@ -190,18 +179,18 @@ def _refuse_other_draws(graph: ir.Graph, workers: int) -> None:
 
 def _put_share(graph: ir.Graph, node: ir.Node, samples: Samples, workers: int) -> None:
     builder = Builder(graph, before=node)
-    assert node.inputs[0] is not None
-    value = builder.tensor(node.inputs[0])
-    if not samples.is_known:
+    (value,) = builder.tensors(node.inputs)
+    if samples.first is None:
         replace_node(node, value * (1.0 / workers))
         return
-    own, total = (builder.cast(builder.tensor(tensor.value), value.dtype) for tensor in (samples.own, samples.total))
+    counts = builder.tensors([samples.own.value, samples.total(samples.first).value])
+    own, total = (builder.cast(count, value.dtype) for count in counts)
     share = builder.op("Reshape", own / builder.op("Max", total, 1.0), builder.integers([]), shape=[])
     replace_node(node, builder.op("Mul", value, share, like=value))
 
 
 def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Samples) -> None:
-    """Let rows or columns be numbered as those of the whole batch are, where samples are among them.
+    """Let rows or columns be numbered as those of the whole batch are, if samples are among them.
 
     A worker's place ``(a n + i) f + b``, of slower place a, the i-th of its n samples and faster place b out of f, is
     ``(a N + s + i) f + b`` among those of all N samples, of which s stand before the worker's own.
@@ -215,29 +204,18 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
     if places.samples is None:
         return
     builder = Builder(graph, before=node)
-    first, extent, step = (builder.tensor(value) for value in node.inputs if value is not None)
-    rows, start = (builder.tensor(tensor.value) for tensor in (samples.rows(places.samples), samples.start_of(places.samples)))
-    faster = _faster(builder, places, extent, rows)
+    first, extent, step = builder.tensors(node.inputs)
+    rows, start = builder.tensors([samples.rows(places.samples).value, samples.start(places.samples).value])
+    if places.faster is not None:
+        faster = builder.integers([places.faster])
+    else:
+        assert places.slower is not None
+        faster = builder.op("Reshape", extent, builder.integers([1])) / builder.op("Max", rows * places.slower, 1)
     before = builder.op("Reshape", start * faster, builder.integers([]), shape=[])
     if places.slower == 1:
         replace_node(node, builder.op("Range", first + before, extent + before, step))
         return
-    total = builder.tensor(samples.total_of(places.samples).value)
+    total = builder.tensor(samples.total(places.samples).value)
     numbers = builder.op("Range", first, extent, step)
     times = numbers / builder.op("Max", rows * faster, 1)
     replace_node(node, numbers + times * ((total - rows) * faster) + before)
-
-
-def _faster(builder: Builder, places: Places, extent: Tensor, rows: Tensor) -> Tensor:
-    """How many places of one sample stand side by side, int64 [1]."""
-    if places.faster is not None:
-        return builder.integers([places.faster])
-    assert places.slower is not None
-    return builder.op("Reshape", extent, builder.integers([1])) / builder.op("Max", rows * places.slower, 1)
-
-
-def _guard(node: ir.Node, samples: Samples) -> None:
-    """Let a worker without samples give zeros to an exchange."""
-    node.resize_inputs(len(node.inputs) + 1)
-    node.replace_input_with(len(node.inputs) - 1, samples.own.value)
-    node.attributes["counted"] = ir.AttrInt64("counted", 1)
