@@ -13,7 +13,7 @@ from burnish import optim
 from burnish.compiler.executable import lower
 from burnish.distributed.connection.communicators import scattered
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
-from burnish.distributed.graphs.sharding import bytes_of, shares_of
+from burnish.distributed.graphs.sharding import shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
@@ -90,8 +90,8 @@ def test_processes_and_images(pool, tmp_path):
 def test_a_worker_holds_its_share(program):
     shares = shares_of(program.signature, 3, optim.slots_by_options(program.options["optimizer"]))
     entries = {entry.name: entry for entry in program.signature.state}
-    sizes = [sum(bytes_of(entries[name]) for name in shares.of(rank)) for rank in range(3)]
-    largest = max(sum(bytes_of(entries[slot]) for slot in shares.slots if shares.slots[slot] == name) for name in shares.owners)
+    sizes = [sum(entries[name].bytes for name in shares.of(rank)) for rank in range(3)]
+    largest = max(sum(entries[slot].bytes for slot in shares.slots if shares.slots[slot] == name) for name in shares.owners)
     assert max(sizes) - min(sizes) <= largest
     assert sum(sizes) == sum(2 * 4 * math.prod(array.shape) for name, array in program.weights.items() if name in shares.owners)
 

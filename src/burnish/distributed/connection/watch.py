@@ -1,8 +1,8 @@
-"""Signs of life: which worker of a run is gone, late or cut off, found out beside the exchange of data.
+"""Signs of life: which worker of a run is gone, late or cut off, found out next to the exchange of data.
 
-Every worker counts up a number in the store that all of them share, every second, from a thread of its own; each watches the next
-rank, and the first cause that anybody finds is entered for all. A connection that breaks names no rank, and one that is silent
-does not break at all: hence this.
+Every second, each worker counts up a number in the store that all of them share, from a thread of its own. Each watches the next
+rank, and the first cause that any of them finds is entered for all. This is needed because a connection that breaks names no
+rank, and one that is silent does not break at all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NO_CAUSE = ""
 
 @dataclass
 class Life:
-    """What is known of another worker.
+    """What is known of another worker, as it was last read.
 
     Attributes:
-        count: its number when it was last read; None before.
-        changed: when another number was last read, by this worker's clock.
+        changed: when another ``count`` was read than before, by this worker's clock.
+        count: the number that it counts up; None before the first reading.
         operations: how many exchanges it had begun.
         left: whether it left the run in good order.
     """
@@ -57,14 +57,7 @@ class Search:
 
 @dataclass
 class Barrier:
-    """A point that workers wait at for each other.
-
-    Attributes:
-        key: of the number of workers that have come, in the store.
-        workers: how many are to come.
-        entered: whether this one has been counted.
-        complete: whether all have come.
-    """
+    """A point that workers wait at for each other. In the store, ``key`` says how many have come; ``entered``, this one too."""
 
     key: str
     workers: int
@@ -112,8 +105,7 @@ class Watch:
         now = time.monotonic()
         self._lives = {other: Life(changed=now) for other in range(self.world_size) if other != rank}
         self._cause: str | None = None
-        self._declared: str | None = None
-        self._declares_again = False
+        self._declared: tuple[str, bool] | None = None  # a cause, and whether it comes again
         self._contact = now
         self._search: Search | None = None
         self._barrier: Barrier | None = None
@@ -129,25 +121,24 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that this worker leaves in good order, or what was declared, and stop beating."""
+        """Enter that this worker leaves in good order, or what was declared, and stop beating."""
         self._ending.set()
         self._hurry.set()
         self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
     def declare(self, cause: str, comes_again: bool = False) -> None:
-        """Tell every worker why the run ends; what somebody said earlier stands. Returns when it is entered, or cannot be.
+        """Tell every worker why the run ends; an earlier cause stands. Returns when it is entered, or cannot be.
 
         ``comes_again`` says that a new start of the run would end so too.
         """
-        if self._declared is None:
-            self._declares_again, self._declared = comes_again, cause
+        self._declared = self._declared or (cause, comes_again)
         self._hurry.set()
         self._entered.wait(2 * INTERVAL_SECONDS)
 
     def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
-        """Wait until ``workers`` have come to the barrier of this name; return False where they have not in time.
+        """Wait until ``workers`` have come to the barrier of this name; return False if they have not in time.
 
-        The waiting is done in the store, so that it may last longer than an exchange, and ends at once where a cause is known.
+        The waiting is done in the store, so that it may last longer than an exchange. It ends at once when a cause is known.
         """
         barrier = self._barrier = Barrier(f"barrier/{name}", workers)
         self._hurry.set()
@@ -166,56 +157,53 @@ class Watch:
         return self._cause
 
     def search(self, ended: Collection[int] = ()) -> str | None:
-        """After a connection broke: return who is gone, within a few seconds; None where all others show signs of life.
+        """After a connection broke: return who is gone, within a few seconds; None if all others show signs of life.
 
         Args:
             ended: workers of which it is known that they run no more; it remains to be found out whether they said why.
         """
-        search = self._look_closely(SEARCH_SECONDS, ended)
+        search = self._look_closely(ended)
         if self._cause is None and self._contact > search.began:
-            silent = self._in_doubt(search)
-            left = [rank for rank, life in self._lives.items() if life.left]
-            if silent:
-                self.declare(f"{self._named(silent)} {'is' if len(silent) == 1 else 'are'} gone")
-            elif left:
-                self.declare(f"{self._named(left)} left the run before this one")
-            self._wait_for_what_was_declared()
+            gone = self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left()
+            if gone:
+                self.declare(gone)
+            # The cause that is entered first is every worker's.
+            until = time.monotonic() + SEARCH_SECONDS
+            while self._cause is None and self._declared is not None and time.monotonic() < until:
+                time.sleep(SEARCH_INTERVAL_SECONDS / 4)
+            if self._cause is None and self._declared is not None:
+                self._find(*self._declared)
         return self._cause
 
     def who_is_late(self) -> str:
         """After an exchange took too long: return who has not come to it, as far as can be known."""
-        search = self._look_closely(SEARCH_SECONDS)
+        search = self._look_closely()
         if self._cause is not None:
             return self._cause
         if self._contact <= search.began:
             return f"the store at {self._address} does not answer either: the link to it may be cut"
-        silent = self._in_doubt(search)
-        if silent:
-            return f"{self._named(silent)} {'shows' if len(silent) == 1 else 'show'} no sign of life"
-        left = [rank for rank, life in self._lives.items() if life.left]
-        if left:
-            return f"{self._named(left)} left the run before this one"
         behind = [rank for rank, life in self._lives.items() if life.operations < self.operations]
-        if behind:
-            return f"{self._named(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
-        return "all workers live and have come to it, but the network between them does not carry it"
+        return (
+            self._said(self._in_doubt(search), "shows no sign of life", "show no sign of life")
+            or self._who_left()
+            or self._said(behind, "has not come to it", "have not come to it")
+            or "all workers live and have come to it, but the network between them does not carry it"
+        )
 
-    def _named(self, ranked: Sequence[int]) -> str:
-        """Ranks, and of one alone where it ran: what is to be looked at there."""
-        return f"rank {ranked[0]} of {self.world_size} ({self._places[ranked[0]]})" if len(ranked) == 1 else ranks(ranked)
+    def _said(self, numbers: Sequence[int], of_one: str, of_several: str) -> str:
+        """What is said of workers, with where a single one runs, for that is to be looked at; empty if there are none."""
+        if len(numbers) == 1:
+            return f"rank {numbers[0]} of {self.world_size} ({self._places[numbers[0]]}) {of_one}"
+        return f"{ranks(numbers)} {of_several}" if numbers else ""
 
-    def _wait_for_what_was_declared(self) -> None:
-        """Wait until a cause is entered: the first one is every worker's."""
-        until = time.monotonic() + SEARCH_SECONDS
-        while self._cause is None and self._declared is not None and time.monotonic() < until:
-            time.sleep(SEARCH_INTERVAL_SECONDS / 4)
-        if self._cause is None and self._declared is not None:
-            self._find(self._declared, self._declares_again)
+    def _who_left(self) -> str:
+        text = "left the run before this one"
+        return self._said([rank for rank, life in self._lives.items() if life.left], text, text)
 
-    def _look_closely(self, seconds: float, ended: Collection[int] = ()) -> Search:
+    def _look_closely(self, ended: Collection[int] = ()) -> Search:
         search = self._search = Search(time.monotonic())
         self._hurry.set()
-        until, least = search.began + seconds, search.began + (3 * SEARCH_INTERVAL_SECONDS if ended else 0.0)
+        until, least = search.began + SEARCH_SECONDS, search.began + (3 * SEARCH_INTERVAL_SECONDS if ended else 0.0)
         while self._cause is None and (now := time.monotonic()) < until:
             if now >= least and not set(self._in_doubt(search)).difference(ended):
                 break
@@ -237,7 +225,7 @@ class Watch:
                 if self._hurry.wait(self._interval):
                     self._hurry.clear()
             self._enter(store)
-            store.set(_key(self.rank), json.dumps([beat, self.operations, self._declared is None]))
+            self._beat(store, beat, leaves=self._declared is None)
             self._let_first_end(store)
         except (OSError, ValueError) as error:
             if not self._ending.is_set():
@@ -252,8 +240,8 @@ class Watch:
 
     def _round(self, store: Store, beat: int) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
-            self._declared = self._declared or f"the launcher of rank {self.rank} (torchrun) is gone"
-        store.set(_key(self.rank), json.dumps([beat, self.operations, False]))
+            self._declared = self._declared or (f"the launcher of rank {self.rank} (torchrun) is gone", False)
+        self._beat(store, beat)
         self._enter(store)
         if (barrier := self._barrier) is not None and not barrier.complete:
             come = store.add(barrier.key, 0 if barrier.entered else 1)
@@ -267,14 +255,18 @@ class Watch:
         now = time.monotonic()
         life = self._lives[following]
         if self._cause is None and not life.left and now - life.changed > self.patience:
-            self._declared = self._declared or f"{self._named([following])} has shown no sign of life for {self.patience:g} s"
+            silent = f"has shown no sign of life for {self.patience:g} s"
+            self._declared = self._declared or (self._said([following], silent, silent), False)
         self._contact = now
+
+    def _beat(self, store: Store, beat: int, leaves: bool = False) -> None:
+        store.set(f"life/{self.rank}", json.dumps([beat, self.operations, leaves]))
 
     def _let_first_end(self, store: Store) -> None:
         """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why.
 
-        Rank 0 takes the store along. It stays until the others have left, and, where the run ends by a cause, for one more beat,
-        in which they read it.
+        Rank 0 takes the store along. It stays until the others have left; if the run ends by a cause, for one more beat, in which
+        they read it.
         """
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
@@ -292,13 +284,13 @@ class Watch:
             time.sleep(BARRIER_INTERVAL_SECONDS)
 
     def _enter(self, store: Store) -> None:
-        """Enter what was declared, where nothing is entered yet."""
+        """Enter what was declared, if nothing is entered yet."""
         if self._declared is not None and not self._entered.is_set():
-            store.compare_set(CAUSE, NO_CAUSE, json.dumps([self._declared, self._declares_again]))
+            store.compare_set(CAUSE, NO_CAUSE, json.dumps(self._declared))
             self._entered.set()
 
     def _read(self, store: Store, rank: int) -> None:
-        entered = store.get(_key(rank))
+        entered = store.get(f"life/{rank}")
         if entered is None:
             return
         count, operations, left = json.loads(entered)
@@ -330,7 +322,3 @@ def ranks(numbers: Iterable[int]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without the traces that libraries append."""
     return str(error).strip().split("\n", 1)[0].rstrip(".")
-
-
-def _key(rank: int) -> str:
-    return f"life/{rank}"

@@ -9,6 +9,7 @@ the sums of squares, not the gradients. So the numbers are those of workers that
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,15 +17,18 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
+from burnish.distributed.graphs.merge_exchanges import next_order
 from burnish.graph import (
-    BURNISH_DOMAIN,
     Builder,
     attribute_value,
     constant_array,
     remove_node,
+    replace_uses,
+    replace_value,
     static_shape,
+    zeros_like,
 )
-from burnish.graph.uses import read_by
+from burnish.graph.uses import ancestors_of, read_by
 from burnish.ops.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
@@ -34,7 +38,7 @@ from burnish.ops.collectives import (
 )
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.passes import remove_unused
-from burnish.program.signature import Entry, Role, Signature
+from burnish.program.signature import Role, Signature
 
 GRADIENT, NEXT = "grad:", "next:"
 """What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""
@@ -76,24 +80,19 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
     by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
     trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
     shared: dict[str, str] = {}
-    size = {entry.name: bytes_of(entry) for entry in signature.state if entry.name in trained}
+    size = {entry.name: entry.bytes for entry in signature.state if entry.name in trained}
     for entry in signature.state:
         parameter = f"param/{parameter_of(entry.name)}"
         if entry.role is not Role.OPTIMIZER or parameter not in trained or entry.name in parts:
             continue
         if not slot_of(entry.name, slots).is_average:
             shared[entry.name] = parameter
-            size[parameter] += bytes_of(entry)
+            size[parameter] += entry.bytes
     owners, load = {}, [0] * workers
     for name in sorted(size, key=lambda name: (-size[name], name)):
         owners[name] = load.index(min(load))
         load[owners[name]] += max(1, size[name])
     return Shares(workers, owners, shared)
-
-
-def bytes_of(entry: Entry) -> int:
-    """The size of a state entry."""
-    return int(math.prod(extent for extent in entry.extents if isinstance(extent, int)) * entry.dtype.itemsize)
 
 
 def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
@@ -119,25 +118,21 @@ def name_gradients(graph: ir.Graph) -> None:
     """Let every exchange of a bucket say, in place, the gradients of which parameters it exchanges."""
     names: dict[ir.Value, str] = {}
     for output in graph.outputs:
-        if not (output.name or "").startswith(GRADIENT):
-            continue
-        seen: set[ir.Value] = set()
-        pending = [output]
-        while pending:
-            value = pending.pop()
-            producer = value.producer()
-            if value in seen or producer is None:
-                continue
-            seen.add(value)
-            if ALL_REDUCE_FINISH.is_of(producer):
-                names[value] = f"param/{(output.name or '').removeprefix(GRADIENT)}"
-            else:
-                pending.extend(operand for operand in producer.inputs if operand is not None)
+        if (output.name or "").startswith(GRADIENT):
+            name = f"param/{(output.name or '').removeprefix(GRADIENT)}"
+            names |= dict.fromkeys(ancestors_of(output, back_to=ALL_REDUCE_FINISH.is_of), name)
     for node in graph:
         if ALL_REDUCE_FINISH.is_of(node):
-            start = node.inputs[0].producer()  # type: ignore[union-attr]
-            assert start is not None
-            start.attributes["parameters"] = ir.AttrStrings("parameters", [names.get(value, "") for value in node.outputs])
+            parameters = [names.get(value, "") for value in node.outputs]
+            _start_of(node).attributes["parameters"] = ir.AttrStrings("parameters", parameters)
+
+
+def _start_of(finish: ir.Node) -> ir.Node:
+    """The node that begins an exchange, by the one that ends it."""
+    buffer = finish.inputs[0]
+    start = None if buffer is None else buffer.producer()
+    assert start is not None
+    return start
 
 
 def shard_step(model: ir.Model, shares: Shares, rank: int) -> None:
@@ -165,29 +160,22 @@ class _Plan:
 
     def __init__(self, graph: ir.Graph, shares: Shares):
         self._graph, self._shares = graph, shares
-        self._everyone = frozenset(range(shares.workers))
         self._places: dict[ir.Value, int] = {
             value: shares.owners[shares.slots[name]] for value in graph.inputs if (name := value.name or "") in shares.slots
         }
         """Who computes a value that not all do."""
-        self._wanted = self._wanting()
-
-    def _wanting(self) -> dict[ir.Value, frozenset[int]]:
+        self._wanted: defaultdict[ir.Value, frozenset[int]] = defaultdict(frozenset)
         """Who needs a value, for what it returns."""
-        wanted: dict[ir.Value, frozenset[int]] = {}
-        for value in self._graph.outputs:
+        for value in graph.outputs:
             owner = self._owner_of(value)
-            wanted[value] = wanted.get(value, frozenset()) | (self._everyone if owner is None else {owner})
-        for node in reversed(self._graph):
-            by = self._wanted_of(node, wanted)
-            if by:
-                for value in read_by(node):
-                    wanted[value] = wanted.get(value, frozenset()) | by
-        return wanted
+            self._wanted[value] |= frozenset(range(shares.workers)) if owner is None else {owner}
+        for node in reversed(graph):
+            by = self._wanted_of(node)
+            for value in read_by(node) if by else ():
+                self._wanted[value] |= by
 
-    @staticmethod
-    def _wanted_of(node: ir.Node, wanted: Mapping[ir.Value, frozenset[int]]) -> frozenset[int]:
-        return frozenset().union(*(wanted.get(output, frozenset()) for output in node.outputs))
+    def _wanted_of(self, node: ir.Node) -> frozenset[int]:
+        return frozenset().union(*(self._wanted[output] for output in node.outputs))
 
     def _owner_of(self, output: ir.Value) -> int | None:
         """Who updates the parameter that an output of the graph belongs to; None for what all compute."""
@@ -197,56 +185,47 @@ class _Plan:
     def scatter(self) -> None:
         """Let each gradient be added up on the worker that updates its parameter; one that nobody needs is not exchanged."""
         for finish in [node for node in self._graph if ALL_REDUCE_FINISH.is_of(node)]:
-            start = finish.inputs[0].producer()  # type: ignore[union-attr]
-            assert start is not None
+            start = _start_of(finish)
             names = attribute_value(start, "parameters", ())
             # Of what is not updated, but looked at, somebody has to have the sum.
             owners = [self._shares.owners.get(name, index % self._shares.workers) for index, name in enumerate(names)]
-            kept = [index for index, output in enumerate(finish.outputs) if self._wanted.get(output)]
-            kept.sort(key=owners.__getitem__)
+            kept = [index for index, output in enumerate(finish.outputs) if self._wanted[output]]
             if kept:
-                self._scatter(start, finish, kept, [owners[index] for index in kept], len(names))
-            else:
-                remove_node(finish)
-                remove_node(start)
+                self._scatter(start, finish, sorted(kept, key=owners.__getitem__), owners)
+            remove_node(finish)
+            remove_node(start)
 
-    def _scatter(self, start: ir.Node, finish: ir.Node, kept: Sequence[int], owners: Sequence[int], count: int) -> None:
-        builder = Builder(self._graph, before=start)
-        gradients = [builder.tensor(value) for index in kept if (value := start.inputs[index]) is not None]
-        beside = [builder.tensor(value) for value in start.inputs[count:] if value is not None]
+    def _scatter(self, start: ir.Node, finish: ir.Node, kept: Sequence[int], owner_of: Sequence[int]) -> None:
+        owners = [owner_of[index] for index in kept]
+        gradients, beside = [start.inputs[index] for index in kept], start.inputs[len(owner_of) :]
         settings = {name: attribute.value for name, attribute in start.attributes.items() if name != "parameters"}
-        buffer = REDUCE_SCATTER_START(*gradients, *beside, owners=list(owners), **settings)
+        builder = Builder(self._graph, before=start)
+        buffer = REDUCE_SCATTER_START(*builder.tensors([*gradients, *beside]), owners=owners, **settings)
         builder = Builder(self._graph, before=finish)
-        terms = [builder.tensor(tensor.value) for tensor in (buffer, *gradients)]
-        sums = REDUCE_SCATTER_FINISH.emit(*terms, owners=list(owners))
+        sums = REDUCE_SCATTER_FINISH.emit(*builder.tensors([buffer.value, *gradients]), owners=owners)
         for index, owner, total in zip(kept, owners, sums[:-1], strict=True):
             output = finish.outputs[index]
             self._wanted[total.value] = self._wanted[output]
             self._places[total.value] = owner
-            output.replace_all_uses_with(total.value)
-        remove_node(finish)
-        remove_node(start)
+            replace_uses(output, total.value)
 
     def gather(self) -> None:
         """Put in the exchanges of what one worker computes and others need: those that wait for as many others are one."""
-        gathered = self._crossing()
         conditions = self._conditions()
-        numbers = [attribute_value(node, "order", -1) for node in self._graph if node.domain == BURNISH_DOMAIN]
-        following = max(numbers, default=-1) + 1
         exchanges: dict[tuple[int, int], list[ir.Value]] = {}
-        for value, level in gathered.items():
-            held_by = (index for index, condition in enumerate(conditions) if condition.leaves(value))
-            exchanges.setdefault((level, next(held_by, -1)), []).append(value)
-        for order, (level, index) in enumerate(sorted(exchanges), following):
+        for value, level in self._crossing().items():
+            left_by = (index for index, condition in enumerate(conditions) if condition.leaves(value))
+            exchanges.setdefault((level, next(left_by, -1)), []).append(value)
+        for order, (level, index) in enumerate(sorted(exchanges), next_order(self._graph)):
             values = exchanges[level, index]
             builder = Builder(self._graph)
             when = builder.tensor(conditions[index].when) if index >= 0 else None
-            results = gather_owned(tuple(map(builder.tensor, values)), [self._places[value] for value in values], when)
+            results = gather_owned(builder.tensors(values), [self._places[value] for value in values], when)
             node = results[0].value.producer()
             assert node is not None
             node.attributes["order"] = ir.AttrInt64("order", order)
             for value, result in zip(values, results, strict=True):
-                self._replace(value, result.value, node)
+                replace_value(value, result.value, but=node)
         self._graph.sort()
 
     def _conditions(self) -> list[_Condition]:
@@ -272,7 +251,7 @@ class _Plan:
         levels: dict[ir.Value, int] = {}
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
         for node in self._graph:
-            by = self._wanted_of(node, self._wanted)
+            by = self._wanted_of(node)
             read = list(dict.fromkeys(read_by(node)))
             placed = [value for value in read if value in self._places and value not in gathered]
             ranks = {self._places[value] for value in placed}
@@ -288,17 +267,6 @@ class _Plan:
             if value in self._places and value not in gathered and self._owner_of(value) != self._places[value]:
                 gathered[value] = levels.get(value, 0) + 1
         return gathered
-
-    def _replace(self, value: ir.Value, result: ir.Value, gather: ir.Node) -> None:
-        """Let what all have been given stand in the place of what one has."""
-        for node, index in list(value.uses()):
-            if node is not gather:
-                node.replace_input_with(index, result)
-        for index, output in enumerate(self._graph.outputs):
-            if output is value:
-                name = value.name
-                self._graph.outputs[index] = result
-                value.name, result.name = None, name
 
 
 class _Condition:
@@ -349,16 +317,7 @@ def _indices(node: ir.Node, operand: int) -> list[int]:
 
 def _is_of_state(value: ir.Value) -> bool:
     """Whether a value is computed of the optimizer's counters alone, and known before the step computes anything."""
-    pending, seen = [value], set[ir.Value]()
-    while pending:
-        current = pending.pop()
-        producer = current.producer()
-        if current.is_graph_input() and not (current.name or "").startswith(STATE):
-            return False
-        if current not in seen and producer is not None:
-            pending.extend(read_by(producer))
-        seen.add(current)
-    return True
+    return all((read.name or "").startswith(STATE) for read in ancestors_of(value) if read.is_graph_input())
 
 
 def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
@@ -387,13 +346,11 @@ def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
 def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
     """Let a worker wait for the sums of its own gradients; returns what says that it has."""
     own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
-    builder = Builder(graph, before=node)
-    given = [builder.tensor(value) for index in (0, *(1 + index for index in own)) if (value := node.inputs[index]) is not None]
-    results = REDUCE_SCATTER_FINISH.emit(*given)
-    for index, result in zip(own, results[:-1], strict=True):
-        output = node.outputs[index]
-        output.replace_all_uses_with(result.value)
-    return results[-1].value
+    operands = Builder(graph, before=node).tensors(node.inputs[index] for index in (0, *(1 + index for index in own)))
+    *sums, end = REDUCE_SCATTER_FINISH.emit(*operands)
+    for index, total in zip(own, sums, strict=True):
+        replace_uses(node.outputs[index], total.value)
+    return end.value
 
 
 def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:
@@ -401,14 +358,12 @@ def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mappi
     present = inputs.get((result.name or "").removeprefix(NEXT))
     if present is not None and present.dtype == result.dtype:
         return present
-    extents, dtype = static_shape(result), result.dtype
+    extents = static_shape(result)
     assert extents is not None, f"'{result.name}' has no known shape"
-    assert dtype is not None, f"'{result.name}' has no known dtype"
-    builder = Builder(graph, before=node)
-    if math.prod(extents) == 1:
-        return builder.constant(np.zeros(extents, dtype.numpy())).value
-    zero = ir.tensor(np.zeros(1, dtype.numpy()))
-    return builder.op("ConstantOfShape", builder.integers(extents), value=zero, shape=list(extents), dtype=dtype).value
+    tensor = Builder(graph, before=node).tensor(result)
+    if _is_scalar(result):
+        return tensor.builder.constant(np.zeros(extents, tensor.dtype.numpy())).value
+    return zeros_like(tensor).value
 
 
 def _is_scalar(value: ir.Value) -> bool:

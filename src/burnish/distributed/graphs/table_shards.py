@@ -18,8 +18,19 @@ import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
 from burnish.compiler.sparse_tables import AUTO
+from burnish.distributed.graphs.merge_exchanges import by_level, next_order
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, attribute_value, describe_node, replace_node, source_of, static_shape
+from burnish.graph import (
+    BURNISH_DOMAIN,
+    Builder,
+    Tensor,
+    attribute_value,
+    describe_node,
+    replace_node,
+    replace_value,
+    source_of,
+    static_shape,
+)
 from burnish.graph.uses import is_used, read_by
 from burnish.ops.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS, all_reduce
 from burnish.ops.indexing import from_the_front
@@ -32,6 +43,7 @@ PARAMETER = "param/"
 SUMMED = ("ReduceSum", "ReduceSumSquare")
 """Reductions that are the sum of what the workers have of them."""
 SIZES = ("Shape", "Size")
+INT64 = ir.DataType.INT64
 
 
 @dataclass(frozen=True)
@@ -73,9 +85,10 @@ class TableShards:
             {name: _rows(entries[name]) for name in spread},
         )
 
-    def rows_of(self, rank: int, rows: int) -> int:
-        """How many of so many rows a worker holds."""
-        return max(0, -(-(rows - rank) // self.workers))
+    def rows_of(self, rank: int, entry: str) -> int | None:
+        """How many rows of a state entry a worker holds; None if the entry is not spread."""
+        rows = self.entries.get(entry)
+        return None if rows is None else max(0, -(-(rows - rank) // self.workers))
 
     def part(self, array: np.ndarray, rank: int) -> np.ndarray:
         """The rows of a table that a worker holds: a view."""
@@ -124,16 +137,8 @@ def look_up_rows(model: ir.Model, shards: TableShards) -> None:
     if not lookups:
         return
     graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
-    levels: dict[ir.Value, int] = {}
-    groups: dict[int, list[ir.Node]] = {}
-    for node in graph:
-        level = max((levels.get(value, 0) for value in read_by(node)), default=0)
-        if node in lookups:
-            groups.setdefault(level, []).append(node)
-            level += 1
-        levels.update(dict.fromkeys(node.outputs, level))
-    for group in groups.values():
-        _look_up(graph, group, [lookups[node] for node in group], shards)
+    for nodes in by_level(graph, lookups).values():
+        _look_up(graph, nodes, [lookups[node] for node in nodes], shards)
     graph.sort()
     remove_unused(model)
 
@@ -142,13 +147,14 @@ def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
     """The nodes that look up rows, with the table of each; what asks for the size of a table gets that of the whole."""
     found: dict[ir.Node, str] = {}
     tables = {f"{PARAMETER}{name}": name for name in shards.extents}
-    for value in graph.inputs:
-        name = tables.get(value.name or "")
-        for node, index in list(value.uses()) if name is not None else ():
-            assert name is not None
-            shape = static_shape(value)
+    for value in [value for value in graph.inputs if value.name in tables]:
+        name, shape = tables[value.name or ""], static_shape(value)
+        for node, index in list(value.uses()):
             if node.op_type in SIZES and node.domain == "" and node.graph is graph and shape is not None:
-                replace_node(node, _size_of(node, Builder(graph, before=node), [shards.extents[name], *shape[1:]]))
+                start, end = attribute_value(node, "start", 0), attribute_value(node, "end", None)
+                extents, builder = [shards.extents[name], *shape[1:]], Builder(graph, before=node)
+                is_size = node.op_type == "Size"
+                replace_node(node, builder.scalar(math.prod(extents), INT64) if is_size else builder.integers(extents[start:end]))
             elif index == 0 and node.graph is graph and _reads_rows(node):
                 found[node] = name
             else:
@@ -157,13 +163,6 @@ def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
                     f"'{graph.name}' reads it otherwise than by rows, in the main graph. Leave it out of shard_tables"
                 )
     return found
-
-
-def _size_of(node: ir.Node, builder: Builder, extents: Sequence[int]) -> Tensor:
-    if node.op_type == "Size":
-        return builder.scalar(math.prod(extents), ir.DataType.INT64)
-    start, end = attribute_value(node, "start", 0), attribute_value(node, "end", None)
-    return builder.integers(extents[start:end])
 
 
 def _reads_rows(node: ir.Node) -> bool:
@@ -183,22 +182,19 @@ def _look_up(graph: ir.Graph, nodes: Sequence[ir.Node], tables: Sequence[str], s
     operands: list[Tensor] = []
     places: list[Tensor] = []
     for node, table in zip(nodes, tables, strict=True):
-        part, indices = (builder.tensor(value) for value in node.inputs[:2] if value is not None)
+        part, indices = builder.tensors(node.inputs[:2])
         if node.op_type == "GatherND":
             indices = builder.op("Squeeze", indices, builder.integers([-1]))
         wanted = from_the_front(indices, builder.integers([shards.extents[table]]))
         distinct, _, inverse = builder.op("Unique", wanted, sorted=1, outputs=3)
         for vector in (distinct, inverse):
-            vector.value.dtype, vector.value.shape = ir.DataType.INT64, ir.Shape([None])
+            vector.value.dtype, vector.value.shape = INT64, ir.Shape([None])
         operands += [part, distinct]
         places.append(builder.op("Reshape", inverse, builder.op("Shape", indices)))
     extents = [shards.extents[table] for table in tables]
     rows = LOOK_UP_ROWS.emit(*operands, tables=list(tables), extents=extents)
     for node, found, place in zip(nodes, rows, places, strict=True):
-        output = node.outputs[0]
-        result = builder.op("Gather", found, place, axis=0)
-        result.value.type, result.value.shape = output.type, output.shape
-        replace_node(node, result)
+        replace_node(node, builder.op("Gather", found, place, axis=0, like=builder.tensor(node.outputs[0])))
 
 
 def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
@@ -212,14 +208,11 @@ def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
         ConfigurationError: something else than a sum is computed of all rows.
     """
     partial: set[ir.Value] = set()
-    levels: dict[ir.Value, int] = {}
-    groups: dict[int, list[ir.Value]] = {}
+    sums: set[ir.Node] = set()
     for node in graph:
-        read = list(read_by(node))
-        level = max((levels.get(value, 0) for value in read), default=0)
         if SCATTER_ROWS.is_of(node):
             partial.update(node.outputs)
-        elif any(value in partial for value in read) and node.op_type not in SIZES and not _writes(node, shards):
+        elif any(value in partial for value in read_by(node)) and node.op_type not in SIZES and not _writes(node, shards):
             if all(map(_has_rows, filter(is_used, node.outputs))):
                 partial.update(node.outputs)
             elif node.op_type not in SUMMED or node.domain != "" or static_shape(node.outputs[0]) is None:
@@ -228,12 +221,16 @@ def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
                     "is no sum over them: leave shard_tables out, or train with another optimizer"
                 )
             elif not _is_summed(node.outputs[0]):
-                groups.setdefault(level, []).append(node.outputs[0])
-                level += 1
-        levels.update(dict.fromkeys(node.outputs, level))
-    following = max((attribute_value(node, "order", -1) for node in graph if node.domain == BURNISH_DOMAIN), default=-1) + 1
-    for order, values in enumerate((groups[level] for level in sorted(groups)), following):
-        _sum(graph, values, order)
+                sums.add(node)
+    levels = by_level(graph, sums)
+    for order, level in enumerate(sorted(levels), next_order(graph)):
+        builder, values = Builder(graph), [node.outputs[0] for node in levels[level]]
+        results = all_reduce(builder.tensors(values), "rows")
+        exchange = results[0].value.producer()
+        assert exchange is not None
+        exchange.attributes["order"] = ir.AttrInt64("order", order)
+        for value, result in zip(values, results, strict=True):
+            replace_value(value, result.value, but=exchange)
     graph.sort()
 
 
@@ -257,55 +254,30 @@ def _is_summed(value: ir.Value) -> bool:
     )
 
 
-def _sum(graph: ir.Graph, values: Sequence[ir.Value], order: int) -> None:
-    """One exchange of scalars, where the last of them stands."""
-    last = values[-1].producer()
-    assert last is not None
-    builder = Builder(graph)
-    results = all_reduce(tuple(map(builder.tensor, values)), "rows")
-    exchange = results[0].value.producer()
-    assert exchange is not None
-    exchange.attributes["order"] = ir.AttrInt64("order", order)
-    for value, result in zip(values, results, strict=True):
-        for node, index in list(value.uses()):
-            if node is not exchange:
-                node.replace_input_with(index, result.value)
-
-
 def holding_rows(executable: Executable, shards: TableShards, rank: int) -> Executable:
     """Return what one worker runs of an executable whose training graph exchanges rows: its state has the rows that it holds."""
-    signature = Signature(
-        {
-            name: replace(
-                graph,
-                inputs=tuple(_entry_of(entry, shards, rank) for entry in graph.inputs),
-                outputs=tuple(_entry_of(entry, shards, rank) for entry in graph.outputs),
-            )
-            for name, graph in executable.signature.graphs.items()
-        }
-    )
-    grad = executable.semantic["grad"].clone()
-    _set_extents(grad.graph, shards, rank)
+
+    def own(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        rows = [(entry, shards.rows_of(rank, entry.updates or entry.name)) for entry in entries]
+        return tuple(entry if held is None else replace(entry, shape=(held, *entry.extents[1:])) for entry, held in rows)
+
+    def set_extents(graph: ir.Graph) -> None:
+        for value in graph.inputs:
+            rows = shards.rows_of(rank, value.name or "")
+            if rows is not None and value.shape is not None:
+                value.shape = ir.Shape([rows, *value.shape.dims[1:]])
 
     def evaluate(model: ir.Model) -> None:
         look_up_rows(model, shards)
-        _set_extents(model.graph, shards, rank)
+        set_extents(model.graph)
 
+    graphs = executable.signature.graphs.items()
+    signature = Signature({name: replace(graph, inputs=own(graph.inputs), outputs=own(graph.outputs)) for name, graph in graphs})
+    grad = executable.semantic["grad"].clone()
+    set_extents(grad.graph)
     return executable.rewritten(
         lambda model: sum_over_workers(model.graph, shards),
         "step",
         signature=signature,
         semantic={**executable.semantic, "grad": grad},
     ).rewritten(evaluate, "evaluate", "predict")
-
-
-def _entry_of(entry: Entry, shards: TableShards, rank: int) -> Entry:
-    rows = shards.entries.get(entry.updates or entry.name)
-    return entry if rows is None else replace(entry, shape=(shards.rows_of(rank, rows), *entry.extents[1:]))
-
-
-def _set_extents(graph: ir.Graph, shards: TableShards, rank: int) -> None:
-    for value in graph.inputs:
-        rows = shards.entries.get(value.name or "")
-        if rows is not None and value.shape is not None:
-            value.shape = ir.Shape([shards.rows_of(rank, rows), *value.shape.dims[1:]])

@@ -20,7 +20,16 @@ class SpreadRunner:
     Args:
         runner: of this worker's part.
         communicator: to the others.
+
+    Attributes:
+        evaluates_together: whether ``evaluate`` and ``predict`` are exchanges too.
+        gives_entries: whether an entry can be asked for without the others, while they take part (``asking``).
+        writer: a runner that writes the same rows of tables on all workers; None if they write different ones.
     """
+
+    evaluates_together = False
+    gives_entries = False
+    writer: ProgramRunner | None = None
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator):
         self._runner, self._communicator = runner, communicator
@@ -37,33 +46,18 @@ class SpreadRunner:
 
     @property
     def ends_round(self) -> bool:
-        """Whether workers exchange something in the next step, which they do not within a round that each steps alone."""
+        """Whether workers exchange something in the next step; they do not within a round that each steps alone."""
         return True
-
-    @property
-    def evaluates_together(self) -> bool:
-        """Whether ``evaluate`` and ``predict`` are exchanges too."""
-        return False
-
-    @property
-    def gives_entries(self) -> bool:
-        """Whether an entry can be asked for without the others, while they take part (``asking``)."""
-        return False
-
-    @property
-    def writer(self) -> ProgramRunner | None:
-        """A runner that writes the same rows of tables on all workers; None where they write different ones."""
-        return None
 
     def asking(self) -> AbstractContextManager[None]:
         """While this lasts, the others that take part wait for what is asked of them."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """End the round; nothing where the workers have the same weights after each step."""
+        """End the round; does nothing if the workers have the same weights after each step."""
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
-        """Take over the state that the first worker loaded, where it alone was given the whole."""
+        """Take over the state that the first worker loaded, if it alone was given the whole."""
 
     def own_state(self) -> Arrays:
         """Return what this worker holds; asks nobody."""

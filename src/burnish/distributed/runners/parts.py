@@ -7,8 +7,8 @@ some samples runs on the stand-in too, and every exchange takes zeros of a worke
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.program import Role
 from burnish.program.layout import stand_in
-from burnish.program.signature import Entry, GraphSignature
+from burnish.program.signature import GraphSignature
 
 
 class PartRunner(SpreadRunner):
@@ -37,6 +37,7 @@ class PartRunner(SpreadRunner):
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):
         super().__init__(runner, communicator)
         (numbers,) = signature.inputs_of(Role.SAMPLES)
+        self.writer = runner  # every worker writes the rows of all
         self._numbers = numbers.name
         self._counted = counted_inputs(signature.inputs_of(Role.DATA))
         self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
@@ -44,59 +45,38 @@ class PartRunner(SpreadRunner):
         self._last: Arrays | None = None
         self._all_have_stand_in = communicator.size == 1
 
-    @property
-    def writer(self) -> ProgramRunner | None:
-        return self._runner  # every worker writes the rows of all
-
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         counts = np.array([inputs[name].shape[axis] for name, axis in self._counted.items()], np.int64)
         part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
         if counts[0]:
             self._last = part
         if not self._all_have_stand_in:
-            self._share_stand_in()
+            self._share_stand_in(part)
         if not counts[0]:
             counts[:] = 0
-            part = self._last or {entry.name: self._instead_of(inputs[entry.name], entry) for entry in self._batch_inputs}
+            empty = [entry for entry in self._batch_inputs if not part[entry.name].size]
+            part = self._last or part | {entry.name: stand_in(entry, part[entry.name].shape, self._signature) for entry in empty}
         return self._runner.step({**inputs, **part, self._numbers: counts})
 
-    def _instead_of(self, array: np.ndarray, entry: Entry) -> np.ndarray:
-        """What has samples, where no worker has had any."""
-        return array if array.size else stand_in(entry, array.shape, self._signature)
-
-    def _share_stand_in(self) -> None:
-        """Give the workers that have had no samples yet what the first one has that had some; all do this together."""
-        content = b"" if self._last is None else packed(self._last)
-        size = buffer_of(self._communicator, np.array([len(content)], np.int64))
-        sizes = array_of(self._communicator.all_gather(size)).reshape(-1)
-        if not sizes.any():
+    def _share_stand_in(self, part: Arrays) -> None:
+        """Give the workers that have had no samples yet the part of the first one that has had some; all do this together."""
+        arrays = list((self._last or part).values())
+        form = [self._last is not None, *(extent for array in arrays for extent in array.shape)]
+        forms = array_of(self._communicator.all_gather(buffer_of(self._communicator, np.array(form, np.int64))))
+        has_samples = forms[:, 0]
+        if not has_samples.any():
             return
         self._all_have_stand_in = True
-        if sizes.all():
+        if has_samples.all():
             return
-        first = int(np.argmax(sizes > 0))
-        buffer = np.zeros(int(sizes[first]), np.uint8)
-        if first == self._communicator.rank:
-            buffer[:] = np.frombuffer(content, np.uint8)
-        rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, buffer)))
-        if self._last is None:
-            self._last = unpacked(rows[first].tobytes(), self._batch_inputs)
-
-
-def packed(part: Mapping[str, np.ndarray]) -> bytes:
-    """A part of a batch as bytes: the shapes, and the arrays."""
-    header = json.dumps({name: array.shape for name, array in part.items()}).encode()
-    return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in part.values())])
-
-
-def unpacked(content: bytes, entries: tuple[Entry, ...]) -> Arrays:
-    """What ``packed`` made bytes of."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    shapes = json.loads(content[8:start])
-    part = {}
-    for entry in entries:
-        dtype, shape = entry.numpy_dtype, shapes[entry.name]
-        count = int(np.prod(shape))
-        part[entry.name] = np.frombuffer(content, dtype, count, start).reshape(shape).copy()
-        start += count * dtype.itemsize
-    return part
+        first = int(np.argmax(has_samples))
+        extents = iter(forms[first, 1:].tolist())
+        if first != self._communicator.rank:
+            arrays = [np.zeros(tuple(islice(extents, array.ndim)), array.dtype) for array in arrays]
+        content = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8).copy()
+        given = array_of(self._communicator.all_gather(buffer_of(self._communicator, content)))[first]
+        contents = np.split(given, np.cumsum([array.nbytes for array in arrays])[:-1])
+        self._last = self._last or {
+            name: content.copy().view(array.dtype).reshape(array.shape)
+            for name, array, content in zip(part, arrays, contents, strict=True)
+        }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from burnish.distributed.graphs.sharding import Shares, bytes_of
+from burnish.distributed.graphs.sharding import Shares
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
@@ -73,7 +73,7 @@ class ShardedRunner(SpreadRunner):
         """What the others hold."""
         import torch
 
-        width = max(1, *(sum(bytes_of(self._entries[name]) for name in slots) for slots in self._slots))
+        width = max(1, *(sum(self._entries[name].bytes for name in slots) for slots in self._slots))
         content = b"".join(np.ascontiguousarray(share[name]).tobytes() for name in self._slots[self._communicator.rank])
         buffer = torch.frombuffer(bytearray(content.ljust(width, b"\0")), dtype=torch.uint8)
         rows = self._communicator.all_gather(buffer).numpy()
@@ -82,7 +82,7 @@ class ShardedRunner(SpreadRunner):
             start = 0
             for name in slots if rank != self._communicator.rank else ():
                 entry = self._entries[name]
-                part = rows[rank, start : start + bytes_of(entry)]
+                part = rows[rank, start : start + entry.bytes]
                 others[name] = part.copy().view(entry.dtype.numpy()).reshape(entry.extents)
                 start += part.size
         return others

@@ -7,7 +7,7 @@ it looks up rows for an evaluation on a batch that it had before, and gives the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -30,12 +30,11 @@ BLOCK_BYTES = 2**26
 class _Request(IntEnum):
     """What a worker is about to do."""
 
-    NOTHING = 0
-    END = 1
-    STATE = 2
-    ENTRY = 3
-    EVALUATE = 4
-    PREDICT = 5
+    NOTHING, END, STATE, ENTRY, EVALUATE, PREDICT = range(6)
+
+
+DOING = ("takes part", "has all it wants of the state", "asks for the state", "asks for '{}'", "evaluates", "predicts")
+"""The same in words, with a place for the entry."""
 
 
 class SpreadTablesRunner(SpreadRunner):
@@ -48,8 +47,12 @@ class SpreadTablesRunner(SpreadRunner):
         signature: of the whole program.
     """
 
+    evaluates_together = True
+
     def __init__(self, runner: ProgramRunner, communicator: Communicator, shards: TableShards, signature: Signature):
         super().__init__(runner, communicator)
+        # Not if shares of the optimizer's state are exchanged too.
+        self.gives_entries = not (isinstance(runner, SpreadRunner) and runner.is_spread)
         self._shards, self._signature = shards, signature
         self._entries = {entry.name: entry for entry in signature.state}
         self._batches: dict[str, Arrays] = {}
@@ -95,33 +98,20 @@ class SpreadTablesRunner(SpreadRunner):
             else:
                 return
 
-    @property
-    def evaluates_together(self) -> bool:
-        return True
-
-    @property
-    def gives_entries(self) -> bool:
-        """Whether an entry can be asked for without the others: not where the optimizer's state is in shares beside."""
-        return not (isinstance(self._runner, SpreadRunner) and self._runner.is_spread)
-
     @contextmanager
     def asking(self) -> Iterator[None]:
         """While this lasts, the others that take part wait for what is asked of them; they are told when it ends."""
         self._asking += 1
+        others_wait = True
         try:
             yield
         except WorkerError:  # there is nobody to tell
+            others_wait = False
+            raise
+        finally:
             self._asking -= 1
-            raise
-        except BaseException:
-            self._ask_no_more()
-            raise
-        self._ask_no_more()
-
-    def _ask_no_more(self) -> None:
-        self._asking -= 1
-        if not self._asking:
-            self._agree(_Request.END)
+            if others_wait and not self._asking:
+                self._agree(_Request.END)
 
     def state(self) -> Arrays:
         with self.asking():
@@ -153,10 +143,11 @@ class SpreadTablesRunner(SpreadRunner):
         """
         held = HandedOver()
         for name, entry in sorted(self._entries.items()):
-            is_spread = name in self._shards.entries
             own = self._loaded.get(name)
-            if own is None:
-                own = np.zeros(_shape_of(entry), entry.numpy_dtype) if is_spread else self._runner.state_entry(name)
+            if own is None and name in self._shards.entries:
+                own = np.zeros(_shape_of(entry), entry.numpy_dtype)
+            elif own is None:
+                own = self._runner.state_entry(name)
             held |= held_by({name: given(name, own)}, self._shards, self._communicator.rank)
         self._loaded = {}
         self._runner.load_state(held)
@@ -182,7 +173,7 @@ class SpreadTablesRunner(SpreadRunner):
         asked = {(kind, where) for kind, where in told if kind != _Request.NOTHING}
         if len(asked) > 1:
             names = list(self._entries)
-            doing = ", ".join(f"rank {rank} {_describe(kind, where, names)}" for rank, (kind, where) in enumerate(told))
+            doing = ", ".join(f"rank {rank} {DOING[kind].format(names[where])}" for rank, (kind, where) in enumerate(told))
             raise WorkerError(
                 f"Workers that hold tables in parts do different things at the same time: {doing}. Let all of them call the "
                 "same, or the others session.take_part()",
@@ -196,7 +187,7 @@ class SpreadTablesRunner(SpreadRunner):
         import torch
 
         own = self._runner.state_entry(name)
-        rows, most = self._shards.entries[name], self._shards.rows_of(0, self._shards.entries[name])
+        rows, most = self._shards.entries[name], self._shards.rows_of(0, name) or 0
         whole = np.empty((rows, *own.shape[1:]), own.dtype) if wanted else None
         block = max(1, BLOCK_BYTES // max(1, own.dtype.itemsize * math.prod(own.shape[1:])))
         for first in range(0, most, block):
@@ -209,18 +200,6 @@ class SpreadTablesRunner(SpreadRunner):
                 held = self._shards.part(whole, rank)[first : first + block]
                 held[...] = content.view(own.dtype).reshape(buffer.shape)[: len(held)]
         return whole
-
-
-def _describe(request: int, place: int, names: Sequence[str]) -> str:
-    words = {
-        _Request.NOTHING: "takes part",
-        _Request.END: "has all it wants of the state",
-        _Request.STATE: "asks for the state",
-        _Request.ENTRY: f"asks for '{names[place]}'",
-        _Request.EVALUATE: "evaluates",
-        _Request.PREDICT: "predicts",
-    }
-    return words[_Request(request)]
 
 
 def _shape_of(entry: Entry) -> tuple[int, ...]:
