@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import struct
 import sys
@@ -46,7 +47,10 @@ def heard(sniffer: socket.socket, sent: dict[int, list[bytes]]) -> None:
 
 
 def main(namespace: str, seconds: float) -> None:
-    """Attack until the time is over; prints how many connections were made, to how many ports, and how many were replays."""
+    """Attack for so long from the first open port on, or until the input ends.
+
+    Prints how many connections were made, to how many ports, and how many of them were replays.
+    """
     enter(namespace)
     draw = random.Random(namespace)
     sent: dict[int, list[bytes]] = defaultdict(list)
@@ -54,8 +58,8 @@ def main(namespace: str, seconds: float) -> None:
     sniffer.setblocking(False)
     held: list[socket.socket] = []
     attacked, made, replayed = set(), 0, 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = None
+    while (until is None or time.monotonic() < until) and not select.select([sys.stdin], [], [], 0)[0]:
         heard(sniffer, sent)
         for place in open_ports():
             kind = draw.choice(["garbage", "replay", "silence", "flood"])
@@ -64,6 +68,7 @@ def main(namespace: str, seconds: float) -> None:
                     connection = socket.create_connection(place, 0.5)
                 except OSError:
                     continue
+                until = until or time.monotonic() + seconds
                 attacked.add(place)
                 made += 1
                 connection.setblocking(False)

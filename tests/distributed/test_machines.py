@@ -123,7 +123,8 @@ def test_four_workers_on_two_machines_train_as_one_process(link, engine, options
 def test_a_stranger_on_the_network_changes_nothing_but_time(link):
     """On both machines one connects to every open port, with garbage, replays, silence and floods."""
     attackers = [
-        subprocess.Popen([sys.executable, STRANGERS, name, "12"], stdout=subprocess.PIPE, text=True) for name in link.machines
+        subprocess.Popen([sys.executable, STRANGERS, name, "12"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in link.machines
     ]
     try:
         results = run(_train, 4, link.machines, LAYOUTS[0], "torch", {})
