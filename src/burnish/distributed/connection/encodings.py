@@ -35,9 +35,7 @@ class BFloat16(Encoding):
     """Numbers are rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        return rows.to(torch.bfloat16)
+        return rows.bfloat16()
 
 
 class Float16(Encoding):
@@ -51,17 +49,15 @@ class Float16(Encoding):
         import torch
 
         largest = rows.abs().amax(dim=1, keepdim=True)
-        exponents = torch.frexp(torch.where(torch.isfinite(largest), largest, 0).to(torch.float64)).exponent.clamp(*EXPONENTS)
-        scaled = torch.ldexp(rows, TOP_EXPONENT - exponents)
-        return torch.cat([scaled.to(torch.float16), exponents.to(torch.float16)], dim=1)
+        exponents = torch.where(largest.isfinite(), largest, 0).double().frexp().exponent.clamp(*EXPONENTS)
+        scaled = rows.ldexp(TOP_EXPONENT - exponents)
+        return torch.cat([scaled.half(), exponents.half()], dim=1)
 
     def width(self, count: int) -> int:
         return count + 1 if count else 0
 
     def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
-        return torch.ldexp(wire[:, :-1].to(dtype), wire[:, -1:].to(torch.int32) - TOP_EXPONENT)
+        return wire[:, :-1].to(dtype).ldexp(wire[:, -1:].int() - TOP_EXPONENT)
 
 
 COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16, "float16": Float16}, bare=True)

@@ -28,7 +28,7 @@ from burnish.graph import (
     static_shape,
     zeros_like,
 )
-from burnish.graph.uses import ancestors_of, read_by
+from burnish.graph.uses import ancestors_of, producer_of, read_by
 from burnish.ops.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
@@ -153,9 +153,7 @@ def shard_step(model: ir.Model, shares: Shares, rank: int) -> None:
 class _Plan:
     """Who computes what of a step, the same on all workers: each value is computed by all, or by one.
 
-    Args:
-        graph: a step's, rewritten in place.
-        shares: who keeps what.
+    The graph of the step is rewritten in place.
     """
 
     def __init__(self, graph: ir.Graph, shares: Shares):
@@ -231,22 +229,18 @@ class _Plan:
     def _conditions(self) -> list[_Condition]:
         """What the next parameters wait for and the state alone decides, such as that enough micro-batches have been added up."""
         found: dict[ir.Value, None] = {}
-        for value in self._graph.outputs:
-            node = value.producer() if (value.name or "").startswith(f"{NEXT}param/") else None
-            if node is not None and _writes_rows(node):
-                node = node.inputs[0].producer()  # type: ignore[union-attr]
-            while node is not None and node.op_type == "Where":
+        for output in self._graph.outputs:
+            chosen: ir.Value | None = output if (output.name or "").startswith(f"{NEXT}param/") else None
+            if (writer := producer_of(chosen, "ScatterND")) is not None:
+                chosen = writer.inputs[0]
+            while (node := producer_of(chosen, "Where")) is not None:
                 when, chosen = node.inputs[:2]
-                assert when is not None
-                assert chosen is not None
-                if _is_scalar(when) and _is_of_state(when):
+                if when is not None and _is_scalar(when) and _is_of_state(when):
                     found[when] = None
-                node = chosen.producer()
         return [_Condition(self._graph, when) for when in found]
 
     def _crossing(self) -> dict[ir.Value, int]:
-        """What one worker computes and others need; each with the number of exchanges of such values, one behind the other, that
-        it is had by."""
+        """What one worker computes and others need; with how many such exchanges, one after another, the others have it."""
         gathered: dict[ir.Value, int] = {}
         levels: dict[ir.Value, int] = {}
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
@@ -270,12 +264,7 @@ class _Plan:
 
 
 class _Condition:
-    """A boolean scalar that all workers know, and what of a step is not needed, or stays as it is, where it is false.
-
-    Args:
-        graph: a step's, in order.
-        when: the scalar.
-    """
+    """A boolean scalar ``when`` that all workers know, and what of a step is not needed, or stays as it is, while it is false."""
 
     def __init__(self, graph: ir.Graph, when: ir.Value):
         self.when = when
@@ -286,7 +275,7 @@ class _Condition:
                 self._needed.update(list(dict.fromkeys(read_by(node)))[2 * self._decides(node) :])
 
     def leaves(self, value: ir.Value) -> bool:
-        """Whether a value is one that workers need not be given where the scalar is false."""
+        """Whether a value is one that workers need not be given while the scalar is false."""
         return value not in self._needed or self._is_present(value, self._present.get(value.name or ""))
 
     def _decides(self, node: ir.Node) -> bool:
@@ -294,24 +283,18 @@ class _Condition:
 
     def _is_present(self, value: ir.Value | None, present: ir.Value | None, rows: Sequence[int] | None = None) -> bool:
         """Whether a value is then what a state entry is at present; of ``rows`` it does not matter what they are."""
-        node = None if value is None or value is present else value.producer()
-        if node is not None and _writes_rows(node):
-            written = _indices(node, 1)
-            read = None if node.inputs[2] is None else node.inputs[2].producer()
-            copies = read is not None and read.op_type == "Gather" and read.inputs[0] is present and _indices(read, 1) == written
+        if (node := producer_of(value, "ScatterND")) is not None:
+            written, read = _rows_of(node), producer_of(node.inputs[2], "Gather")
+            copies = read is not None and read.inputs[0] is present and _rows_of(read) == written
             return bool(written) and (copies or written == rows) and self._is_present(node.inputs[0], present, written)
-        if node is None or node.op_type != "Where":
-            return value is present and present is not None
-        return all(self._is_present(chosen, present, rows) for chosen in node.inputs[2 if self._decides(node) else 1 :])
+        if (node := producer_of(value, "Where")) is not None:
+            return all(self._is_present(chosen, present, rows) for chosen in node.inputs[2 if self._decides(node) else 1 :])
+        return value is present and present is not None
 
 
-def _writes_rows(node: ir.Node) -> bool:
-    return node.op_type == "ScatterND" and node.domain == ""
-
-
-def _indices(node: ir.Node, operand: int) -> list[int]:
-    """The rows that a node reads or writes, where they are constant."""
-    array = constant_array(node.inputs[operand])
+def _rows_of(node: ir.Node) -> list[int]:
+    """The rows that a node reads or writes, if they are constant."""
+    array = constant_array(node.inputs[1])
     return [] if array is None else [int(row) for row in array.reshape(-1)]
 
 
@@ -323,9 +306,7 @@ def _is_of_state(value: ir.Value) -> bool:
 def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
     """Take away what other workers compute, from a graph of all of them."""
     others = shares.not_of(rank)
-    kept = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
-    graph.outputs.clear()
-    graph.outputs.extend(kept)
+    graph.outputs[:] = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
     gathers = [node for node in graph if GATHER_OWNED.is_of(node)]
     for node in gathers:

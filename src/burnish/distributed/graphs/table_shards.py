@@ -78,12 +78,13 @@ class TableShards:
         if option != AUTO:
             parameters = [name.removeprefix(PARAMETER) for name in entries if name.startswith(PARAMETER)]
             tables = _named([option] if isinstance(option, str) else option, tables, parameters)
-        spread = [name for name in by_rows if (name.removeprefix(PARAMETER) in tables) or parameter_of(name) in tables]
-        return cls(
-            workers,
-            {name: _rows(entries[f"{PARAMETER}{name}"]) for name in tables},
-            {name: _rows(entries[name]) for name in spread},
-        )
+        rows: dict[str, int] = {}
+        for name in by_rows:
+            if name.removeprefix(PARAMETER) in tables or parameter_of(name) in tables:
+                extent = entries[name].extents[0]
+                assert isinstance(extent, int), f"'{name}' has no known number of rows"
+                rows[name] = extent
+        return cls(workers, {name: rows[f"{PARAMETER}{name}"] for name in tables}, rows)
 
     def rows_of(self, rank: int, entry: str) -> int | None:
         """How many rows of a state entry a worker holds; None if the entry is not spread."""
@@ -93,12 +94,6 @@ class TableShards:
     def part(self, array: np.ndarray, rank: int) -> np.ndarray:
         """The rows of a table that a worker holds: a view."""
         return array[rank :: self.workers]
-
-
-def _rows(entry: Entry) -> int:
-    rows = entry.extents[0]
-    assert isinstance(rows, int), f"'{entry.name}' has no known number of rows"
-    return rows
 
 
 def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[str]) -> list[str]:

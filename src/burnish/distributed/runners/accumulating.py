@@ -15,15 +15,15 @@ from burnish.engines.communicator import Communicator, array_of, buffer_of
 
 
 class AccumulatingRunner(SpreadRunner):
-    """A runner that adds what its worker accumulated to what the others did, where the state is asked for.
+    """A runner that adds what its worker accumulated to what the others did, when the state is asked for.
 
     Between an update and the next micro-batch there is nothing to add, and nothing is exchanged.
 
     Args:
-        runner: of this worker.
+        runner: of this worker, opened with ``part_of`` the state.
         communicator: to the others.
         accumulated: the state entries of which each worker has its part.
-        state: as it is now; ``runner`` was opened with ``part_of`` it.
+        state: of the run, as it is now.
     """
 
     def __init__(
@@ -31,12 +31,7 @@ class AccumulatingRunner(SpreadRunner):
     ):
         super().__init__(runner, communicator)
         self._accumulated = tuple(accumulated)
-        self._known: Arrays | None = self._sums_of(state)
-
-    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        outputs = self._runner.step(inputs)
-        self._known = None
-        return outputs
+        self._known = self._sums_of(state)
 
     @property
     def is_spread(self) -> bool:
@@ -45,7 +40,7 @@ class AccumulatingRunner(SpreadRunner):
     def state(self) -> Arrays:
         state = self._runner.state()
         if not self._holds_all:
-            state |= self._known if self._known is not None else self._summed(state)
+            state |= self._known or self._summed(state)
         return state
 
     def state_entry(self, name: str) -> np.ndarray:
@@ -61,7 +56,7 @@ class AccumulatingRunner(SpreadRunner):
         return int(self._runner.state_entry(COUNT_ENTRY)) == 0
 
     def _sums_of(self, state: Mapping[str, np.ndarray]) -> Arrays:
-        """Copies of the sums, which are known until a step is taken; none where they are zeros."""
+        """Copies of the sums; none if they are zeros."""
         is_begun = int(state[COUNT_ENTRY]) != 0
         return {name: np.array(state[name]) for name in self._accumulated if is_begun}
 

@@ -33,6 +33,8 @@ class SpreadRunner:
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator):
         self._runner, self._communicator = runner, communicator
+        self._known: Arrays = {}
+        """What others hold of the state, as far as this worker knows it; until the next step."""
 
     @property
     def is_spread(self) -> bool:
@@ -68,7 +70,9 @@ class SpreadRunner:
         self.state()
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        return self._runner.step(inputs)
+        outputs = self._runner.step(inputs)
+        self._known = {}
+        return outputs
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         return self._runner.evaluate(inputs, instead)

@@ -1,8 +1,9 @@
-"""A program of which every worker holds a part of the state: what the others hold is asked of them where all of it is wanted."""
+"""A program of which every worker holds a part of the state: what the others hold is asked of them when all of it is wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from burnish.distributed.graphs.sharding import Shares
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.program.signature import Entry
 
 
@@ -36,16 +37,10 @@ class ShardedRunner(SpreadRunner):
         state: Mapping[str, np.ndarray],
     ):
         super().__init__(runner, communicator)
-        self._entries = {entry.name: entry for entry in entries}
-        ranks = range(communicator.size)
-        self._slots = [[name for name in self._entries if name in share] for share in map(shares.of, ranks)]
-        self._others: Arrays = {}
+        self._names = [entry.name for entry in entries]
+        kept = map(shares.of, range(communicator.size))
+        self._kept = [[entry for entry in entries if entry.name in names] for names in kept]
         self._remember(state)
-
-    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        outputs = self._runner.step(inputs)
-        self._others = {}
-        return outputs
 
     @property
     def is_spread(self) -> bool:
@@ -53,11 +48,11 @@ class ShardedRunner(SpreadRunner):
 
     def state(self) -> Arrays:
         share = self.own_state()
-        whole = {**share, **(self._others or self._gathered(share))}
-        return {name: whole[name] for name in self._entries}
+        whole = {**share, **(self._known or self._gathered(share))}
+        return {name: whole[name] for name in self._names}
 
     def state_entry(self, name: str) -> np.ndarray:
-        is_kept = any(name in slots for slots in self._slots)
+        is_kept = any(name == entry.name for kept in self._kept for entry in kept)
         return self.state()[name] if is_kept else self._runner.state_entry(name)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -65,24 +60,20 @@ class ShardedRunner(SpreadRunner):
         self._remember(state)
 
     def _remember(self, state: Mapping[str, np.ndarray]) -> None:
-        """Keep what others hold, which is known until a step is taken."""
-        others = [slots for rank, slots in enumerate(self._slots) if rank != self._communicator.rank]
-        self._others = {name: np.array(state[name]) for slots in others for name in slots}
+        """Keep what others hold."""
+        others = (kept for rank, kept in enumerate(self._kept) if rank != self._communicator.rank)
+        self._known = {entry.name: np.array(state[entry.name]) for kept in others for entry in kept}
 
     def _gathered(self, share: Arrays) -> Arrays:
         """What the others hold."""
-        import torch
-
-        width = max(1, *(sum(self._entries[name].bytes for name in slots) for slots in self._slots))
-        content = b"".join(np.ascontiguousarray(share[name]).tobytes() for name in self._slots[self._communicator.rank])
-        buffer = torch.frombuffer(bytearray(content.ljust(width, b"\0")), dtype=torch.uint8)
-        rows = self._communicator.all_gather(buffer).numpy()
+        rank, sizes = self._communicator.rank, [[entry.bytes for entry in kept] for kept in self._kept]
+        own = b"".join(share[entry.name].tobytes() for entry in self._kept[rank])
+        content = np.frombuffer(own.ljust(max(1, *map(sum, sizes)), b"\0"), np.uint8).copy()
+        rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, content)))
         others: Arrays = {}
-        for rank, slots in enumerate(self._slots):
-            start = 0
-            for name in slots if rank != self._communicator.rank else ():
-                entry = self._entries[name]
-                part = rows[rank, start : start + entry.bytes]
-                others[name] = part.copy().view(entry.dtype.numpy()).reshape(entry.extents)
-                start += part.size
+        for other, kept in enumerate(self._kept):
+            if other != rank:
+                parts: Any = np.split(rows[other], np.cumsum(sizes[other], dtype=np.int64))[:-1]
+                for entry, part in zip(kept, parts, strict=True):
+                    others[entry.name] = part.copy().view(entry.numpy_dtype).reshape(entry.extents)
         return others

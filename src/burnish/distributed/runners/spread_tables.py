@@ -56,7 +56,6 @@ class SpreadTablesRunner(SpreadRunner):
         self._shards, self._signature = shards, signature
         self._entries = {entry.name: entry for entry in signature.state}
         self._batches: dict[str, Arrays] = {}
-        self._loaded: Arrays = {}
         self._asking = 0
 
     @property
@@ -64,8 +63,7 @@ class SpreadTablesRunner(SpreadRunner):
         return True
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        outputs = self._runner.step(inputs)
-        self._loaded = {}
+        outputs = super().step(inputs)
         for graph in ("evaluate", "predict"):
             self._remember(graph, inputs)
         return outputs
@@ -85,18 +83,16 @@ class SpreadTablesRunner(SpreadRunner):
         names = list(self._entries)
         while True:
             request, place = self._agree(_Request.NOTHING)
-            if request is _Request.EVALUATE:
-                self._runner.evaluate(self._stand_in("evaluate"))
-                return
-            if request is _Request.PREDICT:
-                self._runner.predict(self._stand_in("predict"))
-                return
             if request is _Request.STATE:
                 self._runner.state()
             elif request is _Request.ENTRY:
                 self._whole(names[place], wanted=False)
             else:
-                return
+                break
+        if request is _Request.EVALUATE:
+            self._runner.evaluate(self._stand_in("evaluate"))
+        elif request is _Request.PREDICT:
+            self._runner.predict(self._stand_in("predict"))
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -133,7 +129,7 @@ class SpreadTablesRunner(SpreadRunner):
         whole = {name: state[name] for name in state}
         rank = self._communicator.rank
         self._runner.load_state(held_by(whole, self._shards, rank))
-        self._loaded = {name: whole[name] for name in self._shards.entries} if rank == 0 else {}
+        self._known = {name: whole[name] for name in self._shards.entries} if rank == 0 else {}
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
         """Take over the state that the first worker loaded; all workers do so together, an entry at a time.
@@ -143,13 +139,13 @@ class SpreadTablesRunner(SpreadRunner):
         """
         held = HandedOver()
         for name, entry in sorted(self._entries.items()):
-            own = self._loaded.get(name)
+            own = self._known.get(name)
             if own is None and name in self._shards.entries:
                 own = np.zeros(_shape_of(entry), entry.numpy_dtype)
             elif own is None:
                 own = self._runner.state_entry(name)
             held |= held_by({name: given(name, own)}, self._shards, self._communicator.rank)
-        self._loaded = {}
+        self._known = {}
         self._runner.load_state(held)
 
     def _remember(self, graph: str, inputs: Mapping[str, np.ndarray]) -> None:
