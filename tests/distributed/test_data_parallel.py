@@ -12,8 +12,8 @@ import burnish
 from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
+from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.normalization.synchronized_fusion import SYNCHRONIZED
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError, EngineError

@@ -33,7 +33,7 @@ Operands = Sequence[np.ndarray]
 Exchange = Callable[[ir.Node, Operands, Communicator], Operands]
 
 
-def _counted(node: ir.Node, operands: Operands) -> tuple[list[np.ndarray], bool]:
+def counted_operands(node: ir.Node, operands: Operands) -> tuple[list[np.ndarray], bool]:
     """The operands that travel, and whether this worker's count: it may have no samples."""
     beside = int(attribute_value(node, "counted", 0)) + int(attribute_value(node, "conditional", 0))
     count = len(operands) - beside
@@ -41,7 +41,7 @@ def _counted(node: ir.Node, operands: Operands) -> tuple[list[np.ndarray], bool]
     return list(operands[:count]), has_samples
 
 
-def _flat(tensors: Operands, has_samples: bool) -> np.ndarray:
+def flat_operands(tensors: Operands, has_samples: bool) -> np.ndarray:
     """The operands of an exchange in one vector; zeros where they count nowhere."""
     dtypes = {tensor.dtype for tensor in tensors}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
@@ -49,7 +49,7 @@ def _flat(tensors: Operands, has_samples: bool) -> np.ndarray:
     return flat if has_samples else np.zeros_like(flat)
 
 
-def _parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
+def parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
     """The parts of a vector, or of rows of vectors, of these shapes and dtypes."""
     ends = np.cumsum([tensor.size for tensor in like])[:-1]
     parts = np.split(flat, ends, axis=-1)
@@ -60,19 +60,19 @@ def _parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
 
 
 def _summed(node: ir.Node, tensors: Operands, has_samples: bool, communicator: Communicator) -> np.ndarray:
-    buffer = buffer_of(communicator, _flat(tensors, has_samples))
+    buffer = buffer_of(communicator, flat_operands(tensors, has_samples))
     channel = GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics"
     communicator.all_reduce(buffer, group=int(attribute_value(node, "group", 0)), channel=channel).wait()
     return array_of(buffer)
 
 
 def _all_reduce(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = _counted(node, operands)
-    return _parted(_summed(node, tensors, has_samples, communicator), tensors)
+    tensors, has_samples = counted_operands(node, operands)
+    return parted(_summed(node, tensors, has_samples, communicator), tensors)
 
 
 def _all_reduce_start(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = _counted(node, operands)
+    tensors, has_samples = counted_operands(node, operands)
     if attribute_value(node, "conditional", 0) and not operands[-1]:
         return [np.empty(0, tensors[0].dtype)]
     return [_summed(node, tensors, has_samples, communicator)]
@@ -81,17 +81,17 @@ def _all_reduce_start(node: ir.Node, operands: Operands, communicator: Communica
 def _all_reduce_finish(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
     buffer, *tensors = operands
     is_left_out = not buffer.size and any(tensor.size for tensor in tensors)
-    return tensors if is_left_out else _parted(buffer, tensors)
+    return tensors if is_left_out else parted(buffer, tensors)
 
 
 def _all_gather(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = _counted(node, operands)
-    buffer = buffer_of(communicator, _flat(tensors, has_samples))
-    return _parted(array_of(communicator.all_gather(buffer, group=int(attribute_value(node, "group", 0)))), tensors)
+    tensors, has_samples = counted_operands(node, operands)
+    buffer = buffer_of(communicator, flat_operands(tensors, has_samples))
+    return parted(array_of(communicator.all_gather(buffer, group=int(attribute_value(node, "group", 0)))), tensors)
 
 
 def _all_gather_rows(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = _counted(node, operands)
+    tensors, has_samples = counted_operands(node, operands)
     own = [tensor if has_samples else tensor[:0] for tensor in tensors]
     counts = array_of(communicator.all_gather(buffer_of(communicator, np.array([len(tensor) for tensor in own], np.int64))))
     results = []
@@ -111,7 +111,7 @@ def _all_gather_rows(node: ir.Node, operands: Operands, communicator: Communicat
 
 
 def _own_gradients(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = _counted(node, operands)
+    tensors, has_samples = counted_operands(node, operands)
     return tensors if has_samples else [np.zeros_like(tensor) for tensor in tensors]
 
 
@@ -162,13 +162,13 @@ class SplitGraph:
     ):
         self._communicator = communicator
         graph = model.graph
-        _check_bodies(graph, loaded)
+        check_exchanges(graph, loaded)
         stages = _stages(graph)
         self._outputs = [value.name or "" for value in graph.outputs]
         last = max(stages.values(), default=0)
         self._parts = [_part(model, stages, number, load) for number in range(last + 1)]
         self._exchanges = [
-            [node for node, stage in stages.items() if stage == number and _is_exchange(node)] for number in range(last + 1)
+            [node for node, stage in stages.items() if stage == number and is_exchange(node)] for number in range(last + 1)
         ]
         self._constants = {
             name: value.const_value.numpy() for name, value in graph.initializers.items() if value.const_value is not None
@@ -187,7 +187,7 @@ class SplitGraph:
         return {name: values[name] for name in self._outputs}
 
 
-def _is_exchange(node: ir.Node) -> bool:
+def is_exchange(node: ir.Node) -> bool:
     return node.domain == BURNISH_DOMAIN and node.op_type in MADE
 
 
@@ -196,7 +196,7 @@ def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
     stages = _earliest_stages(graph)
     needed_by: dict[ir.Node, int] = {}
     for node in reversed(list(graph)):
-        if not _is_exchange(node):
+        if not is_exchange(node):
             # What is an output alone is computed as soon as it can be.
             stages[node] = max(stages[node], needed_by.get(node, 0))
         for value in read_by(node):
@@ -216,14 +216,14 @@ def _earliest_stages(graph: ir.Graph) -> dict[ir.Node, int]:
             producer = value.producer()
             if producer in stages:
                 assert producer is not None
-                is_after = _is_exchange(producer) and not _is_exchange(node)
+                is_after = is_exchange(producer) and not is_exchange(node)
                 stage = max(stage, stages[producer] + is_after)
         stages[node] = stage
     return stages
 
 
 def _part(model: ir.Model, stages: Mapping[ir.Node, int], number: int, load: Callable[[ir.Model], LoadedModel]) -> _Part:
-    own = {node for node, stage in stages.items() if stage == number and not _is_exchange(node)}
+    own = {node for node, stage in stages.items() if stage == number and not is_exchange(node)}
     if not own:
         return _Part((), None)
     produced = [output for node in stages if node in own for output in node.outputs]
@@ -237,7 +237,7 @@ def _part(model: ir.Model, stages: Mapping[ir.Node, int], number: int, load: Cal
     return _Part(tuple(value.name or "" for value in inputs), load(part))
 
 
-def _check_bodies(graph: ir.Graph, loaded: Collection[str]) -> None:
+def check_exchanges(graph: ir.Graph, loaded: Collection[str]) -> None:
     for node in graph.all_nodes():
         if node.domain != BURNISH_DOMAIN or (node.op_type in loaded and node.op_type not in MADE):
             continue

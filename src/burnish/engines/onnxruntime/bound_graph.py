@@ -74,7 +74,7 @@ class BoundGraph:
         self._opened = opened
         self._options = run_options()
         self._signature, self._sets, self._updates, self._instead = signature, sets, updates, instead
-        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)
         self._takes_text = any(entry.dtype == ir.DataType.STRING for entry in self._batch_inputs)
         self._hyperparameters = {entry.name: Buffer.empty((), entry) for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         results = tuple(entry for entry in signature.outputs if entry.updates is None)
@@ -148,6 +148,8 @@ class BoundGraph:
             return self._opened.run(lambda session: self._run(session, current, inputs, values))
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
             self._bind(self._opened.session)
+            if self._opened.exchanges is not None and self._opened.exchanges.raised(error):
+                raise
             raise run_failure(self._graph, error, self._opened.model) from error
 
     def _run(

@@ -8,6 +8,7 @@ convolutions keep the order that they have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -18,7 +19,14 @@ from burnish.engines.kernels.convolution.operators import (
     CHANNELS_LAST_MAX_POOL_GRAD,
 )
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.kernels.normalization.operators import FUSED_BATCH_NORM, FUSED_BATCH_NORM_GRAD
+from burnish.engines.kernels.normalization.operators import (
+    FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_APPLY,
+    FUSED_BATCH_NORM_GRAD,
+    FUSED_BATCH_NORM_GRAD_APPLY,
+    FUSED_BATCH_NORM_GRAD_SUMS,
+    FUSED_BATCH_NORM_MOMENTS,
+)
 from burnish.engines.onnxruntime.taken_convolutions import Gradients, gradients_of, pool_window, takes_most, window_of
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_value
 from burnish.graph.edits import copy_of
@@ -51,6 +59,33 @@ def use_channels_last(graph: ir.Graph, threads: int) -> None:
                 layout.visit(node)
 
 
+@dataclass(frozen=True)
+class _BatchNorm:
+    """A kernel of batch normalization, or of a part of it.
+
+    Attributes:
+        operator: whose nodes call it.
+        images: the places of the operands that are images.
+        results: those of the outputs that are.
+        x: that of the layer's own operand.
+    """
+
+    operator: EngineOperator
+    images: tuple[int, ...]
+    results: tuple[int, ...]
+    x: int
+
+
+BATCH_NORMS = (
+    _BatchNorm(FUSED_BATCH_NORM, (0, 3), (0,), 0),
+    _BatchNorm(FUSED_BATCH_NORM_GRAD, (0, 1, 5, 6), (0, 3), 1),
+    _BatchNorm(FUSED_BATCH_NORM_MOMENTS, (0,), (), 0),
+    _BatchNorm(FUSED_BATCH_NORM_APPLY, (0, 5), (0,), 0),
+    _BatchNorm(FUSED_BATCH_NORM_GRAD_SUMS, (0, 1, 4, 7), (1,), 1),
+    _BatchNorm(FUSED_BATCH_NORM_GRAD_APPLY, (0, 1, 7), (0,), 1),
+)
+
+
 class _Layout:
     def __init__(self, graph: ir.Graph, threads: int):
         self.graph = graph
@@ -70,10 +105,8 @@ class _Layout:
                 self._convolution_gradient(node, self.gradients[node])
         elif MAX_POOL_GRAD.is_of(node):
             self._max_pool_gradient(node)
-        elif FUSED_BATCH_NORM.is_of(node):
-            self._batch_norm(node, FUSED_BATCH_NORM, (0, 3), (0,), of=0)
-        elif FUSED_BATCH_NORM_GRAD.is_of(node):
-            self._batch_norm(node, FUSED_BATCH_NORM_GRAD, (0, 1, 5, 6), (0, 3), of=1)
+        elif (batch_norm := next((each for each in BATCH_NORMS if each.operator.is_of(node)), None)) is not None:
+            self._batch_norm(node, batch_norm)
 
     def _standard(self, op_type: str) -> Callable[[ir.Node], None] | None:
         if op_type in ELEMENTWISE:
@@ -149,22 +182,19 @@ class _Layout:
         for taken in present:
             remove_node(taken)
 
-    def _batch_norm(
-        self, node: ir.Node, operator: EngineOperator, images: Sequence[int], image_outputs: Sequence[int], of: int
-    ) -> None:
-        """``images`` are the places of the operands that are images, ``of`` that of the layer's own."""
-        x = node.inputs[of]
+    def _batch_norm(self, node: ir.Node, form: _BatchNorm) -> None:
+        x = node.inputs[form.x]
         if not self._has_twin(x) or x is None or _rank(x) != 4 or x.dtype != ir.DataType.FLOAT:
             return
         builder = Builder(self.graph, before=node)
         operands = [
-            None if value is None else self._last(value, builder) if place in images else builder.tensor(value)
+            None if value is None else self._last(value, builder) if place in form.images else builder.tensor(value)
             for place, value in enumerate(node.inputs)
         ]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        results = operator.emit(*operands, **attributes, channels_last=1)
+        results = form.operator.emit(*operands, **attributes, channels_last=1)
         for place, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
-            if place in image_outputs:
+            if place in form.results:
                 self._give(output, result)
             else:
                 result.value.type, result.value.shape = output.type, output.shape

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +17,12 @@ import onnxruntime
 
 from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels, check_threads
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
+from burnish.engines.onnxruntime.exchanges import Exchanges
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
 from burnish.engines.onnxruntime.kernels import (
-    COUNTING,
     OPERATORS,
+    PARTS,
     Library,
     build_operators,
     call_kernels,
@@ -31,7 +32,7 @@ from burnish.engines.onnxruntime.kernels import (
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
-from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph
+from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph, check_exchanges, is_exchange
 from burnish.errors import BurnishError, EngineError
 from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
@@ -189,7 +190,8 @@ class OnnxRuntimeEngine(RunsModels):
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
-            communicator: to other workers. The training graph is then cut at its exchanges (``burnish.engines.split_graph``).
+            communicator: to other workers, which open it together. The training graph makes exchanges by the kernels
+                (``exchanges``), or is cut at them (``burnish.engines.split_graph``) where a worker has none.
 
         Raises:
             EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number from 1 to 1024.
@@ -201,9 +203,11 @@ class OnnxRuntimeEngine(RunsModels):
             tell_of_missing(self._library.reason, self._library.remedy)
         if communicator is None:
             return OnnxRuntimeRunner(self, executable, state, threads)
+        if self._exchanges_inside(communicator):
+            return OnnxRuntimeRunner(_AmongWorkers(self, communicator, executable.target.kernels), executable, state, threads)
 
         # How many samples count is known before the logits are: in one node the exchange of their number would wait for these.
-        waiting = {operator.name for operator in COUNTING}
+        waiting = {operator.name for operator in PARTS}
         executable = executable.lowered_to(executable.target.with_kernels(executable.target.kernels - waiting))
 
         def load_part(model: ir.Model) -> LoadedModel:
@@ -214,6 +218,14 @@ class OnnxRuntimeEngine(RunsModels):
             return SplitGraph(model, load_part, communicator, executable.target.kernels) if graph == "step" else load_part(model)
 
         return ArrayRunner(executable, state, lambda graph: load_split(executable.copy_of(graph), graph), load_split)
+
+    def _exchanges_inside(self, communicator: Communicator) -> bool:
+        """Whether exchanges are made within the graph, by its kernels: where all workers can, for they run the same graph.
+
+        ``verify`` runs a graph more often than other workers would.
+        """
+        can = np.array([self.kernels is not None and not self.verify], np.int64)
+        return bool(array_of(communicator.all_gather(buffer_of(communicator, can))).all())
 
     def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
         """Load a model, to be run any number of times; ``threads`` as ``open`` takes it.
@@ -358,6 +370,35 @@ class OnnxRuntimeEngine(RunsModels):
         if self.kernels is not None:
             options.register_custom_ops_library(str(self.kernels))
         return options
+
+
+@dataclass(frozen=True)
+class _AmongWorkers:
+    """An engine that opens graphs of several workers: their exchanges are made within them.
+
+    Attributes:
+        engine: with kernels.
+        communicator: to the other workers.
+        loaded: the names of operators of burnish's own that the engine knows.
+    """
+
+    engine: OnnxRuntimeEngine
+    communicator: Communicator
+    loaded: frozenset[str]
+
+    def open_graph(
+        self, model: ir.Model, graph: str, threads: int | None, *, rewrites: bool = True, in_turn: bool = False
+    ) -> OpenedGraph:
+        """Load a model as ``OnnxRuntimeEngine.open_graph`` does."""
+        if not any(map(is_exchange, model.graph.all_nodes())):
+            check_exchanges(model.graph, self.loaded)
+            return self.engine.open_graph(model, graph, threads, rewrites=rewrites, in_turn=in_turn)
+        model = model.clone()
+        assert self.engine.kernels is not None
+        exchanges = Exchanges(model, self.engine.kernels, self.communicator, self.loaded)
+        opened = self.engine.open_graph(model, graph, threads, rewrites=rewrites, in_turn=in_turn)
+        opened.exchanges = exchanges
+        return opened
 
 
 def _checked_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:

@@ -29,11 +29,15 @@ from burnish.engines.kernels.indexing.fusion import use_gather_kernels
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.kernels.normalization.operators import (
     FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD,
+    FUSED_BATCH_NORM_GRAD_APPLY,
+    FUSED_BATCH_NORM_GRAD_SUMS,
     FUSED_STANDARDIZE,
     FUSED_STANDARDIZE_GRAD,
 )
 from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
+from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
 from burnish.engines.kernels.recurrent.fusion import use_recurrent_kernels
 from burnish.engines.kernels.recurrent.operators import (
     FUSED_GRU_STEPS,
@@ -64,12 +68,17 @@ COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
 """Those that also count labels, which workers tell each other."""
 ROWS = (STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE, *COUNTING)
 RECURRENT = (LSTM_STEPS, LSTM_STEPS_GRAD, GRU_STEPS, GRU_STEPS_GRAD)
-OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, CLIP_GRAD, RELU_GRAD, GATHER_GRAD, *IMAGES, *ROWS, *RECURRENT)
+PARTS = (*COUNTING, *SYNCHRONIZED)
+"""Those that gain nothing, or lose, where a graph is cut at its exchanges."""
+OPERATORS = (BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED, CLIP_GRAD, RELU_GRAD, GATHER_GRAD, *IMAGES, *ROWS, *RECURRENT)
 """The semantic operators that there are kernels for, be it for some of their nodes alone."""
 
 _WITH_OPTIONAL_OPERANDS = (
     FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD,
+    FUSED_BATCH_NORM_GRAD_APPLY,
+    FUSED_BATCH_NORM_GRAD_SUMS,
     FUSED_STANDARDIZE,
     FUSED_STANDARDIZE_GRAD,
     FUSED_LSTM_STEPS,
@@ -179,6 +188,7 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     graph = model.graph
     names = [value.name for value in graph.outputs]
     fuse_batch_normalization(graph)
+    fuse_synchronized(graph)
     fuse_normalization(graph)
     use_cross_entropy_kernels(graph)
     use_recurrent_kernels(graph, int(threads or cores()))
@@ -215,7 +225,8 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
 def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:
     """Say by an attribute which operands a node has, and give it no others; outputs go that the kernel leaves out."""
     outputs = list(node.outputs)
-    if FUSED_BATCH_NORM_GRAD.is_of(node) and not outputs[-1].uses() and not outputs[-1].is_graph_output():
+    keeps_flow = FUSED_BATCH_NORM_GRAD.is_of(node) or FUSED_BATCH_NORM_GRAD_SUMS.is_of(node)
+    if keeps_flow and not outputs[-1].uses() and not outputs[-1].is_graph_output():
         outputs.pop()
     if FUSED_STANDARDIZE_GRAD.is_of(node) and not attribute_value(node, "parameters", 0):
         outputs = outputs[:1]

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from burnish.engines.onnxruntime.exchanges import Exchanges
 from burnish.engines.onnxruntime.failures import description, is_out_of_memory
 from burnish.passes.complete_axes import names_axes
 
@@ -121,6 +122,7 @@ class OpenedGraph:
         model: the graph, before ONNX Runtime rewrites it.
         session: the session.
         reopened: how far it came down the list of ``Optimizations.fewer``; 0 where it is as it was opened first.
+        exchanges: those with other workers that it makes. It is then not run again where it failed: the others would not be.
 
     Raises:
         Exception: what ``load`` raised, where it does without optimizations too.
@@ -140,6 +142,7 @@ class OpenedGraph:
         self._fewer = optimizations.fewer()
         self._is_unverified = verifies
         self.reopened = 0
+        self.exchanges: Exchanges | None = None
         try:
             self.session = load(None)
         except Exception as error:
@@ -154,6 +157,8 @@ class OpenedGraph:
         Raises:
             Exception: what ``attempt`` raised, where it does without optimizations too; the session is the one before.
         """
+        if self.exchanges is not None:
+            return self.exchanges.run(lambda: attempt(self.session))
         try:
             return attempt(self.session)
         except Exception as error:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
 from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
+from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
 from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
 from burnish.engines.torch.families.attention.fusion import fuse_attention, use_cuda_attention
@@ -25,7 +26,6 @@ from burnish.engines.torch.families.fused import fused_operators, replace_whole_
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
 from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
 from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
-from burnish.engines.torch.families.normalization.synchronized_fusion import fuse_synchronized
 from burnish.engines.torch.families.normalization.whole_sums import sum_whole_rows
 from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
 from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
@@ -37,7 +37,7 @@ from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
 _SHARED = (
-    *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD),
+    *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED),
     *(STANDARDIZE, STANDARDIZE_GRAD, ROOT_MEAN_SQUARE_NORMALIZE),
     *(SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD),
 )

@@ -13,6 +13,22 @@ FUSED_BATCH_NORM_GRAD = EngineOperator(
     "FusedBatchNormGrad", ("dy", "x", "scale", "inverse_std", "saved", "y", "more", "bias"), ("dx", "dscale", "dbias", "before")
 )
 
+FUSED_BATCH_NORM_MOMENTS = EngineOperator("FusedBatchNormMoments", ("x",), ("moments", "pivot"))
+FUSED_BATCH_NORM_MERGE = EngineOperator(
+    "FusedBatchNormMerge", ("gathered", "scale"), ("count", "center", "precise", "mean", "inverse_std", "variance", "gain")
+)
+FUSED_BATCH_NORM_APPLY = EngineOperator("FusedBatchNormApply", ("x", "pivot", "center", "gain", "bias", "added"), ("y",))
+FUSED_BATCH_NORM_GRAD_SUMS = EngineOperator(
+    "FusedBatchNormGradSums", ("dy", "x", "pivot", "center", "y", "gain", "bias", "more"), ("sums", "before")
+)
+FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
+    "FusedBatchNormGradMerge", ("total", "count", "inverse_std", "scale"), ("slope", "offset", "dscale", "dbias")
+)
+FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
+    "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
+)
+"""The parts of a layer by statistics of several workers (``burnish.ops.normalization.synchronized``)."""
+
 FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
 FUSED_STANDARDIZE_GRAD = EngineOperator(
     "FusedStandardizeGrad", ("dy", "x", "mean", "shift", "inverse", "scale"), ("dx", "dscale", "dbias")

@@ -2,7 +2,7 @@
 // compiled beside this one.
 
 #include "elementwise_operators.h"
-#include "normalization_operators.h"
+#include "synchronized_operators.h"
 
 // ONNX Runtime calls it when a session registers the library.
 extern "C" [[gnu::visibility("default")]] OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {

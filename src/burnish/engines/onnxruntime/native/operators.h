@@ -104,6 +104,8 @@ class Call {
   Call& operator=(const Call&) = delete;
   ~Call() { running = nullptr; }
 
+  OrtKernelContext* context() const { return context_; }
+
   size_t input_count() const {
     size_t count;
     check_call(api->KernelContext_GetInputCount(context_, &count));

@@ -9,7 +9,13 @@ import torch
 from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.kernels.normalization.operators import (
     FUSED_BATCH_NORM,
+    FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD,
+    FUSED_BATCH_NORM_GRAD_APPLY,
+    FUSED_BATCH_NORM_GRAD_MERGE,
+    FUSED_BATCH_NORM_GRAD_SUMS,
+    FUSED_BATCH_NORM_MERGE,
+    FUSED_BATCH_NORM_MOMENTS,
     FUSED_STANDARDIZE,
     FUSED_STANDARDIZE_GRAD,
 )
@@ -17,20 +23,6 @@ from burnish.engines.torch.families.images import as_image, from_image
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import Call, translates
 
-FUSED_BATCH_NORM_MOMENTS = EngineOperator("FusedBatchNormMoments", ("x",), ("moments", "pivot"))
-FUSED_BATCH_NORM_MERGE = EngineOperator(
-    "FusedBatchNormMerge", ("gathered", "scale"), ("count", "center", "precise", "mean", "inverse_std", "variance", "gain")
-)
-FUSED_BATCH_NORM_APPLY = EngineOperator("FusedBatchNormApply", ("x", "pivot", "center", "gain", "bias", "added"), ("y",))
-FUSED_BATCH_NORM_GRAD_SUMS = EngineOperator(
-    "FusedBatchNormGradSums", ("dy", "x", "pivot", "center", "y", "gain", "bias", "more"), ("sums", "before")
-)
-FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
-    "FusedBatchNormGradMerge", ("total", "count", "inverse_std", "scale"), ("slope", "offset", "dscale", "dbias")
-)
-FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
-    "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
-)
 FUSED_GROUP_NORM = EngineOperator("FusedGroupNorm", ("x", "scale", "bias"), ("y", "mean", "inverse_std", "shift"))
 FUSED_GROUP_NORM_GRAD = EngineOperator(
     "FusedGroupNormGrad", ("dy", "x", "scale", "bias", "mean", "inverse_std", "shift"), ("dx", "dscale", "dbias")

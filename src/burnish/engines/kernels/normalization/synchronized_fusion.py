@@ -1,4 +1,4 @@
-"""Fusion of batch normalization by statistics of several workers into the engine's kernels.
+"""Fusion of batch normalization by statistics of several workers into kernels.
 
 The layer is in parts already, cut by an exchange forward and one backward (``burnish.ops.normalization.synchronized``). Its
 application takes in the addition and the activation behind it; its gradient, in two parts that read the same, the gradients of
@@ -10,21 +10,20 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.kernels.normalization.surroundings import (
-    Following,
-    following,
-    preceding,
-    remove_preceding,
-    replace_layer,
-)
-from burnish.engines.torch.families.fused import fuses
-from burnish.engines.torch.families.normalization.translation import (
+from burnish.engines.kernels.normalization.operators import (
     FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD_APPLY,
     FUSED_BATCH_NORM_GRAD_MERGE,
     FUSED_BATCH_NORM_GRAD_SUMS,
     FUSED_BATCH_NORM_MERGE,
     FUSED_BATCH_NORM_MOMENTS,
+)
+from burnish.engines.kernels.normalization.surroundings import (
+    Following,
+    following,
+    preceding,
+    remove_preceding,
+    replace_layer,
 )
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.ops.normalization.synchronized import (
@@ -45,10 +44,9 @@ RENAMED = {
 """Each is a kernel of the same operands and results."""
 
 SYNCHRONIZED = (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRAD_APPLY)
-"""The semantic operators that become kernels here."""
+"""The semantic operators that become kernels here; a part that none takes is to be lowered."""
 
 
-@fuses(*SYNCHRONIZED)
 def fuse_synchronized(graph: ir.Graph) -> None:
     """Replace the parts of synchronized layers by kernels, in place, where they are of float32.
 

@@ -1,0 +1,322 @@
+"""Exchanges with other workers within a graph of ONNX Runtime's: nodes whose kernel calls Python, which makes the exchange.
+
+The whole step stays one graph, with the engine's kernels, and its state where it lies. The kernel
+(``native/exchange_operator.h``) tells the number of its node, and shows the operands in ONNX Runtime's memory. ONNX Runtime runs
+nodes in any order that their operands allow, on another worker maybe in another one: a token goes from each exchange to the next.
+What ends an exchange of gradients stands as late as its readers let it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, array_of, buffer_of
+from burnish.engines.exchange_order import keep_exchange_order
+from burnish.engines.kernels.engine_operator import EngineOperator
+from burnish.engines.split_graph import MADE, Operands, check_exchanges, counted_operands, flat_operands, is_exchange, parted
+from burnish.errors import EngineError
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, describe_node, replace_uses
+from burnish.graph.uses import read_by
+from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS, WORKER_RANK
+
+EXCHANGE = EngineOperator("Exchange", ("x...",), ("y...",))
+Result = TypeVar("Result")
+FAILED, MADE_IT = 0, 1
+"""What the kernel is told. ctypes returns zero where the function raises."""
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int64),
+        ("type", ctypes.c_int64),
+    )
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """An exchange of an open graph.
+
+    Attributes:
+        make: returns the results for the operands, which lie in ONNX Runtime's memory and are not to be written.
+        failures: of the graph's exchanges; what this one raises is added.
+        allocate: the library's function that gives the memory of a result.
+    """
+
+    make: Callable[[Operands], Operands]
+    failures: list[BaseException]
+    allocate: Any
+
+    def run(self, operands: Any, count: int, context: int) -> None:
+        arrays = [_array(each.data, each.sizes[: each.rank], ir.DataType(each.type).numpy()) for each in operands[:count]]
+        for place, result in enumerate(self.make(arrays)):
+            data = ctypes.c_void_p()
+            if self.allocate(context, place, (ctypes.c_int64 * result.ndim)(*result.shape), result.ndim, ctypes.byref(data)):
+                raise MemoryError("ONNX Runtime could not allocate memory for what workers exchange")
+            np.copyto(_array(data.value, result.shape, result.dtype), result, casting="no")
+
+
+_numbers = itertools.count(1)
+_open: weakref.WeakValueDictionary[int, _Exchange] = weakref.WeakValueDictionary()
+"""The exchanges of all open graphs, by their numbers."""
+
+
+def _make(number: int, operands: Any, count: int, context: int) -> int:
+    exchange = _open[number]
+    try:
+        exchange.run(operands, count, context)
+    except BaseException as error:  # Ctrl-C too: nothing may be raised through ONNX Runtime
+        exchange.failures.append(error)
+        return FAILED
+    return MADE_IT
+
+
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(_Operand), ctypes.c_int64, ctypes.c_void_p)
+_make_for_kernels = _FUNCTION(_make)
+
+
+@functools.cache
+def _connected(library: Path) -> Any:
+    """Let a library of kernels, which ONNX Runtime has loaded, call this module; returns its function that gives memory."""
+    functions = ctypes.PyDLL(str(library))
+    functions.burnish_set_exchange(_make_for_kernels)
+    allocate = functions.burnish_exchange_output
+    integer = ctypes.c_int64
+    allocate.argtypes = (ctypes.c_void_p, integer, ctypes.POINTER(integer), integer, ctypes.POINTER(ctypes.c_void_p))
+    return allocate
+
+
+def _array(address: int | None, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Memory at an address as an array, which does not own it."""
+    count = math.prod(shape)
+    if not count or address is None:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+class Exchanges:
+    """The exchanges of a graph. They can be made as long as this is there.
+
+    Args:
+        model: of several workers, lowered to a target whose collectives are among ``BETWEEN_PARTS``; its exchanges become nodes
+            that the library runs, in place.
+        library: of the kernels.
+        communicator: to the other workers.
+        loaded: names of operators of burnish's own that the engine knows beside standard ones.
+
+    Raises:
+        EngineError: an exchange stands in the body of a control flow operator, or cannot be made here.
+    """
+
+    def __init__(self, model: ir.Model, library: Path, communicator: Communicator, loaded: frozenset[str]):
+        self._allocate, self._communicator = _connected(library), communicator
+        self._failures: list[BaseException] = []
+        self._exchanges: list[_Exchange] = []
+        graph = model.graph
+        check_exchanges(graph, loaded)
+        keep_exchange_order(graph)
+        started: dict[ir.Node, _Started] = {}
+        token = graph.inputs[0]  # any value that is no constant: ONNX Runtime would make the exchange as it loads the graph
+        for node in _in_order(graph):
+            if ALL_REDUCE_START.is_of(node):
+                started[node] = _Started(_without_operands(node), communicator)
+                token = self._replace(node, node.inputs, (), started[node].start, token)
+            elif ALL_REDUCE_FINISH.is_of(node):
+                own = started[_start_of(node)]
+                token = self._replace(node, node.inputs[1:] if own.is_conditional else (), node.outputs, own.finish, token)
+            else:
+                token = self._replace(node, node.inputs, node.outputs, self._made(node), token)
+        for node in [node for node in graph if is_exchange(node)]:
+            if WORKER_RANK.is_of(node):
+                rank = Builder(graph, before=node).constant(np.array(communicator.rank, np.int64))
+                replace_uses(node.outputs[0], rank.value)
+            elif OWN_GRADIENTS.is_of(node):
+                self._replace(node, node.inputs, node.outputs, self._made(node), None)
+        graph.remove([node for node in graph if is_exchange(node)], safe=True)
+        graph.sort()
+
+    def run(self, attempt: Callable[[], Result]) -> Result:
+        """Return what ``attempt`` returns, which runs the graph once.
+
+        Raises:
+            BaseException: what an exchange raised, or else what ``attempt`` did.
+        """
+        self._failures.clear()
+        try:
+            return attempt()
+        except Exception:
+            if self._failures:
+                raise self._failures[0] from None
+            raise
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether an exchange of the last run raised an error."""
+        return error in self._failures
+
+    def _made(self, node: ir.Node) -> Callable[[Operands], Operands]:
+        make, told, communicator = MADE[node.op_type], _without_operands(node), self._communicator
+        return lambda operands: make(told, operands, communicator)
+
+    def _replace(
+        self,
+        node: ir.Node,
+        operands: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        make: Callable[[Operands], Operands],
+        token: ir.Value | None,
+    ) -> ir.Value:
+        """Let a node of the library stand for one that exchanges, with these operands and outputs; returns the next token."""
+        assert node.graph is not None
+        exchange = _Exchange(make, self._failures, self._allocate)
+        number = next(_numbers)
+        self._exchanges.append(exchange)
+        _open[number] = exchange
+        given = [value for value in operands if value is not None]
+        is_chained = token is not None
+        replacement = ir.Node(
+            BURNISH_DOMAIN,
+            EXCHANGE.name,
+            [*given, token] if is_chained else given,
+            [
+                ir.AttrInt64("number", number),
+                ir.AttrInt64("chained", int(is_chained)),
+                *_types_of(node, outputs, is_chained),
+            ],
+            num_outputs=len(outputs) + is_chained,
+        )
+        replacement.metadata_props.update(node.metadata_props)
+        node.graph.insert_before(node, replacement)
+        for value, new in zip(outputs, replacement.outputs, strict=False):
+            new.type, new.shape = value.type, value.shape
+            name = value.name
+            replace_uses(value, new)
+            value.name, new.name = None, name
+        following = replacement.outputs[-1]
+        if is_chained:
+            following.name = f"exchange/{number}"
+            following.type, following.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([1])
+        return following
+
+
+class _Started:
+    """An exchange of gradients, which goes on beside what is computed until ``finish``.
+
+    Args:
+        node: of ``AllReduceStart``.
+        communicator: to the other workers.
+    """
+
+    def __init__(self, node: ir.Node, communicator: Communicator):
+        self._node, self._communicator = node, communicator
+        self.is_conditional = bool(attribute_value(node, "conditional", 0))
+        self._among: dict[str, Any] = {
+            "group": int(attribute_value(node, "group", 0)),
+            "channel": GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics",
+        }
+        self._shared: SharedBuffer | None = None
+        self._has_asked = False
+        self._under_way: tuple[np.ndarray, Pending, list[np.ndarray]] | None = None
+
+    def start(self, operands: Operands) -> Operands:
+        """Begin; nothing where the last operand says that there is no exchange in this step."""
+        tensors, has_samples = counted_operands(self._node, operands)
+        self._under_way = None
+        if self.is_conditional and not operands[-1]:
+            return []
+        # The operands' memory is used again as soon as they have been read.
+        like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in tensors]
+        shared = self._buffer(tensors)
+        if shared is None:
+            flat = flat_operands(tensors, has_samples)
+            buffer = buffer_of(self._communicator, flat)
+            self._under_way = flat, self._communicator.all_reduce(buffer, **self._among), like
+            return []
+        shared.settle()
+        flat = array_of(shared.tensor)
+        if has_samples:
+            np.concatenate([tensor.reshape(-1) for tensor in tensors], out=flat, casting="same_kind")
+        else:
+            flat[...] = 0
+        self._under_way = flat, shared.all_reduce(), like
+        return []
+
+    def finish(self, operands: Operands) -> Operands:
+        """Wait for the sums; without an exchange the operands stay what they are."""
+        if self._under_way is None:
+            return operands
+        flat, pending, like = self._under_way
+        self._under_way = None
+        pending.wait()
+        return parted(flat, like)
+
+    def _buffer(self, tensors: Operands) -> SharedBuffer | None:
+        """One that stays for all steps: sizes of gradients do not change."""
+        if not self._has_asked:
+            self._has_asked = True
+            dtypes = {tensor.dtype for tensor in tensors}
+            dtype = buffer_of(self._communicator, np.empty(0, dtypes.pop() if len(dtypes) == 1 else np.float64)).dtype
+            count = sum(tensor.size for tensor in tensors)
+            self._shared = self._communicator.shared_buffer(dtype, count, **self._among)
+        return self._shared
+
+
+def _in_order(graph: ir.Graph) -> list[ir.Node]:
+    """The exchanges of a graph in the order in which all workers make them: that of their numbers, which they stand in.
+
+    What ends an exchange that was begun before comes right before the first that needs it, and else last.
+    """
+    unplaced: list[ir.Node] = []
+    ordered: list[ir.Node] = []
+    waiting: dict[ir.Value, frozenset[ir.Node]] = {}
+    for node in graph:
+        needed = frozenset().union(*(waiting.get(value, frozenset()) for value in read_by(node)))
+        if ALL_REDUCE_FINISH.is_of(node):
+            needed |= {node}
+            unplaced.append(node)
+        elif is_exchange(node) and not OWN_GRADIENTS.is_of(node) and not WORKER_RANK.is_of(node):
+            ordered += [*(finish for finish in unplaced if finish in needed), node]
+            unplaced = [finish for finish in unplaced if finish not in needed]
+        if needed:
+            waiting.update(dict.fromkeys(node.outputs, needed))
+    return [*ordered, *unplaced]
+
+
+def _start_of(finish: ir.Node) -> ir.Node:
+    start = None if finish.inputs[0] is None else finish.inputs[0].producer()
+    assert start is not None, "an exchange is begun before it is waited for"
+    return start
+
+
+def _without_operands(node: ir.Node) -> ir.Node:
+    """What a node says of an exchange, without the graph around it."""
+    return ir.Node(node.domain, node.op_type, [], list(node.attributes.values()), num_outputs=0)
+
+
+def _types_of(node: ir.Node, outputs: Sequence[ir.Value], is_chained: bool) -> list[ir.Attr]:
+    """Types and shapes of the outputs, as attributes; an extent that only a run tells is -1."""
+    types, ranks, extents = [], [], []
+    for value in outputs:
+        if value.dtype is None or value.shape is None:
+            raise EngineError(
+                f"{describe_node(node)} gives '{value.name}', of which neither type nor rank are known: train with engine='torch'"
+            )
+        types.append(int(value.dtype))
+        ranks.append(len(value.shape))
+        extents += [extent if isinstance(extent, int) else -1 for extent in value.shape.dims]
+    if is_chained:
+        types, ranks, extents = [*types, int(ir.DataType.INT64)], [*ranks, 1], [*extents, 1]
+    # One too many: an attribute cannot be empty.
+    return [ir.AttrInt64s("types", types), ir.AttrInt64s("ranks", ranks), ir.AttrInt64s("extents", [*extents, 0])]
