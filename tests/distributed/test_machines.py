@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ import pytest
 import torch
 from launched import compiled, largest_difference, trained
 from network_namespaces import enter
-from worker_processes import run
+from worker_processes import Workers, run, tell
 
 import burnish
 from burnish.distributed import join
@@ -19,6 +23,7 @@ from burnish.distributed.connection.communicators import SMALL_BYTES, GroupCommu
 from burnish.distributed.connection.encodings import BFloat16
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
+from burnish.errors import WorkerError
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is shared on Linux"),
@@ -118,6 +123,54 @@ def test_four_workers_on_two_machines_train_as_one_process(link, engine, options
     assert max(first, *(difference for difference, _ in others)) <= 1e-10
     for _, other in others:
         assert all(np.array_equal(array, other[name]) for name, array in state.items())
+
+
+def _lose_one(rank, names, lost, how, patience):
+    enter(names[LAYOUTS[0][rank]])
+    group = join(timeout=patience, first_contact=600)
+    group.barrier()
+    tell("joined")
+    if rank == lost:
+        if how == "error":
+            group.fail(ValueError("label 12 is out of range"))
+            raise ValueError
+        time.sleep(3600)
+    try:
+        group.all_reduce(torch.ones(3), name="gradients")
+    except WorkerError as error:
+        group.close()
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("lost", "how", "cause", "patience"),
+    [
+        (2, "kill", r"Rank 2 of 4 \(.+, process {process}\) is gone", 3000.0),
+        (3, "kill", r"Rank 3 of 4 \(.+, process {process}\) is gone", 3000.0),
+        (3, "error", r"Rank 3 stopped: label 12 is out of range", 3000.0),
+        (2, "sleep", r"The (all-reduce|broadcast) of gradients is not done after 4 s: rank 2 of 4 \(.+\) has not come to it", 4.0),
+        (3, "sleep", r"The (all-reduce|broadcast) of gradients is not done after 4 s: rank 3 of 4 \(.+\) has not come to it", 4.0),
+        (2, "stop", r"[Rr]ank 2 of 4 \(.+\) (shows|has shown) no sign of life.*", 4.0),
+    ],
+    ids=lambda value: value if isinstance(value, int) or (isinstance(value, str) and value.isalpha()) else "",
+)
+@pytest.mark.quick_cases(3)
+def test_workers_of_every_machine_name_the_rank_that_is_gone_or_late(link, lost, how, cause, patience):
+    with Workers(_lose_one, 4, link.machines, lost, how, patience) as workers:
+        for rank in range(4):
+            workers.message(rank)
+        process = workers.processes[lost]
+        if how in ("kill", "stop"):
+            os.kill(process.pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        for rank in {0, 1, 2, 3} - {lost}:
+            workers.processes[rank].join(600)
+        if how in ("sleep", "stop"):
+            process.kill()
+        outcomes = workers.outcomes()
+    for rank in {0, 1, 2, 3} - {lost}:
+        assert outcomes[rank].value is not None, outcomes[rank].error
+        text = outcomes[rank].value
+        assert re.search(cause.format(process=process.pid) + rf"\. Rank {rank} stops too", text), text
 
 
 def test_a_stranger_on_the_network_changes_nothing_but_time(link):
