@@ -6,7 +6,7 @@ the state of the run is the sum over the workers (``runners.accumulating``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -30,7 +30,6 @@ from burnish.optim.average import ParameterAverage
 from burnish.optim.slots import slot_of
 from burnish.optim.wrapper import layers_of
 from burnish.program import Role
-from burnish.program.signature import Entry
 
 COUNT_ENTRY = COUNT.entry()
 
@@ -60,19 +59,18 @@ def exchanging_for_updates(executable: Executable) -> Executable:
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
     accumulated = set(accumulated_entries(executable))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
-    marks = (ALL_REDUCE_WHERE, PARTS_OF)
-    return executable.rewritten(lambda model: exchange_accumulated(model.graph, own, outputs), "step", marks=marks)
+
+    def rewrite(model: ir.Model) -> None:
+        exchange_accumulated(model.graph)
+        check_replicated(model.graph, own, outputs)
+
+    return executable.rewritten(rewrite, "step", marks=(ALL_REDUCE_WHERE, PARTS_OF))
 
 
-def exchange_accumulated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
+def exchange_accumulated(graph: ir.Graph) -> None:
     """Exchange, in place, the accumulated gradients of a step's graph, in the buckets of the gradients.
 
     A bucket is begun as soon as its gradients are added: what adds them is moved to just after what computes them.
-
-    Args:
-        graph: a step with the optimizer's marks in it.
-        own: names of inputs of which each worker has its own.
-        outputs: what is the same on every worker, by name.
     """
     join_parts(graph, accumulating=True)
     needed = {mark: _needed_for(mark) for mark in graph if ALL_REDUCE_WHERE.is_of(mark)}
@@ -84,7 +82,6 @@ def exchange_accumulated(graph: ir.Graph, own: Collection[str], outputs: Mapping
     in_update = [node for node in graph if ALL_REDUCE.is_of(node) and "order" not in node.attributes]
     for order, node in enumerate(in_update, next_order(graph)):
         node.attributes["order"] = ir.AttrInt64("order", order)
-    check_replicated(graph, own, outputs)
 
 
 def join_parts(graph: ir.Graph, accumulating: bool) -> None:

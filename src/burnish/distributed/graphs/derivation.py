@@ -33,7 +33,7 @@ from burnish.ops.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS
 from burnish.ops.row_gradients import COALESCE_ROWS
 from burnish.passes import remove_unused
 from burnish.program import Role
-from burnish.program.signature import Entry, GraphSignature, Signature
+from burnish.program.signature import Signature
 
 
 def derive(
@@ -50,7 +50,7 @@ def derive(
 
     Args:
         executable: of one worker, lowered to a target that keeps collectives (``Target.among_workers``); left as it is.
-        workers: how many there are.
+        workers: how many.
         norm: what layers of the policy ``train`` do.
         bucket_size: bytes of gradients in one exchange.
         share: let layers that do not wait for each other share an exchange.
@@ -67,50 +67,20 @@ def derive(
             "into: compile the model with burnish"
         )
     model, signature = executable.semantic["grad"].clone(), executable.signature
-    rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in model.graph)
-    if not any(ALL_REDUCE.is_of(node) for node in model.graph) or rows < len(signature["grad"].outputs_of(Role.INDICES)):
+    graph, entries = model.graph, signature["grad"]
+    rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in graph)
+    if not any(ALL_REDUCE.is_of(node) for node in graph) or rows < len(entries.outputs_of(Role.INDICES)):
         raise ConfigurationError(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
         )
-    model.graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
+    graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     accumulating = workers > 1 and accumulates(executable)
-    counts = insert_exchanges(model, signature["grad"], workers, norm, accumulating, statistics, shards)
-    if share:
-        share_exchanges(model.graph)
-    bucket_gradients(model.graph, bucket_size, accumulating)
-    number_exchanges(model.graph)
-    if counts is not None:
-        grad = replace(signature["grad"], inputs=(*signature["grad"].inputs, counts))
-        signature = Signature({**signature.graphs, "grad": grad, "step": joined_signature(grad, signature["apply"])})
-    # The program's own step and gradients are those of one worker.
-    finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
-    derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
-    return exchanging_for_updates(derived) if accumulating else derived
-
-
-def insert_exchanges(
-    model: ir.Model,
-    signature: GraphSignature,
-    workers: int,
-    norm: NormPolicy,
-    accumulating: bool,
-    statistics: str,
-    shards: TableShards | None,
-) -> Entry | None:
-    """Put every exchange into the graph of the gradients, which has this signature, each by itself, in place.
-
-    ``accumulating`` says that each worker accumulates its own gradients, so that no sums are taken of them here; ``statistics``,
-    what running statistics become; ``shards``, of which tables each worker holds a part.
-
-    Returns:
-        The input that the graph gets for the numbers of a worker's samples; None if these are as many in every step.
-    """
-    graph = model.graph
     policies = effective_policies(graph, norm, workers)
-    updates = {entry.name: entry.updates for entry in signature.outputs_of(Role.STATISTIC) if entry.updates is not None}
+    updates = {entry.name: entry.updates for entry in entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
     of_rank0 = statistics == "rank0"
     groups = groups_of_statistics(graph, policies, workers, updates) if of_rank0 else {}
+    # Gradients that accumulate stay each worker's own: no sums of them are taken here.
     elements = synchronize(graph, policies, workers, spare=not accumulating)
     given = join_statistics(graph, policies, workers, of_rank0=of_rank0)
     given |= {workers: elements[0]} if elements else {}
@@ -124,14 +94,23 @@ def insert_exchanges(
         look_up_rows(model, shards)
         sum_over_workers(graph, shards)
     remove_unused(model)
-    own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)}
-    counts = place_samples(graph, signature.inputs_of(Role.DATA), workers)
-    if counts is not None:
-        own.add(counts.name)
+    counts = place_samples(graph, entries.inputs_of(Role.DATA), workers)
     remove_unused(model)
+    if counts is not None:
+        entries = replace(entries, inputs=(*entries.inputs, counts))
+        signature = Signature({**signature.graphs, "grad": entries, "step": joined_signature(entries, signature["apply"])})
+    own = {entry.name for entry in entries.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
     apart = {f"{kind}:{table}" for table in spread for kind in ("indices", "rows")}
-    check_replicated(graph, own, {entry.name: entry for entry in signature.outputs if entry.name not in apart})
-    return counts
+    check_replicated(graph, own, {entry.name: entry for entry in entries.outputs if entry.name not in apart})
+
+    if share:
+        share_exchanges(graph)
+    bucket_gradients(graph, bucket_size, accumulating)
+    number_exchanges(graph)
+    # The program's own step and gradients are those of one worker.
+    finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
+    derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
+    return exchanging_for_updates(derived) if accumulating else derived
 
 
 def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> None:

@@ -36,7 +36,7 @@ def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
 def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
     """Return the inputs whose samples are counted, each of samples of its own, the first with each symbol; and their axes.
 
-    None where a model has no batch of any size: its samples are as many in every step.
+    There are none if the size of the model's batch is fixed: its samples are as many in every step.
     """
     axes, entries = sample_axes(data), {entry.name: entry for entry in data}
     symbols = {name: entries[name].extents[axis] for name, axis in axes.items()}
@@ -49,10 +49,7 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 class Samples:
     """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
 
-    Args:
-        graph: the training graph, which gets an input for the numbers of samples.
-        data: the model's inputs.
-        workers: how many there are.
+    The training graph gets an input for the numbers of samples.
 
     Attributes:
         first: the first input that has samples; None if the model has no such input.
@@ -130,12 +127,7 @@ class Samples:
 
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry | None:
-    """Rewrite, in place, what depends on which samples of the batch a worker has.
-
-    Args:
-        graph: the training graph.
-        data: the model's inputs.
-        workers: how many there are.
+    """Rewrite, in place, what depends on which samples of the batch a worker has; ``data`` are the model's inputs.
 
     Returns:
         The input that the graph got, for the numbers of samples; None if they are as many in every step.

@@ -1,7 +1,7 @@
 """Optimizer state in shares: each worker keeps and computes that of its parameters alone, and gives the others what they become.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020, stage 1. A
-gradient is added up on the worker that updates its parameter, and what the update computes of it is computed there. Where
+gradient is added up on the worker that updates its parameter, and what the update computes of it is computed there. If
 something is computed of what different workers have, such as the norm of all gradients, each gives the others what enters it:
 the sums of squares, not the gradients. So the numbers are those of workers that have all gradients.
 """
@@ -106,12 +106,20 @@ def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
     )
     grad = executable.semantic["grad"].clone()
     name_gradients(grad.graph)
-    return executable.rewritten(
-        lambda model: shard_step(model, shares, rank),
-        "step",
-        signature=Signature({**executable.signature.graphs, "step": own}),
-        semantic={**executable.semantic, "grad": grad},
-    )
+
+    def shard(model: ir.Model) -> None:
+        """Leave the updates of this worker's share, with the exchanges that they take."""
+        plan = _Plan(model.graph, shares)
+        plan.scatter()
+        plan.gather()
+        _leave_own(model.graph, rank, others)
+        remove_unused(model)
+        for value in [value for value in model.graph.inputs if value.name in others]:
+            assert not value.uses(), f"'{value.name}' is read by a worker that does not keep it"
+            model.graph.inputs.remove(value)
+
+    signature = Signature({**executable.signature.graphs, "step": own})
+    return executable.rewritten(shard, "step", signature=signature, semantic={**executable.semantic, "grad": grad})
 
 
 def name_gradients(graph: ir.Graph) -> None:
@@ -133,21 +141,6 @@ def _start_of(finish: ir.Node) -> ir.Node:
     start = None if buffer is None else buffer.producer()
     assert start is not None
     return start
-
-
-def shard_step(model: ir.Model, shares: Shares, rank: int) -> None:
-    """Leave, in place, the updates of one worker's share in a step's graph, with the exchanges that they take."""
-    graph = model.graph
-    plan = _Plan(graph, shares)
-    plan.scatter()
-    plan.gather()
-    _leave_own(graph, shares, rank)
-    remove_unused(model)
-    others = shares.not_of(rank)
-    for value in list(graph.inputs):
-        if value.name in others:
-            assert not value.uses(), f"'{value.name}' is read by a worker that does not keep it"
-            graph.inputs.remove(value)
 
 
 class _Plan:
@@ -303,9 +296,8 @@ def _is_of_state(value: ir.Value) -> bool:
     return all((read.name or "").startswith(STATE) for read in ancestors_of(value) if read.is_graph_input())
 
 
-def _leave_own(graph: ir.Graph, shares: Shares, rank: int) -> None:
-    """Take away what other workers compute, from a graph of all of them."""
-    others = shares.not_of(rank)
+def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
+    """Take away what other workers compute, from a graph of all of them; ``others`` are the state entries that they keep."""
     graph.outputs[:] = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
     gathers = [node for node in graph if GATHER_OWNED.is_of(node)]

@@ -116,16 +116,12 @@ def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[
 
 
 def look_up_rows(model: ir.Model, shards: TableShards) -> None:
-    """Let a graph ask the workers for the rows that it looks up, in place.
+    """Let a graph ask the workers for the rows that it looks up, in place: one before its update, or that evaluates or predicts.
 
     Lookups whose indices do not depend on each other's rows are one exchange.
 
-    Args:
-        model: a training graph before its update, or one that evaluates or predicts.
-        shards: the tables that are spread.
-
     Raises:
-        ConfigurationError: something else than a lookup reads such a table.
+        ConfigurationError: something else than a lookup reads a table that is spread.
     """
     graph = model.graph
     lookups = _lookups(graph, shards)
@@ -194,10 +190,6 @@ def _look_up(graph: ir.Graph, nodes: Sequence[ir.Node], tables: Sequence[str], s
 
 def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
     """Sum over the workers, in place, what is summed over all rows of gradients of which each holds some: norms, for clipping.
-
-    Args:
-        graph: a training graph with its exchanges, or the step that it became.
-        shards: the tables that are spread.
 
     Raises:
         ConfigurationError: something else than a sum is computed of all rows.

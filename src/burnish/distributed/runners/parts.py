@@ -23,15 +23,10 @@ from burnish.program.signature import GraphSignature
 
 
 class PartRunner(SpreadRunner):
-    """A runner that tells the step how many samples its worker has, and gives it others where it has none.
+    """A runner that tells the step how many samples its worker has, and gives it others if it has none.
 
     The stand-in is the last part that had samples. A worker that has had none yet gets the part of one that has: all workers say
     what they have in the first step, and in those that follow it until one of them has had samples.
-
-    Args:
-        runner: of this worker; its step reads numbers of samples.
-        communicator: to the others.
-        signature: of the step.
     """
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):

@@ -24,8 +24,7 @@ class ShardedRunner(SpreadRunner):
         runner: of the share.
         communicator: to the others.
         shares: who keeps what.
-        entries: the whole state.
-        state: as it is now.
+        entries, state: of the whole, as it is now.
     """
 
     def __init__(

@@ -17,14 +17,14 @@ from burnish.distributed.graphs.table_shards import TableShards
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import NOTHING, Arrays, HandedOver
-from burnish.engines.communicator import Communicator
+from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.errors import WorkerError
 from burnish.program import Role
 from burnish.program.layout import stand_in
 from burnish.program.signature import Entry, Signature
 
 BLOCK_BYTES = 2**26
-"""Bytes of a table that are sent at once where the whole of it goes to all workers."""
+"""Bytes of a table that are sent at once when the whole of it goes to all workers."""
 
 
 class _Request(IntEnum):
@@ -38,13 +38,9 @@ DOING = ("takes part", "has all it wants of the state", "asks for the state", "a
 
 
 class SpreadTablesRunner(SpreadRunner):
-    """A runner of one worker's rows of tables and of their slots.
+    """A runner of one worker's rows of tables and of their slots, in a program of this signature.
 
-    Args:
-        runner: of this worker, opened with ``held_by`` the state.
-        communicator: to the others.
-        shards: which entries are spread.
-        signature: of the whole program.
+    ``runner`` was opened with ``held_by`` the state.
     """
 
     evaluates_together = True
@@ -134,8 +130,7 @@ class SpreadTablesRunner(SpreadRunner):
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
         """Take over the state that the first worker loaded; all workers do so together, an entry at a time.
 
-        Args:
-            given: returns on all workers what the first one gives, by the name of an entry; the others give an array of its form.
+        ``given`` takes the name of an entry and an array of its form, and returns on all workers the array of the first one.
         """
         held = HandedOver()
         for name, entry in sorted(self._entries.items()):
@@ -163,9 +158,8 @@ class SpreadTablesRunner(SpreadRunner):
 
     def _agree(self, request: _Request, place: int = 0) -> tuple[_Request, int]:
         """Say what this worker is about to do, and return what they do together."""
-        import torch
-
-        told = self._communicator.all_gather(torch.tensor([request, place], dtype=torch.int64)).tolist()
+        own = buffer_of(self._communicator, np.array([request, place], np.int64))
+        told = array_of(self._communicator.all_gather(own)).tolist()
         asked = {(kind, where) for kind, where in told if kind != _Request.NOTHING}
         if len(asked) > 1:
             names = list(self._entries)
@@ -179,27 +173,26 @@ class SpreadTablesRunner(SpreadRunner):
         return _Request(kind), where
 
     def _whole(self, name: str, wanted: bool = True) -> np.ndarray | None:
-        """All rows of an entry that is spread, where they are wanted here."""
-        import torch
-
+        """All rows of an entry that is spread; None if they are not wanted here."""
         own = self._runner.state_entry(name)
-        rows, most = self._shards.entries[name], self._shards.rows_of(0, name) or 0
-        whole = np.empty((rows, *own.shape[1:]), own.dtype) if wanted else None
+        most = self._shards.rows_of(0, name) or 0
+        whole = np.empty((self._shards.entries[name], *own.shape[1:]), own.dtype) if wanted else None
         block = max(1, BLOCK_BYTES // max(1, own.dtype.itemsize * math.prod(own.shape[1:])))
         for first in range(0, most, block):
             buffer = np.zeros((min(block, most - first), *own.shape[1:]), own.dtype)
             part = own[first : first + block]
             buffer[: len(part)] = part
-            gathered = self._communicator.all_gather(torch.from_numpy(buffer.reshape(-1).view(np.uint8))).numpy()
-            for rank, content in enumerate(gathered if whole is not None else ()):
-                assert whole is not None
-                held = self._shards.part(whole, rank)[first : first + block]
-                held[...] = content.view(own.dtype).reshape(buffer.shape)[: len(held)]
+            content = buffer_of(self._communicator, buffer.reshape(-1).view(np.uint8))
+            gathered = array_of(self._communicator.all_gather(content))
+            if whole is not None:
+                for rank, rows in enumerate(gathered):
+                    held = self._shards.part(whole, rank)[first : first + block]
+                    held[...] = rows.view(own.dtype).reshape(buffer.shape)[: len(held)]
         return whole
 
 
 def _shape_of(entry: Entry) -> tuple[int, ...]:
-    """The extents of an entry, 1 where they are open."""
+    """The extents of an entry, with 1 for an open one."""
     return tuple(extent if isinstance(extent, int) else 1 for extent in entry.extents)
 
 
