@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from burnish.models import residual_network
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run(folder: Path, script: str, *arguments: str) -> str:
+def run(folder: Path, script: str, *arguments: str, launcher: Sequence[str] = ()) -> str:
     """Run an example in a folder and return what it printed."""
-    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    command = [sys.executable, *launcher, str(EXAMPLES / script), *arguments]
     result = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -98,6 +99,18 @@ def test_workers_that_hold_tables_in_parts_recommend_as_one_process(tmp_path):
         for more in (("--engine", "torch"), ("--workers", "2", "--shard-tables"))
     )
     assert together == pytest.approx(alone, abs=2e-4)  # float32, printed with four digits
+
+
+@pytest.mark.slow
+def test_workers_train_images_with_one_each(tmp_path):
+    """One image alone is too few for statistics; those of the whole batch teach what one process learns."""
+    pytest.importorskip("torch", reason="workers train on the PyTorch engine")
+    script, launcher = "train_images_with_workers.py", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    printed = run(tmp_path, script) + run(tmp_path, script, launcher=launcher)
+    accuracies = {name: float(number) for name, number in re.findall(r"^(.*): test accuracy ([\d.]+)", printed, re.MULTILINE)}
+    assert accuracies.keys() == {"sync, one process", "sync, 2 workers", "local, 2 workers"}
+    assert min(accuracies["sync, one process"], accuracies["sync, 2 workers"]) > 0.65
+    assert accuracies["local, 2 workers"] < accuracies["sync, 2 workers"] - 0.05
 
 
 def test_gradients_agree_with_differences(tmp_path):
