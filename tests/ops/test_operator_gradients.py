@@ -198,6 +198,7 @@ def test_some_gradient_alone(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow_cases(100)
 @cases_where(lambda case: len(case.wrt) > 1 and case not in FIRST_OF_EACH.values())
 def test_every_other_gradient_alone(case: Case) -> None:
     done = in_turn(case, alone(case))

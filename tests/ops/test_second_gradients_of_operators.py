@@ -47,7 +47,7 @@ def test_smallest_sample_twice(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow_cases(330)
+@pytest.mark.slow_cases(110)
 @cases_where(is_measured)
 def test_every_sample_twice(case: Case) -> None:
     check(case, lambda gradients: in_turn(case, gradients[:3]))

@@ -108,10 +108,14 @@ def first_step(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> tupl
     return loss.item(), {name: value.grad.double().numpy() for name, value in module.named_parameters()}, module
 
 
-# All gradients of a deep network are compared in resnet50_gelu; the smallest network has the same kinds of layers.
+# All gradients of a deep network are compared in resnet50_gelu; the smallest has the same kinds of layers, and another batch.
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [pytest.param(name, size, marks=() if name == "mobile" else pytest.mark.slow) for name in MODULES for size in (6, 5)],
+    [
+        pytest.param(name, size, marks=() if name == "mobile" else pytest.mark.slow if size == 6 else pytest.mark.campaign)
+        for name in MODULES
+        for size in (6, 5)
+    ],
 )
 @pytest.mark.quick_cases(1)
 def test_loss_gradients_and_running_statistics_of_a_step(name, batch_size):
@@ -146,9 +150,7 @@ def losses_of(
     return np.array(losses)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("resnet50", marks=pytest.mark.slow), pytest.param("resnet50_gelu", marks=pytest.mark.slow), "mobile"]
-)
+@pytest.mark.parametrize("name", ["resnet50", pytest.param("resnet50_gelu", marks=pytest.mark.campaign), "mobile"])
 @pytest.mark.slow
 def test_ten_steps_and_inference_after_them(name, tmp_path):
     """Losses are those of PyTorch in float64.

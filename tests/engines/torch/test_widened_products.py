@@ -189,6 +189,7 @@ def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: boo
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.each_value
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow_cases(4)
 def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses of some steps, with the products of this processor and with widened ones: both near those of float32."""
     model = NETWORKS[name]()
