@@ -52,7 +52,7 @@ OPTIONS = {
     "DiLoCo of 8 steps (transformer)": ("transformer, buckets of 1 MiB", "transformer, 8 steps, DiLoCo"),
 }
 """By option, the case of ``data_parallel_networks`` without it and the case with it."""
-IN_MACHINES = ("residual, synchronized", "residual, local", "transformer, buckets of 1 MiB")
+IN_MACHINES = ("residual, synchronized", "residual, local", "residual, local, bfloat16", "transformer, buckets of 1 MiB")
 PREDICTED_WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)
 OF_A_MACHINE = 8
 PAYS = 0.95
@@ -115,9 +115,9 @@ class Network:
 class Machines:
     """Machines of several workers, with one network inside and one between them.
 
-    In two levels an all-reduce adds up within each machine, then between machines, one worker of each, and is handed out within;
-    an all-gather goes the same way. On one level, as parts always do, all workers are one ring, which enters and leaves each
-    machine once, or send to all others, those of a machine over one link.
+    In two levels numbers are added up or gathered within each machine, exchanged by one worker of each, and handed out within.
+    What travels in 16 bits and in parts does so between machines alone, and is added up as float32 within. On one level all
+    workers are one ring, which enters and leaves each machine once, or send to all others, those of a machine over one link.
 
     Attributes:
         inside: what connects the workers of a machine.
@@ -145,12 +145,18 @@ class Machines:
         machines = math.ceil(workers / of_one)
         if machines == 1:
             return self.inside.cost(kind, size, workers)
-        if self.levels == 2 and kind in ("all_reduce", "all_gather"):
-            several = of_one * size if kind == "all_gather" else size
-            parts = [self.inside.cost(kind, size, of_one), self.between.cost(kind, several, machines)]
-            if kind == "all_gather":
-                parts.append((self.inside.latency, (workers - of_one) * size / self.inside.bandwidth))
-            return sum(waiting for waiting, _ in parts), sum(carrying for _, carrying in parts)
+        if self.levels == 2:
+            inside = {
+                "all_reduce": self.inside.cost("all_reduce", size, of_one),
+                "all_to_all": self.inside.cost("all_reduce", 2 * size, of_one),
+                "all_gather": self.inside.cost("all_gather", size, of_one),
+                "gather_parts": (0.0, 0.0),
+            }[kind]
+            between = self.between.cost(kind, of_one * size if kind == "all_gather" else size, machines)
+            result = {"all_reduce": size, "all_to_all": 0, "all_gather": workers * size, "gather_parts": 2 * size}[kind]
+            handed_out = (self.inside.latency, result / self.inside.bandwidth) if result else (0.0, 0.0)
+            waiting, carrying = np.sum([inside, between, handed_out], axis=0)
+            return float(waiting), float(carrying)
         waiting, carrying = self.between.cost(kind, size, workers)
         if kind == "all_to_all":
             carrying *= of_one * (workers - of_one) / (workers - 1)

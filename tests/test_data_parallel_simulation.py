@@ -78,12 +78,14 @@ INSIDE = Network("inside", latency=0.01, bandwidth=1000.0)
     ("kind", "levels", "seconds"),
     [
         # Two machines of 4: 20 bytes of each worker.
-        ("all_reduce", 2, 6 * 0.01 + 1.5 * 20 / 1000 + 2 * 0.5 + 20 / 10),
+        ("all_reduce", 2, 6 * 0.01 + 1.5 * 20 / 1000 + 2 * 0.5 + 20 / 10 + 0.01 + 20 / 1000),
         ("all_reduce", 1, 14 * 0.5 + 2 * 7 / 8 * 20 / 10),
-        ("all_gather", 2, 3 * 0.01 + 3 * 20 / 1000 + 0.5 + 80 / 10 + 0.01 + 80 / 1000),
+        ("all_gather", 2, 3 * 0.01 + 3 * 20 / 1000 + 0.5 + 80 / 10 + 0.01 + 160 / 1000),
         ("all_gather", 1, 7 * 0.5 + 7 * 20 / 10),
-        ("all_to_all", 2, 7 * 0.5 + 4 * 4 / 8 * 20 / 10),
-        ("gather_parts", 2, 7 * 0.5 + 7 / 8 * 20 / 10),
+        ("all_to_all", 2, 6 * 0.01 + 1.5 * 40 / 1000 + 0.5 + 0.5 * 20 / 10),
+        ("all_to_all", 1, 7 * 0.5 + 4 * 4 / 8 * 20 / 10),
+        ("gather_parts", 2, 0.5 + 0.5 * 20 / 10 + 0.01 + 40 / 1000),
+        ("gather_parts", 1, 7 * 0.5 + 7 / 8 * 20 / 10),
     ],
 )
 def test_machines_add_up_inside_first(kind, levels, seconds):
