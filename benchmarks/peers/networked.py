@@ -121,7 +121,7 @@ def main() -> None:
     if job["namespace"]:
         enter(job["namespace"])
     torch.set_num_threads(1)
-    group = join(share_memory=not job["namespace"], first_contact=600)
+    group = join(share_memory=not job["namespace"], first_contact=120)
     exchanges = Exchanges(group)
     recorders = {name: RecordingCommunicator() for name in job["cases"]}
     rounds: dict[tuple[str, str], Callable[[], None]] = {}
