@@ -53,8 +53,8 @@ RATES = {"100 Mb/s": (("100mbit", "32kb"), 1e8), "1 Gb/s": (("1gbit", "64kb"), 1
 KINDS = ("all_reduce", "all_gather", "all_to_all")
 SIZES = tuple(1 << power for power in (10, 12, 14, 16, 18, 19, 20, 21, 22, 23))
 LONG_BYTES = 2**22
-TURN_SECONDS = 1.0
-CALM_SHARE = 0.25
+TURN_SECONDS = 2.0
+CALM_SHARE = 0.1
 
 
 class Link:
@@ -138,7 +138,7 @@ class Pair:
 
 
 def calm(seconds: Iterable[float]) -> float:
-    """Return the median of the fastest quarter: what other programs of the machine make slower is left out."""
+    """Return the median of the fastest tenth: what other programs of the machine make slower is left out."""
     ordered = sorted(seconds)
     return statistics.median(ordered[: math.ceil(CALM_SHARE * len(ordered))])
 
@@ -163,7 +163,7 @@ def validate(rounds: int) -> dict[str, Any]:
                     for index, (name, case) in enumerate(CASES.items()):
                         taken = pair.slower(f"train {index} {turns[rate, name]}")["seconds"]
                         steps[rate, name] += [seconds / case.steps for seconds in taken]
-                        turns[rate, name] = min(10, max(1, round(TURN_SECONDS / statistics.median(taken))))
+                        turns[rate, name] = min(15, max(1, round(TURN_SECONDS / statistics.median(taken))))
                         pair.ask(f"record {index} {1 if case.steps > 1 else 4}")
             recorded = json.dumps(pair.ask("recordings")[0]["recordings"])
     recordings = json.loads(recorded, parse_float=lambda text: round(float(text), 7))

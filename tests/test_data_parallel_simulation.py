@@ -263,9 +263,18 @@ def test_steps_that_differ_are_no_recording():
         communicator.recording()
 
 
-def test_the_fastest_quarter_counts():
+def test_the_fastest_tenth_counts():
     assert calm([4.0, 1.0, 9.0, 8.0]) == 1.0
-    assert calm([float(value) for value in range(12, 0, -1)]) == 2.0
+    assert calm([float(value) for value in range(30, 0, -1)]) == 2.0
+
+
+def test_the_clock_of_a_recording_can_be_chosen():
+    times = iter((1.0, 3.0, 4.0, 7.0, 8.0, 10.0, 11.0))
+    communicator = RecordingCommunicator(clock=lambda: next(times))
+    communicator.start_step()
+    communicator.all_reduce(np.zeros(1)).wait()
+    communicator.end_step()
+    assert [event.seconds for event in communicator.recording(0).events] == [(2.0,), (3.0,), (2.0,)]
 
 
 def test_what_pays_is_what_is_predicted_to_save_time():

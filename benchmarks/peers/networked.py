@@ -123,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     group = join(share_memory=not job["namespace"], first_contact=120)
     exchanges = Exchanges(group)
-    recorders = {name: RecordingCommunicator() for name in job["cases"]}
+    recorders = {name: RecordingCommunicator(clock=time.thread_time) for name in job["cases"]}
     rounds: dict[tuple[str, str], Callable[[], None]] = {}
 
     def build() -> tuple[Step, dict[str, Any]]:
