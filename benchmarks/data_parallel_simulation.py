@@ -463,11 +463,16 @@ def show(result: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
     print(f"\nPrediction: with how many workers an option saves {1 - PAYS:.0%} of a step\n")
     _table(
         ["option", *result["networks"]],
-        {
-            option: [", ".join(map(str, workers)) or "never" for workers in by_network.values()]
-            for option, by_network in predicted["pays"].items()
-        },
+        {option: [_numbers(workers) for workers in by_network.values()] for option, by_network in predicted["pays"].items()},
     )
+
+
+def _numbers(workers: Sequence[int]) -> str:
+    """Numbers of workers in words: the first of those up to the largest, if all of these are among them."""
+    if not workers:
+        return "never"
+    reaches_the_end = list(workers) == [number for number in PREDICTED_WORKERS if number >= workers[0]]
+    return f"from {workers[0]}" if reaches_the_end else ", ".join(map(str, workers))
 
 
 def _table(head: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:

@@ -26,7 +26,7 @@ from job import read_job
 
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET: of a namespace, that it is one of a network."""
-SKIPPED, SMALL_REPEATS, LARGE_REPEATS = 1, 12, 2
+SKIPPED, SMALL_REPEATS, LARGE_REPEATS = 1, 12, 4
 LARGE_BYTES = 2**19
 PAUSE_SECONDS = 0.05
 
@@ -88,9 +88,13 @@ class Exchanges:
             taken.append(time.perf_counter() - started)
         return taken[SKIPPED:]
 
-    def beside(self, size: int, seconds: float) -> dict[str, list[float]]:
-        """Return what a small exchange, and some computing, take while the other channel has one of ``size`` bytes under way."""
-        taken: dict[str, list[float]] = {"small beside": [], "computing": [], "computing beside": []}
+    def beside(self, size: int) -> dict[str, list[float]]:
+        """Return what a small exchange takes while the other channel has one of ``size`` bytes under way.
+
+        And the processor's seconds that the large one takes in other threads than the one that waits, which a worker of one
+        processor cannot compute in.
+        """
+        taken: dict[str, list[float]] = {"small beside": [], "processor": []}
         for _ in range(LARGE_REPEATS):
             pending = self._begin_long(size)
             for _ in range(2):
@@ -98,11 +102,9 @@ class Exchanges:
                 self.run("all_gather", 1024)
                 taken["small beside"].append(time.perf_counter() - started)
             pending.wait()
-            taken["computing"].append(self._compute(seconds))
-            self.run("all_gather", 1024)
-            pending = self._begin_long(size)
-            taken["computing beside"].append(self._compute(seconds))
-            pending.wait()
+            started = time.process_time() - time.thread_time()
+            self._begin_long(size).wait()
+            taken["processor"].append(time.process_time() - time.thread_time() - started)
         return taken
 
     def _begin_long(self, size: int) -> Pending:
@@ -162,8 +164,8 @@ def main() -> None:
         pairs = itertools.product(kinds.split(","), map(int, sizes.split(",")))
         return {f"{kind} {size}": exchanges.seconds(kind, size) for kind, size in pairs}
 
-    def beside(size: str, seconds: str) -> dict[str, Any]:
-        return exchanges.beside(int(size), float(seconds))
+    def beside(size: str) -> dict[str, Any]:
+        return exchanges.beside(int(size))
 
     def recordings() -> dict[str, Any]:
         return {"recordings": {name: asdict(recorder.recording(0, CALM_SHARE)) for name, recorder in recorders.items()}}
