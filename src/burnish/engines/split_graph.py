@@ -30,68 +30,97 @@ from burnish.ops.collectives import (
 )
 
 Operands = Sequence[np.ndarray]
-Exchange = Callable[[ir.Node, Operands, Communicator], Operands]
 
 
-def counted_operands(node: ir.Node, operands: Operands) -> tuple[list[np.ndarray], bool]:
-    """The operands that travel, and whether this worker's count: it may have no samples."""
-    beside = int(attribute_value(node, "counted", 0)) + int(attribute_value(node, "conditional", 0))
-    count = len(operands) - beside
-    has_samples = not attribute_value(node, "counted", 0) or bool(operands[count].any())
-    return list(operands[:count]), has_samples
+@dataclass(frozen=True)
+class Terms:
+    """What a node says of its exchange.
+
+    Attributes:
+        counted: behind the operands that travel comes the number of this worker's samples.
+        conditional: the last operand says whether there is an exchange.
+        group, channel: as the communicator has them.
+    """
+
+    counted: bool
+    conditional: bool
+    group: int
+    channel: str
+
+    @classmethod
+    def of(cls, node: ir.Node) -> Terms:
+        """Read the attributes of a node."""
+        channel = GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics"
+        counted, conditional = (bool(attribute_value(node, name, 0)) for name in ("counted", "conditional"))
+        return cls(counted, conditional, int(attribute_value(node, "group", 0)), channel)
+
+    def travelling(self, operands: Operands) -> tuple[Operands, bool]:
+        """Return the operands that travel, and whether this worker's count: it may have no samples."""
+        count = len(operands) - self.counted - self.conditional
+        return operands[:count], not self.counted or bool(operands[count].any())
 
 
-def flat_operands(tensors: Operands, has_samples: bool) -> np.ndarray:
-    """The operands of an exchange in one vector; zeros where they count nowhere."""
+Exchange = Callable[[Terms, Operands, Communicator], Operands]
+
+
+def flat_operands(tensors: Operands, has_samples: bool, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the operands of an exchange in one vector of its own, or in ``out``; zeros where they count nowhere."""
+    flat = np.concatenate(
+        [tensor.reshape(-1) for tensor in tensors], out=out, dtype=None if out is not None else dtype_of(tensors)
+    )
+    if not has_samples:
+        flat[...] = 0
+    return flat
+
+
+def dtype_of(tensors: Operands) -> np.dtype:
+    """Return the dtype in which tensors travel together."""
     dtypes = {tensor.dtype for tensor in tensors}
-    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
-    flat = np.concatenate([tensor.reshape(-1).astype(dtype, copy=False) for tensor in tensors])
-    return flat if has_samples else np.zeros_like(flat)
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64)
 
 
 def parted(flat: np.ndarray, like: Operands) -> list[np.ndarray]:
-    """The parts of a vector, or of rows of vectors, of these shapes and dtypes."""
-    ends = np.cumsum([tensor.size for tensor in like])[:-1]
-    parts = np.split(flat, ends, axis=-1)
-    return [
-        np.ascontiguousarray(part).reshape((*flat.shape[:-1], *tensor.shape)).astype(tensor.dtype, copy=False)
-        for part, tensor in zip(parts, like, strict=True)
-    ]
+    """Return the parts of a vector, or of rows of vectors, of these shapes and dtypes."""
+    parts, begin = [], 0
+    for tensor in like:
+        part = np.ascontiguousarray(flat[..., begin : begin + tensor.size])
+        parts.append(part.reshape((*flat.shape[:-1], *tensor.shape)).astype(tensor.dtype, copy=False))
+        begin += tensor.size
+    return parts
 
 
-def _summed(node: ir.Node, tensors: Operands, has_samples: bool, communicator: Communicator) -> np.ndarray:
+def _summed(terms: Terms, tensors: Operands, has_samples: bool, communicator: Communicator) -> np.ndarray:
     buffer = buffer_of(communicator, flat_operands(tensors, has_samples))
-    channel = GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics"
-    communicator.all_reduce(buffer, group=int(attribute_value(node, "group", 0)), channel=channel).wait()
+    communicator.all_reduce(buffer, group=terms.group, channel=terms.channel).wait()
     return array_of(buffer)
 
 
-def _all_reduce(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = counted_operands(node, operands)
-    return parted(_summed(node, tensors, has_samples, communicator), tensors)
+def _all_reduce(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = terms.travelling(operands)
+    return parted(_summed(terms, tensors, has_samples, communicator), tensors)
 
 
-def _all_reduce_start(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = counted_operands(node, operands)
-    if attribute_value(node, "conditional", 0) and not operands[-1]:
+def _all_reduce_start(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = terms.travelling(operands)
+    if terms.conditional and not operands[-1]:
         return [np.empty(0, tensors[0].dtype)]
-    return [_summed(node, tensors, has_samples, communicator)]
+    return [_summed(terms, tensors, has_samples, communicator)]
 
 
-def _all_reduce_finish(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+def _all_reduce_finish(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
     buffer, *tensors = operands
     is_left_out = not buffer.size and any(tensor.size for tensor in tensors)
     return tensors if is_left_out else parted(buffer, tensors)
 
 
-def _all_gather(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = counted_operands(node, operands)
+def _all_gather(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = terms.travelling(operands)
     buffer = buffer_of(communicator, flat_operands(tensors, has_samples))
-    return parted(array_of(communicator.all_gather(buffer, group=int(attribute_value(node, "group", 0)))), tensors)
+    return parted(array_of(communicator.all_gather(buffer, group=terms.group)), tensors)
 
 
-def _all_gather_rows(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = counted_operands(node, operands)
+def _all_gather_rows(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = terms.travelling(operands)
     own = [tensor if has_samples else tensor[:0] for tensor in tensors]
     counts = array_of(communicator.all_gather(buffer_of(communicator, np.array([len(tensor) for tensor in own], np.int64))))
     results = []
@@ -110,12 +139,12 @@ def _all_gather_rows(node: ir.Node, operands: Operands, communicator: Communicat
     return results
 
 
-def _own_gradients(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
-    tensors, has_samples = counted_operands(node, operands)
+def _own_gradients(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
+    tensors, has_samples = terms.travelling(operands)
     return tensors if has_samples else [np.zeros_like(tensor) for tensor in tensors]
 
 
-def _worker_rank(node: ir.Node, operands: Operands, communicator: Communicator) -> Operands:
+def _worker_rank(terms: Terms, operands: Operands, communicator: Communicator) -> Operands:
     return [np.asarray(communicator.rank, np.int64)]
 
 
@@ -168,7 +197,8 @@ class SplitGraph:
         last = max(stages.values(), default=0)
         self._parts = [_part(model, stages, number, load) for number in range(last + 1)]
         self._exchanges = [
-            [node for node, stage in stages.items() if stage == number and is_exchange(node)] for number in range(last + 1)
+            [(node, Terms.of(node)) for node, stage in stages.items() if stage == number and is_exchange(node)]
+            for number in range(last + 1)
         ]
         self._constants = {
             name: value.const_value.numpy() for name, value in graph.initializers.items() if value.const_value is not None
@@ -179,10 +209,10 @@ class SplitGraph:
         for part, exchanges in zip(self._parts, self._exchanges, strict=True):
             if part.run is not None:
                 values |= part.run({name: values[name] for name in part.reads})
-            for node in exchanges:
+            for node, terms in exchanges:
                 # ascontiguousarray would make an array without dimensions one of shape [1].
                 operands = [np.asarray(values[value.name or ""], order="C") for value in node.inputs if value is not None]
-                results = MADE[node.op_type](node, operands, self._communicator)
+                results = MADE[node.op_type](terms, operands, self._communicator)
                 values |= {output.name or "": result for output, result in zip(node.outputs, results, strict=True)}
         return {name: values[name] for name in self._outputs}
 

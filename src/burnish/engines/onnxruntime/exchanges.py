@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, array_of, buffer_of
+from burnish.engines.communicator import Communicator, Pending, SharedBuffer, array_of, buffer_of
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.split_graph import MADE, Operands, check_exchanges, counted_operands, flat_operands, is_exchange, parted
+from burnish.engines.split_graph import MADE, Operands, Terms, check_exchanges, dtype_of, flat_operands, is_exchange, parted
 from burnish.errors import EngineError
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, describe_node, replace_uses
+from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_uses
 from burnish.graph.uses import read_by
 from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS, WORKER_RANK
 
@@ -60,7 +60,7 @@ class _Exchange:
     allocate: Any
 
     def run(self, operands: Any, count: int, context: int) -> None:
-        arrays = [_array(each.data, each.sizes[: each.rank], ir.DataType(each.type).numpy()) for each in operands[:count]]
+        arrays = [_array(each.data, each.sizes[: each.rank], _dtype(each.type)) for each in operands[:count]]
         for place, result in enumerate(self.make(arrays)):
             data = ctypes.c_void_p()
             if self.allocate(context, place, (ctypes.c_int64 * result.ndim)(*result.shape), result.ndim, ctypes.byref(data)):
@@ -98,6 +98,12 @@ def _connected(library: Path) -> Any:
     return allocate
 
 
+@functools.cache
+def _dtype(number: int) -> np.dtype:
+    """The dtype that ONNX has this number for."""
+    return ir.DataType(number).numpy()
+
+
 def _array(address: int | None, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Memory at an address as an array, which does not own it."""
     count = math.prod(shape)
@@ -132,11 +138,11 @@ class Exchanges:
         token = graph.inputs[0]  # any value that is no constant: ONNX Runtime would make the exchange as it loads the graph
         for node in _in_order(graph):
             if ALL_REDUCE_START.is_of(node):
-                started[node] = _Started(_without_operands(node), communicator)
+                started[node] = _Started(Terms.of(node), communicator)
                 token = self._replace(node, node.inputs, (), started[node].start, token)
             elif ALL_REDUCE_FINISH.is_of(node):
                 own = started[_start_of(node)]
-                token = self._replace(node, node.inputs[1:] if own.is_conditional else (), node.outputs, own.finish, token)
+                token = self._replace(node, node.inputs[1:] if own.terms.conditional else (), node.outputs, own.finish, token)
             else:
                 token = self._replace(node, node.inputs, node.outputs, self._made(node), token)
         for node in [node for node in graph if is_exchange(node)]:
@@ -167,8 +173,8 @@ class Exchanges:
         return error in self._failures
 
     def _made(self, node: ir.Node) -> Callable[[Operands], Operands]:
-        make, told, communicator = MADE[node.op_type], _without_operands(node), self._communicator
-        return lambda operands: make(told, operands, communicator)
+        make, terms, communicator = MADE[node.op_type], Terms.of(node), self._communicator
+        return lambda operands: make(terms, operands, communicator)
 
     def _replace(
         self,
@@ -215,43 +221,46 @@ class _Started:
     """An exchange of gradients, which goes on beside what is computed until ``finish``.
 
     Args:
-        node: of ``AllReduceStart``.
+        terms: of ``AllReduceStart``.
         communicator: to the other workers.
     """
 
-    def __init__(self, node: ir.Node, communicator: Communicator):
-        self._node, self._communicator = node, communicator
-        self.is_conditional = bool(attribute_value(node, "conditional", 0))
-        self._among: dict[str, Any] = {
-            "group": int(attribute_value(node, "group", 0)),
-            "channel": GRADIENTS if attribute_value(node, "purpose", "") == "gradient" else "statistics",
-        }
+    def __init__(self, terms: Terms, communicator: Communicator):
+        self.terms, self._communicator = terms, communicator
         self._shared: SharedBuffer | None = None
-        self._has_asked = False
+        self._own: np.ndarray | None = None
         self._under_way: tuple[np.ndarray, Pending, list[np.ndarray]] | None = None
 
     def start(self, operands: Operands) -> Operands:
         """Begin; nothing where the last operand says that there is no exchange in this step."""
-        tensors, has_samples = counted_operands(self._node, operands)
-        self._under_way = None
-        if self.is_conditional and not operands[-1]:
+        tensors, has_samples = self.terms.travelling(operands)
+        was_broken_off, self._under_way = self._under_way is not None, None
+        if self.terms.conditional and not operands[-1]:
             return []
+        if self._own is None or was_broken_off:
+            self._open(dtype_of(tensors), sum(tensor.size for tensor in tensors))
+        assert self._own is not None
+        if self._shared is not None:
+            self._shared.settle()
+        flat = flat_operands(tensors, has_samples, self._own)
         # The operands' memory is used again as soon as they have been read.
         like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in tensors]
-        shared = self._buffer(tensors)
-        if shared is None:
-            flat = flat_operands(tensors, has_samples)
-            buffer = buffer_of(self._communicator, flat)
-            self._under_way = flat, self._communicator.all_reduce(buffer, **self._among), like
-            return []
-        shared.settle()
-        flat = array_of(shared.tensor)
-        if has_samples:
-            np.concatenate([tensor.reshape(-1) for tensor in tensors], out=flat, casting="same_kind")
-        else:
-            flat[...] = 0
-        self._under_way = flat, shared.all_reduce(), like
+        self._under_way = flat, self._begin(flat), like
         return []
+
+    def _open(self, dtype: np.dtype, count: int) -> None:
+        """Take memory for all steps, for sizes of gradients do not change: that which workers share where there is such."""
+        if self._own is None:
+            of_buffers = buffer_of(self._communicator, np.empty(0, dtype)).dtype
+            group, channel = self.terms.group, self.terms.channel
+            self._shared = self._communicator.shared_buffer(of_buffers, count, group=group, channel=channel)
+        self._own = np.empty(count, dtype) if self._shared is None else array_of(self._shared.tensor)
+
+    def _begin(self, flat: np.ndarray) -> Pending:
+        if self._shared is not None:
+            return self._shared.all_reduce()
+        buffer = buffer_of(self._communicator, flat)
+        return self._communicator.all_reduce(buffer, group=self.terms.group, channel=self.terms.channel)
 
     def finish(self, operands: Operands) -> Operands:
         """Wait for the sums; without an exchange the operands stay what they are."""
@@ -261,16 +270,6 @@ class _Started:
         self._under_way = None
         pending.wait()
         return parted(flat, like)
-
-    def _buffer(self, tensors: Operands) -> SharedBuffer | None:
-        """One that stays for all steps: sizes of gradients do not change."""
-        if not self._has_asked:
-            self._has_asked = True
-            dtypes = {tensor.dtype for tensor in tensors}
-            dtype = buffer_of(self._communicator, np.empty(0, dtypes.pop() if len(dtypes) == 1 else np.float64)).dtype
-            count = sum(tensor.size for tensor in tensors)
-            self._shared = self._communicator.shared_buffer(dtype, count, **self._among)
-        return self._shared
 
 
 def _in_order(graph: ir.Graph) -> list[ir.Node]:
@@ -298,11 +297,6 @@ def _start_of(finish: ir.Node) -> ir.Node:
     start = None if finish.inputs[0] is None else finish.inputs[0].producer()
     assert start is not None, "an exchange is begun before it is waited for"
     return start
-
-
-def _without_operands(node: ir.Node) -> ir.Node:
-    """What a node says of an exchange, without the graph around it."""
-    return ir.Node(node.domain, node.op_type, [], list(node.attributes.values()), num_outputs=0)
 
 
 def _types_of(node: ir.Node, outputs: Sequence[ir.Value], is_chained: bool) -> list[ir.Attr]:
