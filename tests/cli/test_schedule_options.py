@@ -91,7 +91,7 @@ def _check_resumed(folder: Path, program: burnish.Program, state: dict[str, np.n
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
-@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_run_that_is_killed_at_a_write_while_it_changes_its_rate_is_resumed_with_either(programs, run_folder, tmp_path, every):
     expected = read_checkpoint(run_folder / "checkpoints/latest.safetensors").state
     number = 1
