@@ -39,7 +39,7 @@ def section_of(rank: int, sizes: list[int], dtype: torch.dtype, compression: str
 
 def _sections(rank, cases, share_memory):
     with join(timeout=600, first_contact=600, share_memory=share_memory) as group:
-        assert (group._lane is not None) == share_memory
+        assert (group.memory is not None) == share_memory
         plain = GroupCommunicator(group)
         for compression in COMPRESSIONS:
             communicator = OrderedSums(plain, compression=compression and encodings.COMPRESSIONS.resolve(compression))

@@ -18,7 +18,7 @@ from worker_processes import Workers, run, tell
 from burnish.distributed import join
 from burnish.distributed.connection import shared_memory
 from burnish.distributed.connection.backends import Backends
-from burnish.distributed.connection.pieces import PIECE_BYTES
+from burnish.distributed.connection.memory import PIECE_BYTES
 from burnish.distributed.connection.shared_memory import SMALL_BYTES, Files, Processes
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
@@ -52,7 +52,7 @@ def in_order(parts):
 
 def _small(rank):
     with join(timeout=600, first_contact=600) as group:
-        assert group._lane is not None
+        assert group.memory is not None
         members = range(group.world_size)
         for dtype in DTYPES:
             for size in SIZES:
@@ -90,7 +90,7 @@ def test_small_values_have_the_sums_of_all_ranks_in_their_order(workers):
 def _large(rank):
     """Values of several pieces, and of dtypes that no kernel adds up; of every size around a piece."""
     with join(timeout=600, first_contact=600) as group:
-        assert group._lane is not None
+        assert group.memory is not None
         Backends.all_reduce = Backends.all_gather = Backends.all_to_all = Backends.broadcast = None
         members = range(group.world_size)
         for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.float16, torch.int16, torch.uint8):
@@ -176,7 +176,7 @@ def _switched_off(rank, how):
         shared_memory._offered = lambda size: (lambda file, offer: (file, {**offer, "file": 10**6}))(*offered(size))
     with join(timeout=600, first_contact=600, share_memory=not (how == "option" and rank == 1)) as group:
         summed = group.all_reduce(torch.tensor([rank, 1.0])).tolist()
-        return group._lane is None, group.shared_buffer(torch.float32, 4) is None, summed, len(os.listdir("/proc/self/fd"))
+        return group.memory is None, group.shared_buffer(torch.float32, 4) is None, summed, len(os.listdir("/proc/self/fd"))
 
 
 def _no_file(*arguments):

@@ -45,7 +45,7 @@ class Machines:
         own = next(each for each in ranks if group.rank in each)
         inside = group.part(own, f"machine.{own[0]}")
         inside.connect()
-        if not all(group.all_gather_json(inside.world_size == 1 or inside.exchanges_by_memory, name="who shares memory")):
+        if not all(group.all_gather_json(inside.world_size == 1 or inside.memory is not None, name="who shares memory")):
             return None
         between = group.part([each[0] for each in ranks], "machines") if group.rank == own[0] else None
         if between is not None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from burnish.distributed.connection import shared_memory
 from burnish.distributed.connection.backends import Backends, adds_up
 from burnish.distributed.connection.machines import Machines, MachinesBuffer
-from burnish.distributed.connection.pieces import Pieces, combine
+from burnish.distributed.connection.memory import Memory, combine
 from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting, torch_distributed
-from burnish.distributed.connection.shared_memory import Files, Lane, SharedBuffer, SharedRows
+from burnish.distributed.connection.shared_memory import SharedBuffer, SharedRows
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch, first_line
 from burnish.engines.communicator import Pending
 from burnish.errors import ConfigurationError, EngineError, WorkerError, comes_again
@@ -77,6 +77,7 @@ class ProcessGroup:
         timeout: seconds that an exchange may take.
         patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
         shares_memory: whether this worker would exchange through memory with others of its machine.
+        memory: by which the workers exchange if all of them share it.
         machines: the workers by machine, if they exchange within each of several machines first.
     """
 
@@ -106,10 +107,8 @@ class ProcessGroup:
         self._barriers = 0
         self._times_told = 0
         self.shares_memory = share_memory
-        self._lane: Lane | None = None
-        self._pieces: Pieces | None = None
+        self.memory: Memory | None = None
         self.machines: Machines | None = None
-        self._under_way: list[SharedBuffer] = []
         self._groups: list[ProcessGroup] = []
         self._on_close: Callable[[bool], None] | None = None
         if meeting is not None and not self._is_part:
@@ -136,12 +135,8 @@ class ProcessGroup:
         if self.world_size == 1:
             return DONE
         what = f"all-reduce of {name}"
-        if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, operation):
-            self.count(what)
-            return lane.begin(tensor, tensor, operation, what)
-        if lane is not None:
-            self._by_pieces().all_reduce(tensor, operation, what, lane.added)
-            return DONE
+        if (memory := self._memory_of(tensor)) is not None:
+            return memory.all_reduce(tensor, operation, what) or DONE
         if (machines := self._machines_of(tensor)) is not None:
             self.count(what)
             machines.all_reduce(tensor, operation, name)
@@ -161,11 +156,8 @@ class ProcessGroup:
             return tensor.unsqueeze(0).clone()
         rows = tensor.new_empty((self.world_size, *tensor.shape))
         what = f"all-gather of {name}"
-        if (lane := self._lane_of(tensor)) is not None and lane.takes(tensor, "gather"):
-            self.count(what)
-            lane.begin(tensor, rows, "gather", what).wait()
-        elif lane is not None:
-            self._by_pieces().all_gather(rows, tensor.contiguous(), what)
+        if (memory := self._memory_of(tensor)) is not None:
+            memory.all_gather(rows, tensor.contiguous(), what)
         elif (machines := self._machines_of(tensor)) is not None:
             self.count(what)
             machines.all_gather(rows, tensor, name)
@@ -193,8 +185,8 @@ class ProcessGroup:
         shape = tensor.shape[1:] if sizes is None else (gives[self.rank],)
         received = tensor.new_empty((self.world_size, *shape))
         what = f"all-to-all of {name}"
-        if self._lane_of(tensor) is not None:
-            self._by_pieces().all_to_all(received, tensor, [gives] * self.world_size, what)
+        if (memory := self._memory_of(tensor)) is not None:
+            memory.all_to_all(received, tensor, [gives] * self.world_size, what)
             return received, DONE
         gets = [gives[self.rank]] * self.world_size
         return received, self._begin(lambda backends: backends.all_to_all(received, gets, tensor, gives), what, tensor)
@@ -222,8 +214,8 @@ class ProcessGroup:
         gets = [row[self.rank] for row in sizes]
         received = tensor.new_empty(sum(gets))
         what = f"all-to-all of {name}"
-        if self._lane_of(tensor) is not None:
-            self._by_pieces().all_to_all(received, tensor, sizes, what)
+        if (memory := self._memory_of(tensor)) is not None:
+            memory.all_to_all(received, tensor, sizes, what)
         else:
             gives = sizes[self.rank]
             self._begin(lambda backends: backends.all_to_all(received, gets, tensor, gives), what, tensor).wait()
@@ -232,14 +224,8 @@ class ProcessGroup:
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, name: str = "values") -> torch.Tensor:
         """Replace ``tensor`` by that of the rank ``source``, of the same shape and dtype; returns it."""
         what = f"broadcast of {name}"
-        lane = self._lane_of(tensor)
-        if lane is not None and lane.takes(tensor, "gather"):
-            rows = tensor.new_empty((self.world_size, *tensor.shape))
-            self.count(what)
-            lane.begin(tensor, rows, "gather", what).wait()
-            tensor.copy_(rows[source])
-        elif lane is not None:
-            self._by_pieces().broadcast(tensor, source, what)
+        if (memory := self._memory_of(tensor)) is not None:
+            memory.broadcast(tensor, source, what)
         elif self.world_size > 1:
             self._begin(lambda backends: backends.broadcast(tensor, source), what, tensor).wait()
         return tensor
@@ -279,7 +265,7 @@ class ProcessGroup:
 
     def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
         """Return the JSON-compatible values of all workers, in the order of their ranks."""
-        if self.world_size > 1 and self._lane is None and self._backends is None:
+        if self.world_size > 1 and self.memory is None and self._backends is None:
             self.count(f"exchange of {name}")
             return self._all_told(value, name)
         return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
@@ -340,11 +326,11 @@ class ProcessGroup:
             WorkerError: one has not come, or is not reached.
         """
         if self.device == "cpu" and by_memory:
-            self._lane = Lane.open(self)
+            self.memory = Memory.open(self)
             places = self._places()
-            if self._lane is None and self.shares_memory and 1 < len(places) < self.world_size:
+            if self.memory is None and self.shares_memory and 1 < len(places) < self.world_size:
                 self.machines = Machines.open(self, places)
-        if self._lane is None and self.machines is None and self._meeting is not None and self.world_size > 1:
+        if self.memory is None and self.machines is None and self._meeting is not None and self.world_size > 1:
             self._connected()
 
     def _connected(self) -> Backends:
@@ -369,11 +355,6 @@ class ProcessGroup:
             ranks.setdefault(self._meeting.locations[member].system, []).append(rank)
         return list(ranks.values())
 
-    @property
-    def exchanges_by_memory(self) -> bool:
-        """Whether all of these workers exchange through memory that they share."""
-        return self._lane is not None
-
     def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | MachinesBuffer | None:
         """Return numbers that are exchanged again and again, in memory that the workers share; None where they share none.
 
@@ -382,24 +363,13 @@ class ProcessGroup:
             count: how many there are.
             name: what is exchanged, for messages.
         """
-        if self.machines is not None and dtype.is_floating_point and count:
-            return self.machines.shared_buffer(dtype, count, name)
-        import torch
-
-        lane = self._lane_of(torch.empty(0))
-        if lane is None or not lane.adds_up(dtype) or not count:
-            return None
-        files = Files.open(self, count * dtype.itemsize)
-        return None if files is None else SharedBuffer(self, files, dtype, count, name, self._under_way)
+        if self.machines is not None:
+            return self.machines.shared_buffer(dtype, count, name) if dtype.is_floating_point and count else None
+        return None if self.memory is None else self.memory.shared_buffer(dtype, count, name)
 
     def shared_rows(self, count: int, *, name: str = "values") -> SharedRows | None:
         """Return ``count`` bytes that are shown to all workers again and again; None where they share no memory."""
-        import torch
-
-        if self._lane_of(torch.empty(0)) is None or not count:
-            return None
-        files = Files.open(self, count)
-        return None if files is None else SharedRows(self, files, torch.uint8, count, f"all-gather of {name}")
+        return None if self.memory is None else self.memory.shared_rows(count, name)
 
     @property
     def is_closed(self) -> bool:
@@ -448,7 +418,7 @@ class ProcessGroup:
             self.abort()
         for group in self._groups:
             group._leave(False)
-        self._lane = self._pieces = self.machines = self._backends = self._meeting = None
+        self.memory = self.machines = self._backends = self._meeting = None
         self._groups.clear()
         if self._on_close is not None:
             self._on_close(broken)
@@ -561,24 +531,11 @@ class ProcessGroup:
             self._watch.declare(cause)
         return WorkerError(self._ended(cause))
 
-    def _lane_of(self, tensor: torch.Tensor) -> Lane | None:
-        """How small values are exchanged through memory; None if they go by backends."""
-        return self._lane if tensor.device.type == "cpu" else None
+    def _memory_of(self, tensor: torch.Tensor) -> Memory | None:
+        return self.memory if tensor.device.type == "cpu" else None
 
     def _machines_of(self, tensor: torch.Tensor) -> Machines | None:
-        """By which machines values are exchanged; None if all workers exchange at once."""
         return self.machines if tensor.device.type == "cpu" else None
-
-    def _by_pieces(self) -> Pieces:
-        """How large values are exchanged through memory."""
-        if self._pieces is None:
-            self._pieces = Pieces.open(self)
-        if self._pieces is None:
-            raise EngineError(
-                "The workers share memory for small exchanges, and there is none for larger ones: free memory, or set "
-                f"{shared_memory.SWITCH}=off"
-            )
-        return self._pieces
 
     def _ended(self, cause: str) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Exchanges of any size through memory that workers share: piece by piece, each in a place that the other workers read."""
+"""Exchanges of any size through memory that workers share: small ones at once, larger ones piece by piece."""
 
 from __future__ import annotations
 
@@ -6,13 +6,87 @@ import zlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from burnish.distributed.connection.shared_memory import Files, SharedBuffer, SharedRows, Waiting
+from burnish.distributed.connection.shared_memory import SWITCH, Files, Lane, SharedBuffer, SharedRows, Taken, Waiting
+from burnish.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
 PIECE_BYTES = 2**20
 _HEADER = 8
+
+
+class Memory:
+    """Exchanges of a group. Those that do not return something to wait for are done when their method returns.
+
+    Args:
+        group: the workers.
+        lane: for small exchanges.
+    """
+
+    def __init__(self, group: Waiting, lane: Lane):
+        self._group, self._lane = group, lane
+        self._made: Pieces | None = None
+        self._under_way: list[SharedBuffer] = []
+
+    @classmethod
+    def open(cls, group: Waiting) -> Memory | None:
+        """Return that of a group; None, on all workers, if they cannot share memory."""
+        lane = Lane.open(group)
+        return None if lane is None else cls(group, lane)
+
+    def all_reduce(self, tensor: torch.Tensor, operation: str, name: str) -> Taken | None:
+        """Begin to replace a tensor by its ``sum``, ``min`` or ``max`` over the workers; None if it is done already."""
+        if not self._lane.takes(tensor, operation):
+            self._pieces.all_reduce(tensor, operation, name, self._lane.added)
+            return None
+        self._group.count(name)
+        return self._lane.begin(tensor, tensor, operation, name)
+
+    def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+        """Fill rows, [workers, ...], with the tensors of all workers."""
+        if self._lane.takes(tensor, "gather"):
+            self._group.count(name)
+            self._lane.begin(tensor, rows, "gather", name).wait()
+        else:
+            self._pieces.all_gather(rows, tensor, name)
+
+    def all_to_all(self, received: torch.Tensor, given: torch.Tensor, sizes: Sequence[Sequence[int]], name: str) -> None:
+        """Give each worker a part of a vector, and take those that are for this one; as ``Pieces``."""
+        self._pieces.all_to_all(received, given, sizes, name)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, name: str) -> None:
+        """Replace a tensor by that of one rank."""
+        if self._lane.takes(tensor, "gather"):
+            rows = tensor.new_empty((self._group.world_size, *tensor.shape))
+            self.all_gather(rows, tensor, name)
+            tensor.copy_(rows[source])
+        else:
+            self._pieces.broadcast(tensor, source, name)
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, name: str) -> SharedBuffer | None:
+        """Return numbers that are exchanged again and again; None if numbers of this dtype are not added up here."""
+        if dtype not in self._lane.added or not count:
+            return None
+        files = Files.open(self._group, count * dtype.itemsize)
+        return None if files is None else SharedBuffer(self._group, files, dtype, count, name, self._under_way)
+
+    def shared_rows(self, count: int, name: str) -> SharedRows | None:
+        """Return bytes that are shown to all workers again and again."""
+        import torch
+
+        files = Files.open(self._group, count) if count else None
+        return None if files is None else SharedRows(self._group, files, torch.uint8, count, f"all-gather of {name}")
+
+    @property
+    def _pieces(self) -> Pieces:
+        self._made = self._made or Pieces.open(self._group)
+        if self._made is None:
+            raise EngineError(
+                "The workers share memory for small exchanges, and there is none for larger ones: free memory, or set "
+                f"{SWITCH}=off"
+            )
+        return self._made
 
 
 class Pieces(SharedRows):
