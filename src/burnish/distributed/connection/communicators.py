@@ -61,7 +61,7 @@ class GroupCommunicator:
             return buffer[first : first + sizes[self.rank]], self.all_reduce(buffer, channel=channel)
         return scattered(self, buffer, sizes, channel=channel)
 
-    def machines(self, group: int, channel: str) -> Machines | None:
+    def machines(self, group: int, channel: str) -> Machines[ProcessGroup] | None:
         """The workers of an exchange by machine, if they exchange within each of several machines first."""
         return self._group(group, channel).machines
 
@@ -105,7 +105,7 @@ class OrderedSums:
             return None
         return self._communicator.shared_buffer(dtype, count, group=group, channel=channel)
 
-    def _machines(self, group: int, channel: str) -> Machines | None:
+    def _machines(self, group: int, channel: str) -> Machines[ProcessGroup] | None:
         return self._communicator.machines(group, channel) if isinstance(self._communicator, GroupCommunicator) else None
 
     def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
@@ -128,7 +128,7 @@ class OrderedSums:
         return scattered(self._communicator, buffer, sizes, compression or Encoding(), channel=channel)
 
 
-def _sum_of_machines(machines: Machines, buffer: torch.Tensor, encoding: Encoding) -> Pending:
+def _sum_of_machines(machines: Machines[ProcessGroup], buffer: torch.Tensor, encoding: Encoding) -> Pending:
     """Add up within each machine as it is, and encoded between them."""
     machines.inside.all_reduce(buffer, name=GRADIENTS)
     if machines.between is not None:

@@ -7,18 +7,31 @@ the machines: it has the same bits again for the same layout of workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from burnish.distributed.connection.memory import Memory
+from burnish.distributed.connection.shared_memory import SharedBuffer, SharedRows
 from burnish.engines.communicator import Pending
 
 if TYPE_CHECKING:
     import torch
 
-    from burnish.distributed.connection.process_group import ProcessGroup
-    from burnish.distributed.connection.shared_memory import SharedBuffer, SharedRows
+
+class Exchanging(Protocol):
+    """What is asked of the groups of which machines are made: ``ProcessGroup``."""
+
+    world_size: int
+    memory: Memory | None
+
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: str = ..., *, name: str = ...) -> Pending: ...
+    def all_gather_rows(self, tensor: torch.Tensor, *, name: str = ...) -> torch.Tensor: ...
+    def broadcast(self, tensor: torch.Tensor, source: int = ..., *, name: str = ...) -> torch.Tensor: ...
 
 
-class Machines:
+Group = TypeVar("Group", bound=Exchanging)
+
+
+class Machines(Generic[Group]):
     """The workers of a group, by machine.
 
     Args:
@@ -30,33 +43,15 @@ class Machines:
         under_way: buffers that are being exchanged, in the order in which that began.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[int]], inside: ProcessGroup, between: ProcessGroup | None):
+    def __init__(self, ranks: Sequence[Sequence[int]], inside: Group, between: Group | None):
         self._ranks, self.inside, self.between = ranks, inside, between
         self.under_way: list[MachinesBuffer] = []
 
-    @classmethod
-    def open(cls, group: ProcessGroup, ranks: Sequence[Sequence[int]]) -> Machines | None:
-        """Connect the workers of a group in two levels; None, on all of them, if those of a machine cannot share memory.
-
-        Args:
-            group: the workers; all of them call this together.
-            ranks: of each machine, ascending.
-        """
-        own = next(each for each in ranks if group.rank in each)
-        inside = group.part(own, f"machine.{own[0]}")
-        inside.connect()
-        if not all(group.all_gather_json(inside.world_size == 1 or inside.memory is not None, name="who shares memory")):
-            return None
-        between = group.part([each[0] for each in ranks], "machines") if group.rank == own[0] else None
-        if between is not None:
-            between.connect(by_memory=False)
-        return cls(ranks, inside, between)
-
     def all_reduce(self, tensor: torch.Tensor, operation: str, name: str) -> None:
         """Replace a tensor by its ``sum``, ``min`` or ``max`` over all workers."""
-        self.inside.all_reduce(tensor, operation, name=name)
+        self.inside.begin_all_reduce(tensor, operation, name=name).wait()
         if self.between is not None:
-            self.between.all_reduce(tensor, operation, name=name)
+            self.between.begin_all_reduce(tensor, operation, name=name).wait()
         self.inside.broadcast(tensor, name=name)
 
     def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
@@ -74,11 +69,11 @@ class Machines:
         """Return numbers that are exchanged again and again; None if this machine has no memory to share for them."""
         import torch
 
-        if self.inside.world_size == 1:
+        memory = self.inside.memory
+        if memory is None:
             return MachinesBuffer(self, torch.empty(count, dtype=dtype), None, None, name)
-        terms = self.inside.shared_buffer(dtype, count, name=name)
-        assert not isinstance(terms, MachinesBuffer), "workers inside of one machine"
-        handed = None if terms is None else self.inside.shared_rows(1, name=name)
+        terms = memory.shared_buffer(dtype, count, name)
+        handed = None if terms is None else memory.shared_rows(1, name)
         return None if terms is None or handed is None else MachinesBuffer(self, terms.tensor, terms, handed, name)
 
 
@@ -97,7 +92,7 @@ class MachinesBuffer:
     """
 
     def __init__(
-        self, machines: Machines, tensor: torch.Tensor, terms: SharedBuffer | None, handed: SharedRows | None, name: str
+        self, machines: Machines[Any], tensor: torch.Tensor, terms: SharedBuffer | None, handed: SharedRows | None, name: str
     ):
         self.tensor = tensor
         self._between, self._others, self._under_way = machines.between, machines.inside.world_size - 1, machines.under_way

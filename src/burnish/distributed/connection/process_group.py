@@ -108,7 +108,7 @@ class ProcessGroup:
         self._times_told = 0
         self.shares_memory = share_memory
         self.memory: Memory | None = None
-        self.machines: Machines | None = None
+        self.machines: Machines[ProcessGroup] | None = None
         self._groups: list[ProcessGroup] = []
         self._on_close: Callable[[bool], None] | None = None
         if meeting is not None and not self._is_part:
@@ -329,9 +329,25 @@ class ProcessGroup:
             self.memory = Memory.open(self)
             places = self._places()
             if self.memory is None and self.shares_memory and 1 < len(places) < self.world_size:
-                self.machines = Machines.open(self, places)
+                self.machines = self._by_machine(places)
         if self.memory is None and self.machines is None and self._meeting is not None and self.world_size > 1:
             self._connected()
+
+    def _by_machine(self, ranks: Sequence[Sequence[int]]) -> Machines[ProcessGroup] | None:
+        """Connect the workers in two levels; None, on all of them, if those of a machine cannot share memory.
+
+        Args:
+            ranks: of each machine, ascending.
+        """
+        own = next(each for each in ranks if self.rank in each)
+        inside = self.part(own, f"machine.{own[0]}")
+        inside.connect()
+        if not all(self.all_gather_json(inside.world_size == 1 or inside.memory is not None, name="who shares memory")):
+            return None
+        between = self.part([each[0] for each in ranks], "machines") if self.rank == own[0] else None
+        if between is not None:
+            between.connect(by_memory=False)
+        return Machines(ranks, inside, between)
 
     def _connected(self) -> Backends:
         """The backends of these workers, who all ask for them at the same exchange."""
@@ -534,7 +550,7 @@ class ProcessGroup:
     def _memory_of(self, tensor: torch.Tensor) -> Memory | None:
         return self.memory if tensor.device.type == "cpu" else None
 
-    def _machines_of(self, tensor: torch.Tensor) -> Machines | None:
+    def _machines_of(self, tensor: torch.Tensor) -> Machines[ProcessGroup] | None:
         return self.machines if tensor.device.type == "cpu" else None
 
     def _ended(self, cause: str) -> str:
