@@ -47,31 +47,30 @@ class DataParallel(PlainSettings):
     """Data-parallel training: every worker has a part of each batch, and all have the same weights after each step.
 
     Args:
-        norm: what batch normalization layers of the policy ``train`` do: ``sync`` (statistics of the whole batch), ``sync:<n>``
-            (of groups of n workers) or ``local`` (each worker by its own part). Layers with a policy of their own keep it. None
-            is ``sync``, and with ``synchronize_every`` ``local``.
-        statistics: what the running statistics become if workers normalize by statistics of their own parts or groups: ``mean``,
-            the average over all workers, or ``rank0``, those of the first worker, as ``DistributedDataParallel`` has it.
-        bucket_size: bytes of gradients that are exchanged at once; the exchange begins as soon as they are computed.
-        share: let batch normalization layers that do not wait for each other share one exchange.
-        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, whose sums are wider.
+        norm: policy of the batch normalization layers compiled as ``train``: ``sync`` (statistics of the whole batch),
+            ``sync:<n>`` (of groups of n workers) or ``local`` (of each worker's own part). Layers with another policy keep it.
+            None is ``sync``, or ``local`` with ``synchronize_every``.
+        statistics: how workers with different running statistics agree on them: ``mean``, the average over all workers, or
+            ``rank0``, those of the first worker, as in ``DistributedDataParallel``.
+        bucket_size: bytes of gradients that are exchanged at once. The exchange begins as soon as they are computed.
+        share: let batch normalization layers that do not depend on each other share one exchange.
+        compression: how gradients travel: None as they are, or in 16 bits, ``float16`` or ``bfloat16``, which are summed in more.
         deterministic: take every sum over the workers in the order of their ranks.
-        shard_optimizer: let each worker keep and compute the optimizer's state of a share of the parameters alone, and get the
-            sums of their gradients alone. ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which
-            all workers make.
-        shard_tables: let each worker keep some rows of embedding tables, and of their slots, instead of all: ``auto`` of every
-            table that the program updates by rows (``compile(sparse=...)``), or names or patterns of these. ``evaluate``,
-            ``predict``, ``state``, ``save_checkpoint`` and ``export`` of the session are then exchanges, which all workers make.
-        synchronize_every: let workers step alone for so many steps, and average their states then (local SGD; with an optimizer
-            of ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round, and all workers
-            take part. None: all have the same weights after each step.
-        group: the workers, as ``burnish.distributed.join()`` returns them, or a process group of ``torch.distributed``; None:
-            those of the run that this process is of (by ``torch.distributed`` if it is initialized, else by the environment).
-            They are joined when the session opens.
-        communicator: another way to reach the workers, in place of ``group``.
+        shard_optimizer: let each worker keep the optimizer state of a share of the parameters, and update only those. ``state``,
+            ``save_checkpoint`` and ``export`` of the session are then exchanges that all workers make.
+        shard_tables: let each worker keep only some rows of embedding tables and of their slots: ``auto`` for every table that
+            the program updates by rows (``compile(sparse=...)``), or names or patterns. ``evaluate``, ``predict``, ``state``,
+            ``save_checkpoint`` and ``export`` of the session are then exchanges that all workers make.
+        synchronize_every: let workers step alone for so many steps and then average their states (local SGD; with
+            ``burnish.optim.diloco``, DiLoCo). ``state``, ``save_checkpoint`` and ``export`` end such a round on all workers.
+            None: all workers have the same weights after each step.
+        group: the workers: what ``burnish.distributed.join()`` returned, or a process group of ``torch.distributed``. None: the
+            workers of this run (by ``torch.distributed`` if it is initialized, else by the environment), which the session joins
+            when it opens.
+        communicator: another way to reach the workers, instead of ``group``.
 
     Raises:
-        ConfigurationError: an option is none of these.
+        ConfigurationError: an option has another value.
     """
 
     norm: str | NormPolicy | None = None

@@ -30,25 +30,25 @@ def join(
 ) -> ProcessGroup:
     """Join the other workers of the run, over ``torch.distributed``.
 
-    Without a group, and unless ``torch.distributed`` is initialized already, the environment says who they are: that of torchrun
-    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), of srun or of mpirun, which needs mpi4py unless
-    it is given ``MASTER_ADDR`` and ``MASTER_PORT``. ``torch.distributed`` is initialized by it, and is ended by ``close``.
+    Without a group, and unless ``torch.distributed`` is already initialized, the environment tells who they are: that of torchrun
+    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), of srun, or of mpirun, which needs mpi4py unless
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set. burnish then initializes ``torch.distributed``, and ``close`` ends it.
 
     Args:
-        device: ``cpu``, or ``cuda`` (NCCL; each worker of a machine has the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
-        group: a process group of ``torch.distributed``; None is its default group if there is one.
+        device: ``cpu``, or ``cuda`` (NCCL; each worker of a machine uses the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
+        group: a process group of ``torch.distributed``; None is its default group, if there is one.
         timeout: seconds that an exchange may take, and that a worker may be silent.
-        first_contact: seconds that the others may take to come.
-        share_memory: let workers of one machine exchange through memory if all of them can; False on one of them, or
-            ``BURNISH_SHARED_MEMORY=off`` in its environment, leaves everything to ``torch.distributed``.
+        first_contact: seconds to wait for the others to come.
+        share_memory: let workers of one machine exchange through memory, if all of them can. If it is False on one of them, or
+            ``BURNISH_SHARED_MEMORY=off`` is in its environment, ``torch.distributed`` carries everything.
 
     Returns:
-        The group; of one worker if no launcher has started several. A process that has joined and not left gets the group that it
-        is in.
+        The group; a group of one worker if no launcher started several. A process that has joined and not left gets the same
+        group again.
 
     Raises:
-        ConfigurationError: the environment is incomplete or contradicts itself, or others may enter the folder, or a time is not
-            positive, or ``group`` is none that this process is of.
+        ConfigurationError: the environment is incomplete or contradicts itself, others may enter the folder, a time is not
+            positive, or this process is not in ``group``.
         EngineError: PyTorch is missing, or lacks what the device needs.
         WorkerError: the others did not come, or cannot be reached.
     """
