@@ -26,28 +26,28 @@ class Workers(OptionGroup):
     panel: ClassVar = WORKERS
     count: Annotated[
         int,
-        typer.Option("--workers", min=1, help="Processes of this machine that train together, each on its part of every batch."),
+        typer.Option("--workers", min=1, help="Processes on this machine that train together, each on its part of every batch."),
     ] = 1
     nodes: Annotated[
         int,
         typer.Option(
             "--nodes",
             min=1,
-            help="Machines, on each of which this command starts --workers; the network between them must be private.",
+            help="Machines; run this command on each. The network between them must be private.",
         ),
     ] = 1
-    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Which of them this is, from 0.")] = None
-    master_address: Annotated[str | None, typer.Option("--master-address", help="Where the first machine is reached.")] = None
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this machine, from 0.")] = None
+    master_address: Annotated[str | None, typer.Option("--master-address", help="Address of the first machine.")] = None
     master_port: Annotated[
         int | None,
-        typer.Option("--master-port", min=1, max=65535, help=f"Its port where all workers meet; by default {launch.PORT}."),
+        typer.Option(
+            "--master-port", min=1, max=65535, help=f"Port of the first machine where all workers meet; {launch.PORT} by default."
+        ),
     ] = None
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often to go on when workers fail by what need not come again.")
+        int, typer.Option("--max-restarts", min=0, help="How many times to restart after a failure that may not come again.")
     ] = 0
-    worker_timeout: Annotated[float, typer.Option("--worker-timeout", help="Seconds that workers wait for one that is late.")] = (
-        60.0
-    )
+    worker_timeout: Annotated[float, typer.Option("--worker-timeout", help="Seconds to wait for a worker that is late.")] = 60.0
 
     @property
     def total(self) -> int:
@@ -91,16 +91,14 @@ class Exchange(OptionGroup):
     panel: ClassVar = WORKERS
     deterministic: Annotated[
         bool,
-        typer.Option(
-            "--deterministic", help="Add up what workers exchange in the order of their ranks: runs are the same bit for bit."
-        ),
+        typer.Option("--deterministic", help="Sum over the workers in the order of their ranks: runs have the same bits."),
     ] = False
     compression: Annotated[
         str | None,
         typer.Option(
             "--compression",
             metavar="TYPE",
-            help="Let gradients travel between workers in 16 bits (float16, bfloat16).",
+            help="Send gradients in 16 bits: float16 or bfloat16.",
         ),
     ] = None
     bucket_size: Annotated[
@@ -109,20 +107,20 @@ class Exchange(OptionGroup):
             "--bucket-size",
             min=1,
             metavar="BYTES",
-            help="Bytes of gradients that workers exchange at once, behind the rest of the backward pass; by default 25 MiB.",
+            help="Bytes of gradients in one exchange, which overlaps with the backward pass; 25 MiB by default.",
         ),
     ] = None
     share: Annotated[
         bool,
         typer.Option(
-            "--share/--no-share", help="Let batch normalization layers that do not wait for each other share an exchange."
+            "--share/--no-share", help="Let batch normalization layers that do not depend on each other share an exchange."
         ),
     ] = True
     shard_optimizer: Annotated[
         bool,
         typer.Option(
             "--shard-optimizer",
-            help="Let each worker keep the optimizer's state of a share of the parameters, instead of all of it.",
+            help="Let each worker keep the optimizer state of only a share of the parameters.",
         ),
     ] = False
     shard_tables: Annotated[
@@ -130,8 +128,8 @@ class Exchange(OptionGroup):
         typer.Option(
             "--shard-tables",
             metavar="NAME",
-            help="Let each worker keep some rows of an embedding table of --sparse, instead of all: a name or a pattern, "
-            "repeatable, or auto for every such table.",
+            help="Let each worker keep only some rows of an embedding table of --sparse: a name or a pattern, repeatable, "
+            "or auto for all of them.",
         ),
     ] = None
     statistics: Annotated[
@@ -139,7 +137,7 @@ class Exchange(OptionGroup):
         typer.Option(
             "--statistics",
             metavar="KIND",
-            help="The running statistics of batch normalization where workers have their own: their mean, or those of rank0.",
+            help="Running statistics of batch normalization if those of workers differ: their mean, or those of rank0.",
         ),
     ] = "mean"
     synchronize_every: Annotated[
@@ -148,7 +146,7 @@ class Exchange(OptionGroup):
             "--synchronize-every",
             min=1,
             metavar="STEPS",
-            help="Let workers step alone for so many steps, and average their weights then.",
+            help="Let workers step alone for this many steps, then average their weights.",
         ),
     ] = None
 
