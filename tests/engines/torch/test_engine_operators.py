@@ -15,6 +15,7 @@ from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE_GROU
 from burnish.engines.kernels.engine_operator import EngineOperator, engine_operators, may_share_memory
 from burnish.engines.kernels.indexing.operators import FUSED_GATHER_GRAD
 from burnish.engines.kernels.recurrent.operators import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD
+from burnish.engines.onnxruntime.exchanges import EXCHANGE
 from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
 from burnish.engines.torch.families.precision.translation import CAST_APART
 from burnish.engines.torch.translate.rules import find_rule
@@ -46,16 +47,17 @@ def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None
     assert {name: files for name, files in spelled.items() if len(files) != 1} == {}
     rooms = (FOLDER / "families", FOLDER.parent / "kernels")
     elsewhere = {name for name, files in spelled.items() if not any(files[0].is_relative_to(room) for room in rooms)}
-    # It stands between two passes of a graph, and is no part of what either computes.
-    assert elsewhere == {COTANGENTS.name}
+    # One stands between two passes of a graph, the other calls Python from ONNX Runtime: no engine computes anything by them.
+    assert elsewhere == {COTANGENTS.name, EXCHANGE.name}
 
 
 def test_every_operator_is_translated() -> None:
     without = {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None}
     channels_last = {it.name for it in vars(convolution).values() if isinstance(it, EngineOperator)}
     gru = {FUSED_GRU_STEPS.name, FUSED_GRU_STEPS_GRAD.name}
-    # This engine updates the state in place (families/update); PyTorch knows where channels are last, adds rows and has a GRU.
-    assert without == {FUSED_ELEMENTWISE_GROUPS.name, FUSED_GATHER_GRAD.name, *channels_last, *gru}
+    # This engine updates the state in place (families/update) and makes exchanges in Python; PyTorch knows where channels are
+    # last, adds rows and has a GRU.
+    assert without == {FUSED_ELEMENTWISE_GROUPS.name, FUSED_GATHER_GRAD.name, EXCHANGE.name, *channels_last, *gru}
 
 
 def test_no_operator_has_the_name_of_a_semantic_one() -> None:
