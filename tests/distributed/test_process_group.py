@@ -152,6 +152,31 @@ def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience, 
         assert re.search(cause.format(rank=rank, process=workers.processes[1].pid), text), text
 
 
+def _waits_at_a_barrier(rank):
+    group = join(timeout=3000, first_contact=600)
+    group.barrier()
+    tell("joined")
+    if rank == 1:
+        time.sleep(3600)
+    try:
+        group.barrier(name="the checkpoint")
+    except WorkerError as error:
+        group.close()
+        return str(error)
+
+
+def test_who_waits_at_a_barrier_is_told_of_a_killed_worker_at_once():
+    """There no connection breaks, and no memory is read."""
+    with Workers(_waits_at_a_barrier, 3, environment={"BURNISH_SHARED_MEMORY": "off"}) as workers:
+        for rank in range(3):
+            workers.message(rank)
+        process = workers.processes[1]
+        process.kill()
+        outcomes = workers.outcomes(60)
+    for rank in (0, 2):
+        assert re.match(rf"Rank 1 of 3 \(.+, process {process.pid}\) is gone\. Rank {rank} stops", outcomes[rank].value)
+
+
 def _joins_again(rank):
     sums = []
     for number in range(3):

@@ -108,6 +108,7 @@ def _connected(place: Place, group: Any, device: str, timeout: float, first_cont
         [str(location) for location in meeting.locations],
         timeout,
         None if device == "cpu" else abort,  # a wait on GPUs blocks a thread within the driver; those on CPUs look up
+        meeting.has_ended,
     )
     joined = ProcessGroup(
         place.rank,

@@ -136,6 +136,10 @@ class Meeting:
         """Whether all workers run on one machine, in one network of it."""
         return len({location.system for location in self.locations}) == 1
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a worker is known to run no more, by its number on this machine."""
+        return self.locations[rank].has_ended
+
 
 def meet(place: Place, first_contact: float) -> Meeting:
     """Reach the store, or keep it, and wait there until all workers have come.

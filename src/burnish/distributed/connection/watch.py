@@ -76,6 +76,7 @@ class Watch:
         places: of all workers, by rank, for messages: host and process.
         patience: seconds of silence after which a worker, or the store, counts as gone.
         on_cause: called once, from the thread, when a cause is known.
+        has_ended: tells if the process of a rank is known to run no more; asked every second, from the thread.
 
     Attributes:
         operations: how many exchanges this worker has begun.
@@ -91,6 +92,7 @@ class Watch:
         places: Sequence[str],
         patience: float,
         on_cause: Callable[[], None] | None = None,
+        has_ended: Callable[[int], bool] = lambda rank: False,
     ):
         self.rank = rank
         self.world_size = len(places)
@@ -101,7 +103,8 @@ class Watch:
         self._keeper = keeper
         self._store = store
         self._places = places
-        self._on_cause = on_cause
+        self._on_cause, self._has_ended = on_cause, has_ended
+        self._looked = 0.0
         now = time.monotonic()
         self._lives = {other: Life(changed=now) for other in range(self.world_size) if other != rank}
         self._cause: str | None = None
@@ -221,6 +224,9 @@ class Watch:
             store = self._store.again()
             while not self._ending.is_set():
                 self._round(store, beat)
+                if time.monotonic() > self._looked + INTERVAL_SECONDS:
+                    self._looked = time.monotonic()
+                    self._look_for_ended(store)
                 beat += 1
                 if self._hurry.wait(self._interval):
                     self._hurry.clear()
@@ -258,6 +264,15 @@ class Watch:
             silent = f"has shown no sign of life for {self.patience:g} s"
             self._declared = self._declared or (self._said([following], silent, silent), False)
         self._contact = now
+
+    def _look_for_ended(self, store: Store) -> None:
+        """Find workers that run no more: at a barrier no connection breaks."""
+        for rank, life in self._lives.items():
+            if self._cause is None and not life.left and self._has_ended(rank):
+                self._read(store, rank)  # it may have left in good order
+                if not life.left:
+                    self._declared = self._declared or (self._said([rank], "is gone", "are gone"), False)
+                    self._hurry.set()
 
     def _beat(self, store: Store, beat: int, leaves: bool = False) -> None:
         store.set(f"life/{self.rank}", json.dumps([beat, self.operations, leaves]))
