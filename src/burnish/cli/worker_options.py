@@ -51,12 +51,12 @@ class Workers(OptionGroup):
 
     @property
     def total(self) -> int:
-        """How many workers there are on all machines."""
+        """Number of workers on all machines."""
         return self.count * self.nodes
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process trains without others."""
+        """True if this process trains without others."""
         return self.total == 1 and not launch.is_worker()
 
     def machines(self) -> launch.Machines:
@@ -68,7 +68,7 @@ class Workers(OptionGroup):
         return launch.Machines.of_options(self.nodes, self.node_rank, self.master_address, self.master_port)
 
     def check(self) -> None:
-        """Raise typer.BadParameter where these options contradict each other, or have no meaning."""
+        """Raise typer.BadParameter if these options contradict each other or have no effect."""
         if self.worker_timeout <= 0:
             raise typer.BadParameter(f"--worker-timeout {self.worker_timeout:g}: give a number of seconds above 0")
         self.machines()
@@ -154,10 +154,10 @@ class Exchange(OptionGroup):
         """Return the options that differ from their defaults, as ``burnish.DataParallel`` takes them.
 
         Args:
-            is_alone: whether there is one worker alone, which exchanges nothing.
+            is_alone: True for a single worker, which exchanges nothing.
 
         Raises:
-            typer.BadParameter: there is such an option, and one worker alone; or it is none of the choices.
+            typer.BadParameter: an option is set for a single worker, or has a wrong value.
         """
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self) if field.name != "named"}
         changed: dict[str, Any] = {name: value for name, (value, default) in values.items() if value != default and value != []}
@@ -181,7 +181,7 @@ class Exchange(OptionGroup):
 
 
 def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
-    """Join the other workers where a launcher has started several.
+    """Join the other workers if a launcher started several.
 
     Args:
         device: of this worker; None is the CPU.
@@ -189,7 +189,7 @@ def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]
         exchange: settings of ``burnish.DataParallel``.
 
     Returns:
-        What a trainer takes as ``parallel``, and the group of the workers.
+        The ``parallel`` option of the trainer, and the group of the workers.
     """
     from burnish.distributed.connection.joining import join
     from burnish.distributed.connection.process_group import ProcessGroup

@@ -34,11 +34,11 @@ Operands = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a node says of its exchange.
+    """The attributes of an exchange.
 
     Attributes:
-        counted: behind the operands that travel comes the number of this worker's samples.
-        conditional: the last operand says whether there is an exchange.
+        counted: the operands that travel are followed by the number of this worker's samples.
+        conditional: the last operand is a boolean, false if this step leaves the exchange out.
         group, channel: as the communicator has them.
     """
 
@@ -55,7 +55,7 @@ class Terms:
         return cls(counted, conditional, int(attribute_value(node, "group", 0)), channel)
 
     def travelling(self, operands: Operands) -> tuple[Operands, bool]:
-        """Return the operands that travel, and whether this worker's count: it may have no samples."""
+        """Return the operands that travel, and True if this worker has samples."""
         count = len(operands) - self.counted - self.conditional
         return operands[:count], not self.counted or bool(operands[count].any())
 
@@ -64,7 +64,7 @@ Exchange = Callable[[Terms, Operands, Communicator], Operands]
 
 
 def flat_operands(tensors: Operands, has_samples: bool, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the operands of an exchange in one vector of its own, or in ``out``; zeros where they count nowhere."""
+    """Return the operands of an exchange in one new vector, or in ``out``; zeros without samples."""
     flat = np.concatenate(
         [tensor.reshape(-1) for tensor in tensors], out=out, dtype=None if out is not None else dtype_of(tensors)
     )

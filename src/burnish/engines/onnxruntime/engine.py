@@ -190,8 +190,8 @@ class OnnxRuntimeEngine(RunsModels):
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
-            communicator: to other workers, which open it together. The training graph makes exchanges by the kernels
-                (``exchanges``), or is cut at them (``burnish.engines.split_graph``) where a worker has none.
+            communicator: to other workers, which open the program together. Kernels make the exchanges inside the training
+                graph (``exchanges``); if a worker has no kernels, the graph is cut at them (``split_graph``).
 
         Raises:
             EngineError: ``device`` is not ``cpu``, or ``threads`` is no whole number from 1 to 1024.
@@ -220,9 +220,9 @@ class OnnxRuntimeEngine(RunsModels):
         return ArrayRunner(executable, state, lambda graph: load_split(executable.copy_of(graph), graph), load_split)
 
     def _exchanges_inside(self, communicator: Communicator) -> bool:
-        """Whether exchanges are made within the graph, by its kernels: where all workers can, for they run the same graph.
+        """Return True if all workers can make their exchanges inside the graph, with its kernels.
 
-        ``verify`` runs a graph more often than other workers would.
+        ``verify`` rules it out: it would run the graph more often than other workers do.
         """
         can = np.array([self.kernels is not None and not self.verify], np.int64)
         return bool(array_of(communicator.all_gather(buffer_of(communicator, can))).all())
