@@ -47,7 +47,7 @@ NOT_AT_FIRST = {
     "burnish.models": "a user asks for one",
     "burnish.ops.rules": "compiling looks them up",
     "burnish.optim": "compiling looks them up",
-    "burnish.passes": "compiling rewrites graphs",
+    "burnish.rewriting": "compiling rewrites graphs",
     "burnish.program.initialization": "a session that is opened starts from a state",
     "burnish.surgery": "a user asks for it",
     "burnish.training.trainer": "burnish.Trainer",

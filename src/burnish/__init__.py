@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from burnish.compiler.standard import lower
     from burnish.distributed import DataParallel
     from burnish.importer import load
-    from burnish.passes.precision import MixedPrecision
     from burnish.program import Program
+    from burnish.rewriting.precision import MixedPrecision
     from burnish.training import Session, Trainer
     from burnish.training.finetuning import finetune
 
@@ -52,7 +52,7 @@ __getattr__, __dir__ = exports(
         "compiler.standard": "lower",
         "distributed": "DataParallel",
         "importer": "load",
-        "passes.precision": "MixedPrecision",
+        "rewriting.precision": "MixedPrecision",
         "program": "Program",
         "training": "Session Trainer",
         "training.finetuning": "finetune",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import burnish
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.small_networks import CLASSES, Network
 
 FEATURES, SAMPLES, STEPS, WORKERS = 6, 12, 3, 3

@@ -19,7 +19,7 @@ from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network

@@ -11,7 +11,7 @@ import burnish
 from burnish import optim, surgery
 from burnish.distributed.runners.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, part_of, train_alone
 from oracles.small_networks import CLASSES, Network, perceptron

@@ -25,8 +25,8 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import TARGETS
 from burnish.models import residual_network
 from burnish.norms import get
-from burnish.passes import run_in_order
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting import run_in_order
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual

@@ -19,7 +19,7 @@ from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_array_threads, in_threads, part_of
 from oracles.small_networks import CLASSES, Network, perceptron

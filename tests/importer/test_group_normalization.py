@@ -13,7 +13,7 @@ import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
 from burnish.importer.classify import InitializerKind, classify_initializers
-from burnish.passes import recognize_normalization, recognize_training_normalization
+from burnish.rewriting import recognize_normalization, recognize_training_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 GROUPS, EPSILON = 3, 2.0**-10

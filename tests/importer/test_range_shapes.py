@@ -7,7 +7,7 @@ import pytest
 
 import burnish
 from burnish.ops.dot_product_attention import ATTENTION
-from burnish.passes import recognize_attention
+from burnish.rewriting import recognize_attention
 from oracles.runtime_operators import Case, cases
 
 MASKED = [case for case in cases() if case.op_type == "Attention" and case.name in ("unidirectional", "keys_causal", "ends")]

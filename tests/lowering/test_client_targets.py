@@ -9,8 +9,8 @@ import burnish
 from burnish.cli import application
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.lowering import TARGETS, Support, Target, check_allowed, target_from_dict, target_to_dict
-from burnish.passes.compute_without_float64 import compute_without_float64
-from burnish.passes.further_outputs import compute_further_outputs
+from burnish.rewriting.compute_without_float64 import compute_without_float64
+from burnish.rewriting.further_outputs import compute_further_outputs
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import batch_of, mobile, perceptron

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.compiler.gradient import differentiated
-from burnish.passes import remove_unused
+from burnish.rewriting import remove_unused
 
 
 def semantic_gradients(source: onnx.ModelProto | ir.Model, wrt: Sequence[str], of: str) -> ir.Model:

@@ -16,7 +16,7 @@ import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, InputError
 from burnish.formats.export import export_inference
-from burnish.passes import fold_weight_normalization
+from burnish.rewriting import fold_weight_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 torch.set_num_threads(1)

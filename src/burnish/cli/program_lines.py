@@ -57,7 +57,7 @@ def _size(count: int) -> str:
 
 def planned_batch(program: Program) -> int:
     """Return the batch size that memory was planned for, else 1."""
-    from burnish.passes import recompute_request
+    from burnish.rewriting import recompute_request
 
     if memory := program.options.get("memory"):
         return int(memory["batch"])

@@ -36,8 +36,8 @@ from burnish.importer import (
 )
 from burnish.importer.branches import weights_of_branches
 from burnish.ops.functions import passes_gradient
-from burnish.passes import hold_group_normalization_constants, recognize_probabilities
 from burnish.program import Program, Role
+from burnish.rewriting import hold_group_normalization_constants, recognize_probabilities
 from burnish.surgery.folded import perhaps_folded
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.

@@ -19,8 +19,8 @@ from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.ops import semantic_operators
 from burnish.ops.collectives import MARKS
-from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0

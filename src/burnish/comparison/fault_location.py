@@ -23,7 +23,7 @@ from burnish.engines import Arrays, Engine
 from burnish.errors import EngineError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
 from burnish.lowering import TARGETS
-from burnish.passes.compute_in_float64 import compute_in_float64
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 
 PERTURBATION = 1e-6
 STANDARD = TARGETS["onnxruntime"]

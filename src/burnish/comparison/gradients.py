@@ -21,9 +21,9 @@ from burnish.ops.collectives import MARKS
 from burnish.ops.quantization import STRAIGHT_THROUGH
 from burnish.ops.registry import semantic_operators
 from burnish.ops.semantic import differentiable_outputs
-from burnish.passes import remove_unused, simulate_quantization
-from burnish.passes.compute_in_float64 import compute_in_float64
 from burnish.program import Program, Role
+from burnish.rewriting import remove_unused, simulate_quantization
+from burnish.rewriting.compute_in_float64 import compute_in_float64
 
 STANDARD = TARGETS["onnxruntime"]
 LOSS = "loss"

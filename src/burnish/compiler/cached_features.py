@@ -15,7 +15,7 @@ from burnish.graph.sample_axis_mark import mark_sample_axis
 from burnish.graph.uses import is_used, read_by
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name
-from burnish.passes import remove_unused
+from burnish.rewriting import remove_unused
 from burnish.sample_axes import Analysis
 from burnish.sample_axes.extents import Factor, Kind
 from burnish.settings import suggestion

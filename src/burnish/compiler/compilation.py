@@ -45,7 +45,11 @@ from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding
 from burnish.optim.held_rows import without_rows
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
-from burnish.passes import (
+from burnish.program.program import Program
+from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
+from burnish.program.weights import ROUNDED, Weights
+from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
+from burnish.rewriting import (
     fold_constants,
     hoist_gather,
     recognize_attention,
@@ -55,12 +59,8 @@ from burnish.passes import (
     train_pruning,
     train_quantization,
 )
-from burnish.passes.precision import FULL, MixedPrecision
-from burnish.passes.recompute_request import Recompute, name_origins
-from burnish.program.program import Program
-from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
-from burnish.program.weights import ROUNDED, Weights
-from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
+from burnish.rewriting.precision import FULL, MixedPrecision
+from burnish.rewriting.recompute_request import Recompute, name_origins
 
 LOSS, STEPS_PER_EPOCH = "loss", "steps_per_epoch"
 OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from burnish.importer import Bind, Source
     from burnish.lowering import TargetLike
     from burnish.norms import NormPolicy
-    from burnish.passes.precision import Precision
-    from burnish.passes.recompute_request import RecomputeOption
     from burnish.program.inference import Inference
     from burnish.program.program import Program
+    from burnish.rewriting.precision import Precision
+    from burnish.rewriting.recompute_request import RecomputeOption
     from burnish.sample_axes import AskedAxes
 
 

@@ -18,7 +18,7 @@ from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
 from burnish.norms import ExtentRule
-from burnish.passes import compute_in_float32, fold_constants, has_sixteen_bit_values, recognize_normalization
+from burnish.rewriting import compute_in_float32, fold_constants, has_sixteen_bit_values, recognize_normalization
 
 SAME_DATA = {PIXELS: "pixels", TEXT: "texts", CLASSES: "classes"}
 """What the metadata of both models say of their data, and what that is about."""

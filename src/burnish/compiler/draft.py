@@ -17,7 +17,8 @@ from burnish.graph.sample_axis_mark import mark_sample_axis, marked_sample_axis
 from burnish.importer import FIXED_BY
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.norms import ExtentRule
-from burnish.passes import (
+from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.rewriting import (
     complete_axes,
     concatenate_padded_parts,
     gather_reordered_blocks,
@@ -29,9 +30,8 @@ from burnish.passes import (
     remove_unused,
     widen_reductions,
 )
-from burnish.passes.compute_without_float64 import compute_without_float64
-from burnish.passes.further_outputs import compute_further_outputs
-from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.rewriting.compute_without_float64 import compute_without_float64
+from burnish.rewriting.further_outputs import compute_further_outputs
 
 UPDATING = ("step", "apply")
 """The graphs that update the state."""

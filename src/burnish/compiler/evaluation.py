@@ -12,7 +12,7 @@ from burnish import losses
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError
-from burnish.passes import fold_constants
+from burnish.rewriting import fold_constants
 
 
 @dataclass(frozen=True)

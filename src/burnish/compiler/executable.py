@@ -23,12 +23,12 @@ from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
 from burnish.ops.semantic import SemanticOperator
 from burnish.optim import Optimizer
-from burnish.passes import compute_integers, fold_constants, has_depthwise_rows, multiply_depthwise_rows
-from burnish.passes.recompute_request import Recompute
-from burnish.passes.recompute_request import get as recompute_request
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.updates_in_place import outputs_in_place
+from burnish.rewriting import compute_integers, fold_constants, has_depthwise_rows, multiply_depthwise_rows
+from burnish.rewriting.recompute_request import Recompute
+from burnish.rewriting.recompute_request import get as recompute_request
 
 Rewrite = Callable[[ir.Model], object]
 """Changes a lowered graph in place."""

@@ -53,19 +53,19 @@ from burnish.norms import (
 )
 from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern, with_aliases, without_freezing
-from burnish.passes import (
+from burnish.program.inference import Inference
+from burnish.program.program import Program
+from burnish.program.signature import GraphSignature
+from burnish.program.weights import Weights
+from burnish.rewriting import (
     compute_in_float32,
     compute_integers,
     has_sixteen_bit_values,
     recognize_normalization,
 )
-from burnish.passes.precision import Precision
-from burnish.passes.precision import get as get_precision
-from burnish.passes.recompute_request import RecomputeOption
-from burnish.program.inference import Inference
-from burnish.program.program import Program
-from burnish.program.signature import GraphSignature
-from burnish.program.weights import Weights
+from burnish.rewriting.precision import Precision
+from burnish.rewriting.precision import get as get_precision
+from burnish.rewriting.recompute_request import RecomputeOption
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
 from burnish.settings import is_whole
 

@@ -14,7 +14,7 @@ from burnish.graph.names import separate_names
 from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
 from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
-from burnish.passes import (
+from burnish.rewriting import (
     complete_axes,
     compute_in_float32,
     has_sixteen_bit_values,
@@ -25,7 +25,7 @@ from burnish.passes import (
     remove_unused,
     simulate_quantization,
 )
-from burnish.passes.compute_in_float32 import cast_for_readers, order_of
+from burnish.rewriting.compute_in_float32 import cast_for_readers, order_of
 from burnish.settings import nearest
 
 PREFIX = "grad:"

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError
 from burnish.graph import SIXTEEN_BIT, Names, insert_behind
-from burnish.passes.compute_in_float32 import Order, cast_for_readers, order_of
 from burnish.program.weights import Weights
+from burnish.rewriting.compute_in_float32 import Order, cast_for_readers, order_of
 
 
 def state_dtypes(model: ir.Model, state: ModelState) -> dict[str, ir.DataType]:

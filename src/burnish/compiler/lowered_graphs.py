@@ -18,10 +18,10 @@ from burnish.compiler.update import joined_signature, update_graphs
 from burnish.lowering import Target
 from burnish.ops import semantic_operators
 from burnish.optim import Optimizer
-from burnish.passes import recompute_activations
-from burnish.passes.recompute_request import Recompute
 from burnish.program.signature import FEATURES, GraphSignature, Role
 from burnish.program.updates_in_place import outputs_in_place
+from burnish.rewriting import recompute_activations
+from burnish.rewriting.recompute_request import Recompute
 
 SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
 

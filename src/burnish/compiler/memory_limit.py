@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from burnish.analysis.memory_plan import value_bytes
 from burnish.errors import ConfigurationError
-from burnish.passes import recompute_request
-from burnish.passes.recompute_request import Recompute, RecomputeOption
 from burnish.program import Program, Role
 from burnish.program.updates_in_place import outputs_in_place
+from burnish.rewriting import recompute_request
+from burnish.rewriting.recompute_request import Recompute, RecomputeOption
 
 ATTEMPTS = 5
 """Plans that are measured before the limit is called out of reach."""

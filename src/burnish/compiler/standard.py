@@ -9,8 +9,8 @@ from burnish.graph.names import separate_names
 from burnish.importer import Source, load
 from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
-from burnish.passes import complete_axes, compute_in_float32, draw_dropout, expand_gradients, remove_unused
 from burnish.random import check_seed
+from burnish.rewriting import complete_axes, compute_in_float32, draw_dropout, expand_gradients, remove_unused
 
 
 def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") -> ir.Model:

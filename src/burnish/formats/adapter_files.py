@@ -18,7 +18,7 @@ from burnish.formats.state_file import FOR_OTHERS, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.edits import replace_uses
 from burnish.graph.uses import remove_unread
-from burnish.passes.merge_adapters import lengths_beside
+from burnish.rewriting.merge_adapters import lengths_beside
 from burnish.settings import suggestion
 
 FORMS = ("merged", "kept", "apart", "inputs", "peft")

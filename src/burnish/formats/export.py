@@ -19,7 +19,10 @@ from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
-from burnish.passes import (
+from burnish.program import Program
+from burnish.program.state import LazyArrays, check_state, chosen
+from burnish.program.weights import ROUNDED
+from burnish.rewriting import (
     fold_batch_normalization,
     fold_pruning,
     fold_quantization,
@@ -27,9 +30,6 @@ from burnish.passes import (
     merge_adapters,
     remove_unused,
 )
-from burnish.program import Program
-from burnish.program.state import LazyArrays, check_state, chosen
-from burnish.program.weights import ROUNDED
 from burnish.transfers import Transfer
 
 SMALLEST_EXTERNAL = 1024

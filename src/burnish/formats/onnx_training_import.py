@@ -36,10 +36,10 @@ from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance
 from burnish.optim.graph_optimizer import GraphOptimizer
-from burnish.passes import draw_dropout, expand_gradients, recognize_attention, remove_unused
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
+from burnish.rewriting import draw_dropout, expand_gradients, recognize_attention, remove_unused
 
 TARGET = "onnxruntime"
 

@@ -249,7 +249,7 @@ class Program:
     def completed(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer as mixed precision and the rows that are held wrap it."""
         from burnish.optim.held_rows import hold_rows
-        from burnish.passes import precision
+        from burnish.rewriting import precision
 
         mixed = precision.get(self.options.get("precision", precision.FULL))
         return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))

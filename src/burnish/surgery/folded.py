@@ -7,7 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from burnish.graph import static_shape
-from burnish.passes import recognize_normalization
+from burnish.rewriting import recognize_normalization
 
 FEWEST = 4
 """Convolutions below which nothing is said: small networks without normalization are usual."""

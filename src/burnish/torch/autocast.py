@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from burnish.passes.precision import MixedPrecision
+from burnish.rewriting.precision import MixedPrecision
 
 NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

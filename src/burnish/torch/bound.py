@@ -19,7 +19,8 @@ from burnish.importer.pytorch.extents import Extents
 from burnish.modes import batch_normalizations, bind_frozen, bind_training, numbered_draws
 from burnish.norms import ExtentRule, NormPolicy, RunningVariance, extent_rules
 from burnish.norms import get as policy_of
-from burnish.passes import (
+from burnish.random import KEY_DTYPE, KEY_SHAPE
+from burnish.rewriting import (
     compute_in_float32,
     fold_constants,
     has_sixteen_bit_values,
@@ -29,8 +30,7 @@ from burnish.passes import (
     recognize_training_normalization,
     remove_unused,
 )
-from burnish.passes.precision import MixedPrecision
-from burnish.random import KEY_DTYPE, KEY_SHAPE
+from burnish.rewriting.precision import MixedPrecision
 from burnish.torch.autocast import precision_of
 from burnish.torch.differentiable import DifferentiableGraph, separate_outputs
 

@@ -31,7 +31,7 @@ from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, garbage_kept
 from burnish.ops.dependence import reached_from
 from burnish.optim.held_rows import HeldRows, without_rows
-from burnish.passes import lower_what_has_no_gradient, refuse_lost_gradients, simulate_quantization
+from burnish.rewriting import lower_what_has_no_gradient, refuse_lost_gradients, simulate_quantization
 
 REMEDY = "Wrap a part of the model that ends before it, or let PyTorch differentiate that part: wrap(..., partial=True)"
 

@@ -15,7 +15,7 @@ from burnish.graph import FLOATING
 from burnish.importer import Bind, InitializerKind, Source, classify_initializers, load, refuse_gradients
 from burnish.modes import batch_normalizations
 from burnish.norms import Auto, Frozen, NormPolicy, Renorm, Train, default_running_variance, frozen_by_mode, resolve_policies
-from burnish.passes import recognize_normalization
+from burnish.rewriting import recognize_normalization
 from burnish.torch.attributes import place_for
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values

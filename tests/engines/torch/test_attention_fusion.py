@@ -16,7 +16,7 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.passes import recognize_attention
+from burnish.rewriting import recognize_attention
 from oracles.kernel_graphs import kernel_graphs
 from oracles.semantic_gradients import semantic_gradients
 from oracles.small_networks import transformer

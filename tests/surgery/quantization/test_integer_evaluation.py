@@ -16,7 +16,7 @@ import pytest
 import burnish
 from burnish import surgery
 from burnish.data.dataset import ArrayDataset
-from burnish.passes.integer_operators import EXACT, GREATEST_ACTIVATION, digits
+from burnish.rewriting.integer_operators import EXACT, GREATEST_ACTIVATION, digits
 from burnish.training.trained_model import open_model
 from oracles.integer_networks import Drawing
 

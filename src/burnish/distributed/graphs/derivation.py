@@ -31,9 +31,9 @@ from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.norms import NormPolicy
 from burnish.ops.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
 from burnish.ops.row_gradients import COALESCE_ROWS
-from burnish.passes import remove_unused
 from burnish.program import Role
 from burnish.program.signature import Signature
+from burnish.rewriting import remove_unused
 
 
 def derive(

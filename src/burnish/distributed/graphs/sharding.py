@@ -37,8 +37,8 @@ from burnish.ops.collectives import (
     gather_owned,
 )
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
-from burnish.passes import remove_unused
 from burnish.program.signature import Role, Signature
+from burnish.rewriting import remove_unused
 
 GRADIENT, NEXT = "grad:", "next:"
 """What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""

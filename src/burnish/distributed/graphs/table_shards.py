@@ -35,8 +35,8 @@ from burnish.graph.uses import is_used, read_by
 from burnish.ops.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS, all_reduce
 from burnish.ops.indexing import from_the_front
 from burnish.optim.slots import parameter_of
-from burnish.passes import remove_unused
 from burnish.program.signature import Entry, Signature
+from burnish.rewriting import remove_unused
 from burnish.settings import matches_pattern, nearest
 
 PARAMETER = "param/"

@@ -36,10 +36,10 @@ from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE
 from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo
 from burnish.optim.wrapper import layers_of
-from burnish.passes.precision import FULL
-from burnish.passes.precision import get as precision_of
 from burnish.program import Program, Role
 from burnish.random.keys import mix_array
+from burnish.rewriting.precision import FULL
+from burnish.rewriting.precision import get as precision_of
 
 RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
 """Told apart from the words of seeds and streams: the fractions of the roots of 13 and 17."""

@@ -38,8 +38,8 @@ from burnish.formats.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
 from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS
-from burnish.passes import compute_in_float32, raise_scalar_ranks
-from burnish.passes.raise_scalar_ranks import has_low_scalars
+from burnish.rewriting import compute_in_float32, raise_scalar_ranks
+from burnish.rewriting.raise_scalar_ranks import has_low_scalars
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

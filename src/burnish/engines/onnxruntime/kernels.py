@@ -61,7 +61,7 @@ from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, ST
 from burnish.ops.pooling import MAX_POOL_GRAD
 from burnish.ops.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
 from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
-from burnish.passes.remove_unused import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
 COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)

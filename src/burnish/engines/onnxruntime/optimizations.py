@@ -20,7 +20,7 @@ import onnxruntime
 
 from burnish.engines.onnxruntime.exchanges import Exchanges
 from burnish.engines.onnxruntime.failures import description, is_out_of_memory
-from burnish.passes.complete_axes import names_axes
+from burnish.rewriting.complete_axes import names_axes
 
 Level = Literal["none", "basic", "extended", "all"]
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class Optimizations:
 def is_transposed_wrong(model: ir.Model) -> bool:
     """Whether a model has a node that the transpose optimizer of ONNX Runtime (1.32) moves transpositions across wrongly.
 
-    It takes no notice of the axes that a ``Pad`` or a ``Resize`` names (see ``passes.complete_axes``), nor of the blocks of
+    It takes no notice of the axes that a ``Pad`` or a ``Resize`` names (see ``rewriting.complete_axes``), nor of the blocks of
     quantization, whose scales it does not permute.
     """
     nodes = (*model.graph.all_nodes(), *(node for function in model.functions.values() for node in function.all_nodes()))

@@ -29,10 +29,10 @@ from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes
 from burnish.errors import EngineError
 from burnish.formats.mapped_tables import adopted
 from burnish.graph import garbage_kept
-from burnish.passes import compute_in_float32
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks
 from burnish.program.updates_in_place import is_updated_in_place
+from burnish.rewriting import compute_in_float32
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

@@ -19,7 +19,7 @@ from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
 from burnish.graph.protos import graphs_within, read_apart
 from burnish.lowering import TARGETS
-from burnish.passes import expand_recurrent_layers
+from burnish.rewriting import expand_recurrent_layers
 from burnish.stopping import in_python
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from burnish.engines.torch.runtime.inductor import check_compiler
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import CheckpointError, EngineError
-from burnish.passes import wait_by_selection
 from burnish.program.signature import GraphSignature, Signature
+from burnish.rewriting import wait_by_selection
 
 if TYPE_CHECKING:
     from burnish.program import Program

@@ -1,6 +1,6 @@
 """Adapters: small weights that train beside a model that stays as it is, and their files.
 
-How an export computes one weight of both is in ``burnish.passes.merge_adapters``.
+How an export computes one weight of both is in ``burnish.rewriting.merge_adapters``.
 """
 
 from burnish.surgery.adapters.lora import lora

@@ -35,7 +35,7 @@ from burnish.graph.initializers import set_initializer
 from burnish.graph.layer_names import is_called_after_another, other_names
 from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
-from burnish.passes import merge_adapters as merged
+from burnish.rewriting import merge_adapters as merged
 from burnish.settings import suggestion
 from burnish.surgery.adapters.integer_products import write_integer_products
 from burnish.surgery.adapters.layers import Layer, find_layers

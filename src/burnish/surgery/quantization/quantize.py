@@ -14,8 +14,8 @@ from burnish.graph import Builder, Names, describe_node, static_shape
 from burnish.graph.pruning_mark import masked_weights
 from burnish.graph.quantization_mark import QuantizationMark, Scales
 from burnish.importer import Source, load
-from burnish.passes import compute_in_float32, fold_batch_normalization
-from burnish.passes.compute_in_float32 import has_sixteen_bit_values
+from burnish.rewriting import compute_in_float32, fold_batch_normalization
+from burnish.rewriting.compute_in_float32 import has_sixteen_bit_values
 from burnish.settings import is_number
 from burnish.surgery.measuring import Batch
 from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges

@@ -10,7 +10,7 @@ from burnish.engines.torch.translate.rules import Call, translates
 from burnish.engines.torch.translate.translation import Translator
 from burnish.errors import EngineError
 from burnish.graph import describe_node
-from burnish.passes import expand_recurrent_layers
+from burnish.rewriting import expand_recurrent_layers
 
 
 @translates("GRU", "LSTM", "RNN", since=7)

@@ -1,0 +1,81 @@
+"""The Gaussian error linear unit in pieces (Hendrycks and Gimpel 2016), exact and in its tanh approximation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import onnx_ir as ir
+
+from burnish.graph import Builder
+from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product, Variable, find_match
+from burnish.graph.versions import raise_opset
+from burnish.rewriting.normalization_patterns import replace_pieces
+
+OPSET = 20
+"""The opset that brought Gelu."""
+
+DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+"""The standard's function keeps its constants in float32, which float64 would notice."""
+
+
+def recognize_gelu(model: ir.Model) -> ir.Model:
+    """Replace, in place, ``x / 2 * (1 + erf(x / sqrt(2)))``, and its approximation by tanh, by Gelu.
+
+    Factors may stand in any order, and constants may be off by the rounding of their dtype. The model's opset is raised to 20
+    where every other node keeps its meaning there; else nothing is replaced. Pieces that something else reads stay as they are.
+
+    Returns:
+        The same model, for the same outputs.
+    """
+    for node in reversed(list(model.graph)):
+        if node.graph is None or node.domain != "" or node.op_type not in ("Div", "Mul"):
+            continue
+        for pattern, approximate in ((_EXACT, None), (_APPROXIMATION, "tanh")):
+            match = find_match(pattern, node.outputs[0], partial(_keeps_shape, node.outputs[0]))
+            if match is None:
+                continue
+            if not raise_opset(model.graph, OPSET):
+                return model
+            builder = Builder(model.graph, before=node)
+            x = builder.tensor(match["x"])
+            replace_pieces(model.graph, node.outputs[0], builder.op("Gelu", x, approximate=approximate))
+            break
+    return model
+
+
+def _keeps_shape(output: ir.Value, match: Match) -> bool:
+    """Whether no constant of several axes gave the output more of them than x has."""
+    x: ir.Value = match["x"]
+    return x.dtype in DTYPES and x.shape is not None and output.shape is not None and len(x.shape) == len(output.shape)
+
+
+def _halved_product(x: Pattern, gate: Pattern) -> Pattern:
+    """``x * gate / 2``."""
+    return Either(
+        Product(x, gate, Number(0.5)),
+        Node("Div", Node("Mul", x, gate), Number(2.0)),
+        Node("Mul", Node("Div", x, Number(2.0)), gate),
+        Node("Mul", x, Node("Div", gate, Number(2.0))),
+    )
+
+
+def _exact() -> Pattern:
+    x = Variable("x")
+    argument = Either(Node("Div", x, Number(math.sqrt(2.0))), Node("Mul", x, Number(math.sqrt(0.5))))
+    return _halved_product(x, Node("Add", Node("Erf", argument), Number(1.0)))
+
+
+def _approximation() -> Pattern:
+    """``u = sqrt(2 / pi) * (x + 0.044715 * x^3)``, also with x taken out of the sum."""
+    x, cubic, outer = Variable("x"), Number(0.044715), Number(math.sqrt(2.0 / math.pi))
+    cube = Either(Node("Mul", cubic, Node("Pow", x, Number(3.0))), Product(cubic, x, x, x))
+    square = Either(Node("Mul", cubic, Node("Pow", x, Number(2.0))), Product(cubic, x, x))
+    argument = Either(
+        Node("Mul", outer, Node("Add", x, cube)),
+        Product(outer, x, Node("Add", Number(1.0), square)),
+    )
+    return _halved_product(x, Node("Add", Node("Tanh", argument), Number(1.0)))
+
+
+_EXACT, _APPROXIMATION = _exact(), _approximation()

@@ -1,0 +1,158 @@
+"""Softmax, LogSoftmax and Sigmoid in pieces, as tf2onnx, JAX and hand-made graphs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, attribute_value, constant_array, same_dimension
+from burnish.graph.matching import Either, Match, Node, Number, Pattern, Product, Variable, find_match
+from burnish.rewriting.normalization_patterns import replace_pieces
+
+SHAPED = ("Reshape", "Expand", "Unsqueeze")
+"""Operators that give a sum over one axis the shape of what it was taken of."""
+
+
+def recognize_probabilities(model: ir.Model) -> ir.Model:
+    """Replace, in place, probabilities that are written out by the operators that they are.
+
+    ``exp(x) / sum(exp(x))`` over one axis becomes Softmax, ``x - log(sum(exp(x)))`` LogSoftmax, also where the largest x has been
+    subtracted before, and the exponential of a LogSoftmax becomes Softmax. ``1 / (1 + exp(-x))`` and ``(1 + tanh(x / 2)) / 2``
+    become Sigmoid, and ``1 / (1 + exp(x))`` that of ``-x``. What is divided by may be reshaped and expanded in between, as long
+    as each element is divided by the sum of its own line. Pieces that something else reads stay.
+
+    Returns:
+        The same model, for the same outputs.
+    """
+    for node in reversed(list(model.graph)):
+        if node.graph is None or node.domain != "":
+            continue
+        for operator, pattern in _FORMS.get(node.op_type, ()):
+            output = node.outputs[0]
+            match = find_match(pattern, output, partial(_FITS[operator], output))
+            if match is None:
+                continue
+            builder = Builder(model.graph, before=node)
+            x = _operand(match)
+            if operator == "Sigmoid":
+                logit = -builder.tensor(x) if "negated" in match.found else builder.tensor(x)
+                probabilities = builder.op("Sigmoid", logit, like=logit)
+            else:
+                unshifted = builder.tensor(_before_shift(x, match["axis"]))
+                probabilities = builder.op(operator, unshifted, axis=match["axis"], like=unshifted)
+            replace_pieces(model.graph, output, probabilities)
+            break
+    return model
+
+
+def _is_normalized(output: ir.Value, match: Match) -> bool:
+    """Whether the elements of each line are set against the sum of that line, and the output has the shape of x."""
+    x: ir.Value = match["x"]
+    last = output.producer()
+    assert last is not None
+    if last.op_type == "Exp":
+        return True
+    operands = [value for value in last.inputs if value is not None]
+    exponentials = [value for value in operands if (node := value.producer()) is not None and node.op_type == "Exp"]
+    sums = [value for value in operands if value is not x and value not in exponentials]
+    return len(sums) == 1 and _spreads(sums[0], x, match["axis"]) and _has_rank_of(x, output)
+
+
+def _keeps_rank(output: ir.Value, match: Match) -> bool:
+    """Whether no constant gave the output more axes than x has."""
+    return _has_rank_of(_operand(match), output)
+
+
+def _operand(match: Match) -> ir.Value:
+    """What the probabilities are computed from, or, as ``negated``, its negative."""
+    value: ir.Value = match.found["negated" if "negated" in match.found else "x"]
+    return value
+
+
+def _has_rank_of(x: ir.Value, output: ir.Value) -> bool:
+    return x.shape is not None and output.shape is not None and len(x.shape) == len(output.shape)
+
+
+def _spreads(value: ir.Value, x: ir.Value, axis: int) -> bool:
+    """Whether one number for each line of x along ``axis`` lies along the other axes as the lines do.
+
+    What is reshaped or expanded may lose the name of one dimension: elements keep their order, and their number tells it.
+    """
+    if value.shape is None or x.shape is None or len(value.shape) != len(x.shape):
+        return False
+    unknown = 0
+    for index, (dimension, other) in enumerate(zip(value.shape.dims, x.shape.dims, strict=True)):
+        if same_dimension(dimension, other) or (index == axis and dimension == 1):
+            continue
+        if isinstance(dimension, int) and isinstance(other, int):
+            return False
+        unknown += 1
+    return unknown <= 1
+
+
+def _before_shift(x: ir.Value, axis: int) -> ir.Value:
+    """What x was before the largest element of each line was subtracted, which changes neither Softmax nor its gradient."""
+    for match in _SHIFTED.match(x):
+        source: ir.Value = match["source"]
+        if match["axis"] == axis and _spreads(match["largest"], source, axis) and _has_rank_of(source, x):
+            return source
+    return x
+
+
+def _one_axis(node: ir.Node) -> Mapping[str, Any] | None:
+    """The one axis that a node reduces over, counted from the front, as ``axis``."""
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return None
+    array = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    if array is None or array.size != 1:
+        return None
+    axis = int(array.reshape(-1)[0])
+    return {"axis": axis % len(value.shape)} if len(value.shape) else None
+
+
+def _own_axis(node: ir.Node) -> Mapping[str, Any]:
+    return {"axis": attribute_value(node, "axis", -1)}
+
+
+def _shaped(operand: Pattern, depth: int = 3) -> Pattern:
+    """An operand, also reshaped, expanded or given axes up to ``depth`` times."""
+    if depth == 0:
+        return operand
+    inner = _shaped(operand, depth - 1)
+    return Either(operand, *(Node(operator, inner, reads=lambda node: {}) for operator in SHAPED))
+
+
+def _forms() -> dict[str, list[tuple[str, Pattern]]]:
+    x = Variable("x")
+    exponential = Node("Exp", x)
+    total = Node("ReduceSum", exponential, reads=_one_axis)
+    softmax = Node("Div", exponential, _shaped(total))
+    inverse = Node("Mul", exponential, Either(Node("Reciprocal", _shaped(total)), _shaped(Node("Reciprocal", total))))
+    log_softmax = Node("Sub", x, Either(_shaped(Node("Log", total)), Node("Log", _shaped(total))))
+    negative = Either(Node("Neg", x), Node("Mul", x, Number(-1.0)))
+    grown = Node("Add", Node("Exp", Either(negative, Variable("negated"))), Number(1.0))
+    halved = Either(Node("Mul", x, Number(0.5)), Node("Div", x, Number(2.0)))
+    twice = Node("Add", Node("Tanh", halved), Number(1.0))
+    by_tanh = Node("Add", Node("Mul", Node("Tanh", halved), Number(0.5)), Number(0.5))
+    return {
+        "Div": [("Softmax", softmax), ("Sigmoid", Node("Div", Number(1.0), grown)), ("Sigmoid", Node("Div", twice, Number(2.0)))],
+        "Mul": [("Softmax", inverse), ("Sigmoid", Product(twice, Number(0.5)))],
+        "Sub": [("LogSoftmax", log_softmax)],
+        "Exp": [("Softmax", Node("Exp", Node("LogSoftmax", x, reads=_own_axis)))],
+        "Reciprocal": [("Sigmoid", Node("Reciprocal", grown))],
+        "Add": [("Sigmoid", by_tanh)],
+    }
+
+
+_FORMS = _forms()
+_FITS = {"Softmax": _is_normalized, "LogSoftmax": _is_normalized, "Sigmoid": _keeps_rank}
+_SHIFTED = Node(
+    "Sub",
+    Variable("source"),
+    _shaped(Node("ReduceMax", Variable("source"), reads=_one_axis)),
+    reads=lambda node: {"largest": node.inputs[1]},
+)

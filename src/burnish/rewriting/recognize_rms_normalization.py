@@ -1,0 +1,78 @@
+"""Root-mean-square normalization in pieces (Zhang and Sennrich 2019), as T5, Llama and their kin are exported."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import Builder
+from burnish.graph.matching import Either, Match, Node, Pattern, Product, Variable, find_match
+from burnish.graph.versions import raise_opset
+from burnish.rewriting.normalization_patterns import (
+    affine_operand,
+    fits_normalized_shape,
+    inverse_standard_deviation,
+    is_valid_epsilon,
+    keeps_precision,
+    mean,
+    replace_pieces,
+    rounded,
+    square,
+    standard_deviation,
+    widened,
+)
+
+OPSET = 23
+"""The opset that brought RMSNormalization."""
+
+SCALE = Variable("scale")
+
+
+def recognize_rms_normalization(model: ir.Model) -> ir.Model:
+    """Replace, in place, ``x / sqrt(mean(x * x) + epsilon) * scale`` over trailing axes by RMSNormalization.
+
+    The model's opset is raised to 23 where every other node keeps its meaning there; else nothing is replaced. Statistics are
+    float32; for 16 bits, x is widened and the normalized value rounded, as the standard's operator does. Pieces that
+    something else reads stay as they are. The scale keeps its name.
+
+    Returns:
+        The same model, for the same outputs.
+    """
+    for node in reversed(list(model.graph)):
+        if node.graph is None or node.domain != "" or node.op_type not in ("Cast", "Div", "Mul"):
+            continue
+        match = find_match(_LAYER, node.outputs[0], _is_layer)
+        if match is None:
+            continue
+        if not raise_opset(model.graph, OPSET):
+            break
+        builder = Builder(model.graph, before=node)
+        x = builder.tensor(match["x"])
+        scale = affine_operand(builder, match, match.get("scale"))
+        layer = builder.op("RMSNormalization", x, scale, like=x, axis=-match["axes"], epsilon=match["epsilon"])
+        replace_pieces(model.graph, node.outputs[0], layer)
+    return model
+
+
+def _is_layer(match: Match) -> bool:
+    return fits_normalized_shape(match.get("scale"), match) and is_valid_epsilon(match) and keeps_precision(match)
+
+
+def _layer(x: Pattern) -> Pattern:
+    power = mean(square(x))
+    deviation, inverse = standard_deviation(power), inverse_standard_deviation(power)
+    return Either(
+        Node("Mul", Node("Div", x, deviation), SCALE),
+        Node("Div", Node("Mul", x, SCALE), deviation),
+        Product(x, inverse, SCALE),
+        Node("Div", x, deviation),
+        Node("Mul", x, inverse),
+    )
+
+
+def _half_precision_layer(x: Pattern) -> Pattern:
+    power = mean(square(x))
+    normalized = rounded(Either(Node("Div", x, standard_deviation(power)), Node("Mul", x, inverse_standard_deviation(power))))
+    return Either(Node("Mul", normalized, SCALE), normalized)
+
+
+_LAYER = Either(_half_precision_layer(widened(Variable("x"))), _layer(Variable("x")))
