@@ -30,7 +30,7 @@ from torch.nn import functional
 
 import burnish
 from burnish.graph import Tensor
-from burnish.ops import Operation, registry
+from burnish.operators import Operation, registry
 
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05

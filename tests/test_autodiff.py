@@ -11,7 +11,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor
 from burnish.lowering import lower_semantic_operators
-from burnish.ops import gradient, registry
+from burnish.operators import gradient, registry
 from oracles.gradient_harness import Evaluator
 
 X = np.array([[0.5, -1.25, 2.0]])
@@ -157,7 +157,7 @@ def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy(monkeyp
     dy = float64_input(builder, "dy", [])
     message = (
         r"example\.Volume 'volume' \(output 'det'\) has no gradient rule, and 'x' is differentiated through it\. "
-        r"Differentiate only what comes after it, .*burnish\.ops\.gradient"
+        r"Differentiate only what comes after it, .*burnish\.operators\.gradient"
     )
     with pytest.raises(GradientError, match=message):
         differentiate(builder, {node.outputs[0]: dy}, [x.value])
@@ -188,7 +188,7 @@ def gradients_by(builder: Builder, *names: str) -> dict[ir.Value, Tensor | None]
 def test_a_rule_that_returns_too_few_gradients(result, monkeypatch) -> None:
     message = (
         r"^the gradient rule of Mod 'rest' \(output 'y'\) returned [01] of 2 gradients, and none for its input 1, 'w', which is "
-        r"differentiated: let the rule \(.*remainder, registered with burnish\.ops\.gradient\) return one for each input, "
+        r"differentiated: let the rule \(.*remainder, registered with burnish\.operators\.gradient\) return one for each input, "
         r"None where there is none$"
     )
     with pytest.raises(GradientError, match=message):
@@ -198,7 +198,7 @@ def test_a_rule_that_returns_too_few_gradients(result, monkeypatch) -> None:
 def test_a_rule_that_returns_too_many_gradients(monkeypatch) -> None:
     message = (
         r"^the gradient rule of Mod 'rest' \(output 'y'\) returned 3 gradients, and the node has 2 inputs: let the rule "
-        r"\(.*remainder, registered with burnish\.ops\.gradient\) return one for each input$"
+        r"\(.*remainder, registered with burnish\.operators\.gradient\) return one for each input$"
     )
     with pytest.raises(GradientError, match=message):
         gradients_by(rule_returning(lambda dy: (dy, dy, dy), monkeypatch), "w")

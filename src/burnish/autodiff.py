@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation over a graph. Knows no operator: every rule comes from ``burnish.ops``."""
+"""Reverse-mode differentiation over a graph. Knows no operator: every rule comes from ``burnish.operators``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor, describe_node, quantization_of, source_of, unbroadcast
 from burnish.graph.uses import operands_of
-from burnish.ops import Gradients, Operation, find_gradient
-from burnish.ops.dependence import reached_from
-from burnish.ops.functions import write_out_functions
-from burnish.ops.registry import GradientRule
+from burnish.operators import Gradients, Operation, find_gradient
+from burnish.operators.dependence import reached_from
+from burnish.operators.functions import write_out_functions
+from burnish.operators.registry import GradientRule
 
 
 def differentiate(
@@ -71,7 +71,7 @@ def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: 
     if not all(gradient is None or isinstance(gradient, Tensor) for gradient in produced):
         raise GradientError(
             f"the gradient rule of {describe_node(node)} returned {result!r}: let it ({name}, registered with "
-            "burnish.ops.gradient) return a tensor, or a tuple with a tensor or None for each input"
+            "burnish.operators.gradient) return a tensor, or a tuple with a tensor or None for each input"
         )
     missing = next((index for index in range(len(produced), len(wanted)) if wanted[index]), None)
     if missing is not None:
@@ -79,12 +79,12 @@ def _checked(node: ir.Node, rule: GradientRule, wanted: Sequence[bool], result: 
         raise GradientError(
             f"the gradient rule of {describe_node(node)} returned {len(produced)} of {len(wanted)} gradients, and none for its "
             f"input {missing}, '{'' if operand is None else operand.name}', which is differentiated: let the rule ({name}, "
-            "registered with burnish.ops.gradient) return one for each input, None where there is none"
+            "registered with burnish.operators.gradient) return one for each input, None where there is none"
         )
     if any(gradient is not None for gradient in produced[len(wanted) :]):
         raise GradientError(
             f"the gradient rule of {describe_node(node)} returned {len(produced)} gradients, and the node has {len(wanted)} "
-            f"inputs: let the rule ({name}, registered with burnish.ops.gradient) return one for each input"
+            f"inputs: let the rule ({name}, registered with burnish.operators.gradient) return one for each input"
         )
     return (*produced, *(None for _ in wanted))[: len(wanted)]
 
@@ -100,6 +100,6 @@ def _no_rule(node: ir.Node, value: ir.Value) -> str:
     others = "" if node.domain == "" else f"(domain='{node.domain}'), or export the model without this operator of a runtime"
     return (
         f"{describe_node(node)} has no gradient rule, and '{value.name}' is differentiated through it. "
-        "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.ops.gradient"
+        "Differentiate only what comes after it, or an output that avoids it, or register a rule with burnish.operators.gradient"
         f"{others}"
     )

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from burnish.graph import Tensor
-from burnish.ops import Operation, registry
+from burnish.operators import Operation, registry
 
 CURVED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, T, 2] x) => (float[N, T, 2] y, float[N, T, 2] z)
 <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] head = {1, 2, 3, 4}, float[2, 2] other = {1, 2, 3, 4}> {

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from burnish.errors import ObjectiveWarning
-from burnish.ops import registry
+from burnish.operators import registry
 from oracles import classical_files, decoder_files, exporter_styles, sixteen_bit_files
 
 

@@ -14,7 +14,7 @@ from burnish.comparison.differences import Differences
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.models import residual_network
-from burnish.ops import Operation, registry
+from burnish.operators import Operation, registry
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
 NETWORK = """g (float[N, 3] x) => (float[N, 2] y)

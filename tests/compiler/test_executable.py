@@ -15,8 +15,8 @@ from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import TARGETS, Target
 from burnish.models import residual_network
-from burnish.ops.activation import RELU_GRAD
-from burnish.ops.convolution import CONV_WEIGHT_GRAD
+from burnish.operators.activation import RELU_GRAD
+from burnish.operators.convolution import CONV_WEIGHT_GRAD
 from oracles.tiny_program import LR, tiny_batch, tiny_program
 
 STANDARD = TARGETS["onnxruntime"]

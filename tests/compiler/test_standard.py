@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 import burnish
 from burnish.backend import BurnishBackend
 from burnish.errors import ConfigurationError, EngineError, GradientError, InputError, ModelError, UnsupportedOperatorError
-from burnish.ops import registry
+from burnish.operators import registry
 
 TRAINING = "ai.onnx.preview.training"
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import burnish
 from burnish.errors import ConfigurationError, GradientError, UntrainedWeightsWarning
-from burnish.ops import registry
+from burnish.operators import registry
 
 EYE = np.eye(2, dtype=np.float32)
 FLOAT = onnx.TensorProto.FLOAT

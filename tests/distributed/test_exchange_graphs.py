@@ -8,7 +8,7 @@ import pytest
 
 from burnish.distributed.graphs.buckets import bucket_gradients
 from burnish.distributed.graphs.samples import place_samples
-from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, SAMPLE_SHARE, all_reduce
+from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, SAMPLE_SHARE, all_reduce
 from oracles.small_graphs import SmallGraph
 
 

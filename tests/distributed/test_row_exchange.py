@@ -9,7 +9,7 @@ import burnish
 from burnish import optim
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, replace_node
-from burnish.ops.collectives import ALL_REDUCE_ROWS
+from burnish.operators.collectives import ALL_REDUCE_ROWS
 from burnish.training.checkpoint import place_of, read_checkpoint
 from oracles.embedding_tables import ROWS, table_batches, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part

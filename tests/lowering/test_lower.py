@@ -11,7 +11,7 @@ import pytest
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Tensor
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
-from burnish.ops import lowering, registry
+from burnish.operators import lowering, registry
 from oracles.small_graphs import SmallGraph
 
 TARGET = TARGETS["onnxruntime"]

@@ -23,7 +23,7 @@ from burnish.lowering import (
     target_of,
     target_to_dict,
 )
-from burnish.ops.convolution import CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_WEIGHT_GRAD
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import perceptron
 

@@ -9,7 +9,7 @@ import burnish
 from burnish.engines.communicator import COLLECTIVES
 from burnish.graph import source_of
 from burnish.models import residual_network
-from burnish.ops import semantic_operators
+from burnish.operators import semantic_operators
 from burnish.program import Program
 from oracles.kernel_graphs import kernel_graphs
 

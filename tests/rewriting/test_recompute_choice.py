@@ -9,8 +9,8 @@ import pytest
 
 import burnish
 from burnish.models import residual_network
-from burnish.ops import semantic_operators
-from burnish.ops.collectives import MARKS
+from burnish.operators import semantic_operators
+from burnish.operators.collectives import MARKS
 from burnish.rewriting import recompute, recompute_choice
 from burnish.rewriting.forward import Forward
 from burnish.rewriting.recompute_choice import _Cut, _fewest_checkpoint_bytes

@@ -1,7 +1,7 @@
 """Convolutions and transposed convolutions in the configurations that the standard's reference evaluates.
 
 ONNX Runtime's kernels are float32 only, so float64 runs on ``onnx.reference``. Its ConvTranspose refuses groups of more than one
-channel and ``output_shape``; what needs those is in ``tests/ops/test_convolution.py``.
+channel and ``output_shape``; what needs those is in ``tests/operators/test_convolution.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The record that describes an operator to the generic gradient tests, and generators for its inputs.
 
-A table module in this folder assigns ``SPECS = [OperatorSpec(...), ...]``; ``tests/ops/test_operator_gradients.py`` finds
+A table module in this folder assigns ``SPECS = [OperatorSpec(...), ...]``; ``tests/operators/test_operator_gradients.py`` finds
 every such module by itself and runs all generic tests over it.
 """
 

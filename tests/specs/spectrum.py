@@ -25,7 +25,7 @@ def dft_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample(inputs, {"inverse": inverse}, name=name, opset=20)
     for parts, inverse, kind in ((1, 0, "half"), (2, 1, "from_half")):
         for extent in (4, 5):
-            # ONNX Runtime reads beyond the part of a half that a shorter length leaves: tests/ops/test_spectrum.py.
+            # ONNX Runtime reads beyond the part of a half that a shorter length leaves: tests/operators/test_spectrum.py.
             for length in (None, 9, 6 if inverse else 3):
                 if inverse and length is not None and length // 2 + 1 < extent:
                     continue

@@ -18,7 +18,7 @@ from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 from burnish.graph.sample_axis_mark import marked_sample_axis
 from burnish.graph.uses import read_by
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.semantic import semantic_operator
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}

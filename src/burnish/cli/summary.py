@@ -35,7 +35,7 @@ from burnish.importer import (
     untrained_scalars,
 )
 from burnish.importer.branches import weights_of_branches
-from burnish.ops.functions import passes_gradient
+from burnish.operators.functions import passes_gradient
 from burnish.program import Program, Role
 from burnish.rewriting import hold_group_normalization_constants, recognize_probabilities
 from burnish.surgery.folded import perhaps_folded

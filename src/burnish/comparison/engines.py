@@ -17,8 +17,8 @@ from burnish.compiler.executable import executable_of, lower
 from burnish.data.random_batches import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
-from burnish.ops import semantic_operators
-from burnish.ops.collectives import MARKS
+from burnish.operators import semantic_operators
+from burnish.operators.collectives import MARKS
 from burnish.program import Program, Role
 from burnish.rewriting.compute_in_float64 import compute_in_float64
 from burnish.training.inputs import check_batch, check_hyperparameters

@@ -17,10 +17,10 @@ from burnish.engines import Arrays, registry
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.graph import FLOATING, Builder, Tensor, describe_node, place, source_of
 from burnish.lowering import TARGETS
-from burnish.ops.collectives import MARKS
-from burnish.ops.quantization import STRAIGHT_THROUGH
-from burnish.ops.registry import semantic_operators
-from burnish.ops.semantic import differentiable_outputs
+from burnish.operators.collectives import MARKS
+from burnish.operators.quantization import STRAIGHT_THROUGH
+from burnish.operators.registry import semantic_operators
+from burnish.operators.semantic import differentiable_outputs
 from burnish.program import Program, Role
 from burnish.rewriting import remove_unused, simulate_quantization
 from burnish.rewriting.compute_in_float64 import compute_in_float64

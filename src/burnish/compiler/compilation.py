@@ -38,8 +38,8 @@ from burnish.norms import (
     RunningVariance,
     extent_rules,
 )
-from burnish.ops.collectives import PARTS_OF, all_reduce, all_reduce_rows
-from burnish.ops.row_gradients import coalesced
+from burnish.operators.collectives import PARTS_OF, all_reduce, all_reduce_rows
+from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT
 from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.held_rows import hold_rows as holding

@@ -21,7 +21,7 @@ from burnish.graph import garbage_kept
 from burnish.graph.names import separate_names
 from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
-from burnish.ops.semantic import SemanticOperator
+from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from burnish.compiler.draft import lower_to_target
 from burnish.compiler.update import joined_signature, update_graphs
 from burnish.lowering import Target
-from burnish.ops import semantic_operators
+from burnish.operators import semantic_operators
 from burnish.optim import Optimizer
 from burnish.program.signature import FEATURES, GraphSignature, Role
 from burnish.program.updates_in_place import outputs_in_place

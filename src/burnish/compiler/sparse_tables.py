@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.graph.layer_names import Aliases, select_named
-from burnish.ops.row_gradients import is_read_by_row, parts_of
+from burnish.operators.row_gradients import is_read_by_row, parts_of
 from burnish.optim import Optimizer
 from burnish.optim.parameters import check_matches
 from burnish.optim.row_updates import row_form_of

@@ -21,8 +21,8 @@ from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import Tensor
 from burnish.graph.uses import producer_of
 from burnish.lowering import TARGETS, Target
-from burnish.ops.collectives import PARTS_OF
-from burnish.ops.row_gradients import coalesced
+from burnish.operators.collectives import PARTS_OF
+from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
 from burnish.optim.base import Scheduled
 from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.losses import Term
-from burnish.ops.collectives import SAMPLE_SHARE, all_reduce
+from burnish.operators.collectives import SAMPLE_SHARE, all_reduce
 
 EXTENTS = frozenset({"Shape", "Size"})
 """What depends on the shape of its operand alone."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from burnish.ops.collectives import EXCHANGES
+from burnish.operators.collectives import EXCHANGES
 
 COLLECTIVES = frozenset(operator.name for operator in EXCHANGES)
 """The semantic operators that a graph of several workers holds; an engine without a communicator lowers them."""

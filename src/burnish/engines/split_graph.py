@@ -19,7 +19,7 @@ from burnish.engines.communicator import GRADIENTS, Communicator, array_of, buff
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, attribute_value, describe_node
 from burnish.graph.uses import read_by
-from burnish.ops.collectives import (
+from burnish.operators.collectives import (
     ALL_GATHER,
     ALL_GATHER_ROWS,
     ALL_REDUCE,

@@ -1,7 +1,7 @@
 """Thin helpers over ``onnx_ir``: the builder that emits typed nodes, tensors with arithmetic, shape arithmetic.
 
 Knows the ONNX representation and nothing above it: no gradient rule, no training, no engine. Operators live in
-``burnish.ops``, whole-graph rewrites in ``burnish.rewriting``.
+``burnish.operators``, whole-graph rewrites in ``burnish.rewriting``.
 """
 
 from burnish.graph.attributes import attribute_value, bodies, hold_single_precision, typed_attribute

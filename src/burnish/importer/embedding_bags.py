@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_node
 from burnish.graph.uses import is_used, only_user, origin_of, producer_of
-from burnish.ops.positions import scatter_add
+from burnish.operators.positions import scatter_add
 
 _INDEX = ir.DataType.INT64
 _PASSED = frozenset({"Identity", "Cast", "CastLike"})

@@ -33,8 +33,8 @@ from burnish.losses.classes import (
     classified_shape,
     positions,
 )
-from burnish.ops.cross_entropy import SOFTMAX_CROSS_ENTROPY
-from burnish.ops.labels import CLASS_AXIS, class_count
+from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY
+from burnish.operators.labels import CLASS_AXIS, class_count
 from burnish.settings import is_number
 
 LAST_AXIS = -1

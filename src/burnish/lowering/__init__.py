@@ -1,7 +1,7 @@
 """Lowering: semantic operators to standard ONNX, for a named target that says what a runtime can do.
 
-The lowering of each operator stands beside its gradient rule in ``burnish.ops``; here are the walk, the targets and the files
-that describe them. What makes a program's graphs for a target is ``burnish.compiler.executable``.
+The lowering of each operator stands beside its gradient rule in ``burnish.operators``; here are the walk, the targets and the
+files that describe them. What makes a program's graphs for a target is ``burnish.compiler.executable``.
 """
 
 from burnish.lowering.lower import lower_semantic_operators, write_out_newer

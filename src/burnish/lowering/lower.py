@@ -12,7 +12,7 @@ from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.names import separate_names
 from burnish.graph.versions import oldest_opset
 from burnish.lowering.targets import OLDEST_OPSET, STANDARD_DOMAINS, Target
-from burnish.ops import Operation, find_lowering
+from burnish.operators import Operation, find_lowering
 
 SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
 
@@ -56,7 +56,7 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
     rule = find_lowering(node)
     if rule is None:
         raise UnsupportedOperatorError(
-            f"{describe_node(node)} has no lowering to standard ONNX operators: register one with burnish.ops.lowering, "
+            f"{describe_node(node)} has no lowering to standard ONNX operators: register one with burnish.operators.lowering, "
             "or run the program on an engine that has this operator"
         )
     replace_node(node, rule(Operation(node, Builder(graph, before=node))))

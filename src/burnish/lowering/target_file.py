@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.lowering.targets import STANDARD_DOMAINS, STANDARD_OPERATORS, TARGETS, Support, Target
-from burnish.ops.semantic import declared_operators
+from burnish.operators.semantic import declared_operators
 from burnish.settings import is_whole, suggestion
 from burnish.untrusted import read_toml_file
 
@@ -208,7 +208,7 @@ class _Reader:
             if name not in known:
                 raise self._error(
                     f"there is no semantic operator '{name}' for {key}{suggestion(name, known)}",
-                    "burnish.ops.semantic.declared_operators() has them",
+                    "burnish.operators.semantic.declared_operators() has them",
                 )
         return frozenset(names)
 

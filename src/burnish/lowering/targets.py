@@ -14,7 +14,7 @@ from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, quantization_of
 from burnish.graph.inference import operator_version
 from burnish.graph.versions import oldest_opset
-from burnish.ops.semantic import SemanticOperator
+from burnish.operators.semantic import SemanticOperator
 
 OLDEST_OPSET = 18
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -198,7 +198,7 @@ def check_allowed(model: ir.Model, target: Target) -> None:
                 raise UnsupportedOperatorError(quantized)
             raise UnsupportedOperatorError(
                 f"{describe_node(node)} is not among the operators that {target.name} runs: "
-                "lower it (burnish.ops.lowering) or choose another target"
+                "lower it (burnish.operators.lowering) or choose another target"
             )
         if node.domain in STANDARD_DOMAINS:
             _check_support(node, opset, target)

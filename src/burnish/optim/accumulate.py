@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.ops.collectives import ALL_REDUCE_WHERE
+from burnish.operators.collectives import ALL_REDUCE_WHERE
 from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
 from burnish.optim.slots import Slot
 from burnish.optim.wrapper import Wrapper, check_once, layers_of

@@ -1,6 +1,6 @@
 """Passes: rewrites of whole graphs, in place, one per file, and what asks for them: what to compute again, in which dtype.
 
-What a single operator becomes is in ``burnish.ops``; what is only read off a graph, in ``burnish.analysis``;
+What a single operator becomes is in ``burnish.operators``; what is only read off a graph, in ``burnish.analysis``;
 what leads from a model to a program, in ``burnish.compiler``.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
-from burnish.ops import Operation
+from burnish.operators import Operation
 from burnish.random import initial_key, keep_mask
 
 

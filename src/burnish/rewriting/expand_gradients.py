@@ -13,8 +13,8 @@ from burnish.graph.edits import copy_of
 from burnish.graph.uses import read_by
 from burnish.importer.gradients import is_gradient
 from burnish.lowering import lower_semantic_operators
-from burnish.ops import has_gradient
-from burnish.ops.semantic import semantic_operator
+from burnish.operators import has_gradient
+from burnish.operators.semantic import semantic_operator
 
 
 def expand_gradients(model: ir.Model) -> ir.Model:

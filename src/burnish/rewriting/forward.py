@@ -11,8 +11,8 @@ from burnish.analysis.memory_plan import Task, peak_of
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
 from burnish.graph.operators import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by, read_by
-from burnish.ops import semantic_operators
-from burnish.ops.collectives import ALL_REDUCE
+from burnish.operators import semantic_operators
+from burnish.operators.collectives import ALL_REDUCE
 
 NEGLIGIBLE_SHARE = 16
 """What is this much smaller than the operand it was computed from, a reduction, is kept: that costs little and saves a pass."""

@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, replace_node, replace_value
 from burnish.graph.names import separate_names
-from burnish.ops import Operation
-from burnish.ops.normalization.batch import inverse_std_of
-from burnish.ops.normalization.statistics import channel_affine, channel_mean, per_channel
-from burnish.ops.positions import extents
-from burnish.ops.windows import Windows
+from burnish.operators import Operation
+from burnish.operators.normalization.batch import inverse_std_of
+from burnish.operators.normalization.statistics import channel_affine, channel_mean, per_channel
+from burnish.operators.positions import extents
+from burnish.operators.windows import Windows
 
 
 def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> ir.Model:

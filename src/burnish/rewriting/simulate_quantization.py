@@ -2,7 +2,7 @@
 
 Only those carry gradients. A chain of nodes from QuantizeLinear to DequantizeLinear is computed in the dtype of what was
 quantized; what stands between, such as Reshape, MaxPool, Clip or MatMulInteger, computes the same of whole numbers as of
-integers. What a rounding does to a gradient is said in ``burnish.ops.quantization``.
+integers. What a rounding does to a gradient is said in ``burnish.operators.quantization``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, repl
 from burnish.graph.edits import copy_of
 from burnish.graph.uses import read_by
 from burnish.importer.operands import QUANTIZES, may_hold_integers
-from burnish.ops import Operation
-from burnish.ops.quantization import SATURATE, STRAIGHT_THROUGH, Grid, check_digits, dequantized, quantized, range_of, saturates
+from burnish.operators import Operation
+from burnish.operators.quantization import (
+    SATURATE,
+    STRAIGHT_THROUGH,
+    Grid,
+    check_digits,
+    dequantized,
+    quantized,
+    range_of,
+    saturates,
+)
 
 COUNTS_OR_COMPARES = frozenset("ArgMax ArgMin Equal Greater GreaterOrEqual Less LessOrEqual NonZero Shape Size".split())
 """Operators whose result has the derivative zero, whatever integers stand for."""

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, describe_node, static_shape
 from burnish.graph.quantization_mark import QuantizationMark, learns_scale, observed_range
-from burnish.ops.collectives import all_reduce
-from burnish.ops.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
+from burnish.operators.collectives import all_reduce
+from burnish.operators.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
 
 
 def train_quantization(

@@ -3,7 +3,7 @@ normalized; tables resized; adapters put beside layers; weights pruned; weights
 and activations quantized.
 
 Each takes a model and returns another; a session's statistics are recalibrated in place. How layers are trained is in
-``burnish.norms``, and their mathematics in ``burnish.ops.normalization``.
+``burnish.norms``, and their mathematics in ``burnish.operators.normalization``.
 """
 
 from burnish.surgery.adapters import load_peft, lora, merge_adapters, save_peft

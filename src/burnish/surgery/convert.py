@@ -18,7 +18,7 @@ from burnish.graph.names import separate_names
 from burnish.graph.uses import is_used
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
-from burnish.ops.normalization.statistics import per_channel
+from burnish.operators.normalization.statistics import per_channel
 from burnish.registry import Registry
 from burnish.settings import is_whole
 from burnish.surgery.selection import Patterns, select_layers

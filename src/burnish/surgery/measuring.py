@@ -19,7 +19,7 @@ from burnish.engines import Engine
 from burnish.errors import EngineError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.modes import bind_inference
-from burnish.ops.normalization.statistics import channel_mean, per_channel
+from burnish.operators.normalization.statistics import channel_mean, per_channel
 
 Batch = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norms.policies import RunningVariance, layer_name
-from burnish.ops.normalization.statistics import channel_affine
+from burnish.operators.normalization.statistics import channel_affine
 from burnish.rewriting import compute_in_float32
 from burnish.surgery.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
 from burnish.surgery.selection import warn_of_bodies

@@ -13,7 +13,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.graph import Builder
 from burnish.lowering import lower_semantic_operators
-from burnish.ops.indexing import GATHER_GRAD
+from burnish.operators.indexing import GATHER_GRAD
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, GradientError, UnsupportedOperatorError
-from burnish.ops import gradient, registry
+from burnish.operators import gradient, registry
 
 W = {size: np.linspace(-0.5, 0.5, size * size, dtype=np.float32).reshape(size, size) for size in (3, 4)}
 

@@ -21,9 +21,9 @@ from burnish.engines.torch.families.precision.translation import CAST_APART
 from burnish.engines.torch.translate.rules import find_rule
 from burnish.engines.torch.translate.splitting import COTANGENTS
 from burnish.graph import BURNISH_DOMAIN, Builder
-from burnish.ops.activation import RELU_GRAD
-from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
-from burnish.ops.semantic import declared_operators
+from burnish.operators.activation import RELU_GRAD
+from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
+from burnish.operators.semantic import declared_operators
 
 FOLDER = Path(burnish.engines.torch.__file__).parent
 

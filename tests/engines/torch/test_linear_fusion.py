@@ -13,7 +13,7 @@ from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear
 from burnish.engines.torch.families.linear.products import linear, linear_gradients, linear_weight_gradient
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.ops.matmul import LINEAR_GRAD
+from burnish.operators.matmul import LINEAR_GRAD
 from oracles.semantic_gradients import semantic_gradients
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'

@@ -15,7 +15,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from burnish.ops.normalization.local_response import LRN_GRAD
+from burnish.operators.normalization.local_response import LRN_GRAD
 from oracles.central_differences import TOLERANCE, central_differences
 from oracles.kernel_graphs import kernel_graphs
 from oracles.semantic_gradients import semantic_gradients

@@ -15,8 +15,8 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.ops.registry import differentiable_operators, semantic_operators
-from burnish.ops.row_gradients import COALESCE_ROWS
+from burnish.operators.registry import differentiable_operators, semantic_operators
+from burnish.operators.row_gradients import COALESCE_ROWS
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
 from oracles.operator_cases import CASES, Case, cotangents_of, every_case, in_turn
 

@@ -8,7 +8,7 @@ import pytest
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.ops.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
+from burnish.operators.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
 from oracles.semantic_gradients import semantic_gradients
 
 TEXT = """

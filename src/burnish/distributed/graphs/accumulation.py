@@ -16,7 +16,7 @@ from burnish.distributed.graphs.merge_exchanges import next_order
 from burnish.distributed.graphs.replication import check_replicated
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.graph.uses import ancestors_of
-from burnish.ops.collectives import (
+from burnish.operators.collectives import (
     ALL_REDUCE,
     ALL_REDUCE_FINISH,
     ALL_REDUCE_START,

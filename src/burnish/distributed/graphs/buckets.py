@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node, static_shape
-from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS
+from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> None:

@@ -1,7 +1,7 @@
 """From the executable of one worker to that of several: the same for all of them, with the exchanges in it.
 
-A training graph is compiled with marks where a value of the whole batch is needed (``burnish.ops.collectives``). Here the marks
-become exchanges for a number of workers, and batch normalization takes its statistics over them.
+A training graph is compiled with marks where a value of the whole batch is needed (``burnish.operators.collectives``). Here the
+marks become exchanges for a number of workers, and batch normalization takes its statistics over them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from burnish.distributed.graphs.table_shards import TableShards, look_up_rows, s
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.norms import NormPolicy
-from burnish.ops.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
-from burnish.ops.row_gradients import COALESCE_ROWS
+from burnish.operators.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
+from burnish.operators.row_gradients import COALESCE_ROWS
 from burnish.program import Role
 from burnish.program.signature import Signature
 from burnish.rewriting import remove_unused

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.graph.uses import read_by
-from burnish.ops.collectives import (
+from burnish.operators.collectives import (
     ALL_GATHER,
     ALL_GATHER_ROWS,
     ALL_REDUCE,
@@ -23,7 +23,7 @@ from burnish.ops.collectives import (
     OWN_GRADIENTS,
     SCATTER_ROWS,
 )
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.semantic import semantic_operator
 
 LATE = frozenset({"figure", "average"})
 ALONE = frozenset({ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS})

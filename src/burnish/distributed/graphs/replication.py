@@ -9,8 +9,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import attribute_value
 from burnish.graph.uses import read_by
-from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_FINISH, GATHER_OWNED, WORKER_RANK
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_FINISH, GATHER_OWNED, WORKER_RANK
+from burnish.operators.semantic import semantic_operator
 from burnish.program import Role
 from burnish.program.signature import Entry
 

@@ -14,8 +14,16 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.ops.collectives import ALL_GATHER, ALL_GATHER_ROWS, ALL_REDUCE, SAMPLE_SHARE, SCATTER_ROWS, WORKER_RANK, all_gather
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.collectives import (
+    ALL_GATHER,
+    ALL_GATHER_ROWS,
+    ALL_REDUCE,
+    SAMPLE_SHARE,
+    SCATTER_ROWS,
+    WORKER_RANK,
+    all_gather,
+)
+from burnish.operators.semantic import semantic_operator
 from burnish.program.layout import samples_first
 from burnish.program.signature import Entry, Role
 from burnish.random import Places

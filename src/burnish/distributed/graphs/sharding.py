@@ -29,7 +29,7 @@ from burnish.graph import (
     zeros_like,
 )
 from burnish.graph.uses import ancestors_of, producer_of, read_by
-from burnish.ops.collectives import (
+from burnish.operators.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
     REDUCE_SCATTER_FINISH,

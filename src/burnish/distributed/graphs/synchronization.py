@@ -16,11 +16,11 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, remove_node, replace_node
 from burnish.norms import NormPolicy, Renorm, Sync, Train, get
 from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
-from burnish.ops import Operation
-from burnish.ops.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
-from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
-from burnish.ops.normalization.renorm import BATCH_RENORM_TRAINING, correction
-from burnish.ops.normalization.synchronized import (
+from burnish.operators import Operation
+from burnish.operators.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
+from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.operators.normalization.renorm import BATCH_RENORM_TRAINING, correction
+from burnish.operators.normalization.synchronized import (
     BATCH_NORM_APPLY,
     BATCH_NORM_GRAD_APPLY,
     BATCH_NORM_GRAD_MERGE,
@@ -30,7 +30,7 @@ from burnish.ops.normalization.synchronized import (
     Statistics,
     halves,
 )
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
 STATISTICS = ("mean", "rank0")

@@ -32,8 +32,8 @@ from burnish.graph import (
     static_shape,
 )
 from burnish.graph.uses import is_used, read_by
-from burnish.ops.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS, all_reduce
-from burnish.ops.indexing import from_the_front
+from burnish.operators.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS, all_reduce
+from burnish.operators.indexing import from_the_front
 from burnish.optim.slots import parameter_of
 from burnish.program.signature import Entry, Signature
 from burnish.rewriting import remove_unused

@@ -1,7 +1,7 @@
 """Operators that engines alone know: what graph passes put in place of others, for kernels to compute.
 
-Each is one object, as semantic operators are in ``burnish.ops``: declared beside the PyTorch engine's translation, or in a folder
-here where several engines have kernels of it. Nothing else in Python spells its name::
+Each is one object, as semantic operators are in ``burnish.operators``: declared next to the PyTorch engine's translation, or in a
+folder here where several engines have kernels of it. Nothing else in Python spells its name::
 
     DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
 
@@ -20,7 +20,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.semantic import semantic_operator
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ from burnish.engines.kernels.normalization.operators import (
 from burnish.engines.onnxruntime.taken_convolutions import Gradients, gradients_of, pool_window, takes_most, window_of
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_value
 from burnish.graph.edits import copy_of
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
-from burnish.ops.pooling import MAX_POOL_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.pooling import MAX_POOL_GRAD
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Permutations of axes; ``TO_FIRST`` is also where an axis of [N, C, H, W] stands in [N, H, W, C]."""

@@ -94,7 +94,7 @@ class OnnxRuntimeEngine(RunsModels):
         config: further ONNX Runtime session configuration entries, by key.
         custom_op_library: a shared library of operators of other domains, as ONNX Runtime loads them. Such operators stand in a
             program that is compiled with ``target=engine.target``; a gradient flows through them where a rule is registered
-            (``burnish.ops.gradient``).
+            (``burnish.operators.gradient``).
         providers: ONNX Runtime's execution providers, the preferred first; each by its name, or with its options. What none of
             them takes runs on the CPU. The state stays in the CPU's memory: a provider with memory of its own copies it in
             every step.

@@ -28,7 +28,7 @@ from burnish.engines.split_graph import MADE, Operands, Terms, check_exchanges, 
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_uses
 from burnish.graph.uses import read_by
-from burnish.ops.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS, WORKER_RANK
+from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS, WORKER_RANK
 
 EXCHANGE = EngineOperator("Exchange", ("x...",), ("y...",))
 Result = TypeVar("Result")

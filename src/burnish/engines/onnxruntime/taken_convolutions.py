@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, same_padding, split_padding, static_shape
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 LEAST_CHANNELS = 16
 """Of a depthwise convolution: as many as fill the widest vector."""

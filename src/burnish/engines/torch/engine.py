@@ -50,7 +50,7 @@ from burnish.errors import EngineError
 from burnish.formats.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
-from burnish.ops.normalization.batch import BATCH_NORM_TRAINING
+from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
 from burnish.stopping import in_python
 
 if TYPE_CHECKING:

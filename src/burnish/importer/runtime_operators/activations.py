@@ -6,7 +6,7 @@ import math
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import is_read, rewrites
-from burnish.ops import Operation
+from burnish.operators import Operation
 
 
 def exact_gelu(x: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.masks import attention_bias
 from burnish.importer.runtime_operators.registry import Results, is_read, rewrites, split
-from burnish.ops import Operation
-from burnish.ops.attention_pieces import Stage, merge_heads, scaled_dot_product, split_heads
-from burnish.ops.positions import extent, known_rank
+from burnish.operators import Operation
+from burnish.operators.attention_pieces import Stage, merge_heads, scaled_dot_product, split_heads
+from burnish.operators.positions import extent, known_rank
 
 _PACKED = 5
 """The rank of what holds queries, keys and values, or the last two: ``[batch, sequence, heads, 3 or 2, size]``."""

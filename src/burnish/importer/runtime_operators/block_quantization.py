@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, held, rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 _BYTE = ir.DataType.UINT8
 _PACKED_BITS = (2, 4, 8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.layouts import channels_first, channels_last
 from burnish.importer.runtime_operators.registry import Results, rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 
 @rewrites("ExpandDims")

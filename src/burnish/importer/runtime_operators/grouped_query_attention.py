@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, held, is_read, rewrites, split
-from burnish.ops import Operation
-from burnish.ops.attention_pieces import (
+from burnish.operators import Operation
+from burnish.operators.attention_pieces import (
     Stage,
     as_bias,
     merge_heads,
@@ -22,7 +22,7 @@ from burnish.ops.attention_pieces import (
     total,
     visible,
 )
-from burnish.ops.positions import extent, joined, known_rank
+from burnish.operators.positions import extent, joined, known_rank
 
 _INDEX = ir.DataType.INT64
 _QUANTIZED_INPUTS = 12

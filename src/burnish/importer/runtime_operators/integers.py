@@ -14,8 +14,8 @@ from burnish.graph import Tensor
 from burnish.importer.runtime_operators.attention import attended
 from burnish.importer.runtime_operators.layouts import channels_first, channels_last
 from burnish.importer.runtime_operators.registry import Results, held, rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 _POOLING = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides")
 _CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

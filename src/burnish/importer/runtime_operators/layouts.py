@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Tensor, describe_node
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 _DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 _MOST_ROWS = 32
 """Rows of a matrix up to which its inverse is written out, one step for each."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from burnish.graph import Tensor, same_dimension
-from burnish.ops import Operation
-from burnish.ops.attention_pieces import as_bias, places, total, visible
-from burnish.ops.positions import extent, known_rank
+from burnish.operators import Operation
+from burnish.operators.attention_pieces import as_bias, places, total, visible
+from burnish.operators.positions import extent, known_rank
 
 _INDEX = ir.DataType.INT64
 _LOWEST_FILTER = -10000.0

@@ -9,8 +9,8 @@ from burnish.graph import Tensor
 from burnish.importer.runtime_operators.activations import fast_gelu_of
 from burnish.importer.runtime_operators.layouts import channels_first, channels_last
 from burnish.importer.runtime_operators.registry import rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 _PARAMETERS = {
     "Clip": ("min", "max"),

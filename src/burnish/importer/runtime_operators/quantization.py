@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, rewrites
-from burnish.ops import Operation
+from burnish.operators import Operation
 
 _EIGHT_BITS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 _OTHER_INTEGERS_SINCE = 21

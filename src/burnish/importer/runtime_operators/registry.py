@@ -13,7 +13,7 @@ from burnish.graph import Builder, Tensor, bodies
 from burnish.graph.uses import is_used, origin_of, producer_of
 from burnish.importer.operands import HELD
 from burnish.importer.shape_constants import COMPUTED
-from burnish.ops import Operation
+from burnish.operators import Operation
 
 RUNTIME_DOMAIN = "com.microsoft"
 """The domain in which ONNX Runtime and its tools write operators that the standard lacks."""

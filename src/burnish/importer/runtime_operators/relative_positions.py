@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, rewrites
-from burnish.ops import Operation
-from burnish.ops.attention_pieces import split_heads
+from burnish.operators import Operation
+from burnish.operators.attention_pieces import split_heads
 
 _INDEX, _FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 

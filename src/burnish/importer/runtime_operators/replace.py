@@ -10,7 +10,7 @@ from burnish.graph.edits import copy_of
 from burnish.importer.operands import DEPARTURES
 from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import Results, find_rewrite
-from burnish.ops import Operation
+from burnish.operators import Operation
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 UNROUNDED = {"DynamicQuantizeLSTM": "inference does not round what it reads and what it remembers, as the file does in each step"}

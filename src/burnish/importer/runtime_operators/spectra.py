@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, rewrites
-from burnish.ops import Operation
-from burnish.ops.positions import known_rank
-from burnish.ops.spectrum import OPSET_OF_AXIS_INPUT
+from burnish.operators import Operation
+from burnish.operators.positions import known_rank
+from burnish.operators.spectrum import OPSET_OF_AXIS_INPUT
 
 
 def _transform(x: Tensor, axis: int, **attributes: Any) -> Tensor:

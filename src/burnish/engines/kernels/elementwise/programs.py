@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array
-from burnish.ops.activation import RELU_GRAD
+from burnish.operators.activation import RELU_GRAD
 
 DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.BOOL})
 """What the kernel reads and writes; it computes in float32."""

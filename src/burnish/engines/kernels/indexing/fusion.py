@@ -7,7 +7,7 @@ import onnx_ir as ir
 from burnish.engines.kernels.indexing.operators import FUSED_GATHER_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.graph.constants import constant_array
-from burnish.ops.indexing import GATHER_GRAD
+from burnish.operators.indexing import GATHER_GRAD
 
 
 def use_gather_kernels(graph: ir.Graph, threads: int) -> None:

@@ -16,7 +16,7 @@ from burnish.engines.kernels.normalization.surroundings import (
     replace_layer,
 )
 from burnish.graph import Builder, attribute_value, remove_node, replace_uses
-from burnish.ops.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
+from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 
 
 def fuse_batch_normalization(graph: ir.Graph) -> None:

@@ -27,7 +27,7 @@ FUSED_BATCH_NORM_GRAD_MERGE = EngineOperator(
 FUSED_BATCH_NORM_GRAD_APPLY = EngineOperator(
     "FusedBatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset", "y", "bias"), ("dx",)
 )
-"""The parts of a layer by statistics of several workers (``burnish.ops.normalization.synchronized``)."""
+"""The parts of a layer by statistics of several workers (``burnish.operators.normalization.synchronized``)."""
 
 FUSED_STANDARDIZE = EngineOperator("FusedStandardize", ("x", "scale", "bias"), ("y", "mean", "shift", "inverse"))
 FUSED_STANDARDIZE_GRAD = EngineOperator(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from burnish.engines.kernels.normalization.operators import FUSED_STANDARDIZE, FUSED_STANDARDIZE_GRAD
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses
 from burnish.graph.uses import remove_unread
-from burnish.ops.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
+from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor, constant_array, remove_node, replace_node, replace_uses
 from burnish.graph.uses import only_user
-from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
+from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 
 RELU, CLIPPED = 1, 2
 """Activations as the kernels count them; 0 is none."""

@@ -1,6 +1,6 @@
 """Fusion of batch normalization by statistics of several workers into kernels.
 
-The layer is in parts already, cut by an exchange forward and one backward (``burnish.ops.normalization.synchronized``). Its
+The layer is in parts already, cut by an exchange forward and one backward (``burnish.operators.normalization.synchronized``). Its
 application takes in the addition and the activation behind it; its gradient, in two parts that read the same, the gradients of
 these. A part that no kernel takes is left as it is.
 """
@@ -26,7 +26,7 @@ from burnish.engines.kernels.normalization.surroundings import (
     replace_layer,
 )
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.ops.normalization.synchronized import (
+from burnish.operators.normalization.synchronized import (
     BATCH_NORM_APPLY,
     BATCH_NORM_GRAD_APPLY,
     BATCH_NORM_GRAD_MERGE,
@@ -34,7 +34,7 @@ from burnish.ops.normalization.synchronized import (
     BATCH_NORM_MERGE,
     BATCH_NORM_MOMENTS,
 )
-from burnish.ops.semantic import semantic_operator
+from burnish.operators.semantic import semantic_operator
 
 RENAMED = {
     BATCH_NORM_MOMENTS: FUSED_BATCH_NORM_MOMENTS,

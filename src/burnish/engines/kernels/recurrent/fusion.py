@@ -11,8 +11,8 @@ from burnish.engines.kernels.recurrent.operators import (
     FUSED_LSTM_STEPS_GRAD,
 )
 from burnish.graph import Builder, replace_node
-from burnish.ops.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
-from burnish.ops.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
+from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
 
 _FUSED = {
     LSTM_STEPS: FUSED_LSTM_STEPS,

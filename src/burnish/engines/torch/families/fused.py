@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.graph import Builder, replace_node
-from burnish.ops.semantic import SemanticOperator
+from burnish.operators.semantic import SemanticOperator
 
 Condition = Callable[[ir.Node], bool]
 _Function = TypeVar("_Function", bound=Callable[..., object])

@@ -19,7 +19,7 @@ from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node
-from burnish.ops.semantic import SemanticOperator
+from burnish.operators.semantic import SemanticOperator
 
 Result = fx.Proxy | Host | None
 Rule = Callable[["Call"], Any]

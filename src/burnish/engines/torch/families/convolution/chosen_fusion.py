@@ -18,7 +18,7 @@ from burnish.engines.torch.families.convolution.translation import (
 )
 from burnish.engines.torch.families.thresholds import ChosenConvolutions
 from burnish.graph import attribute_value
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 CHOSEN = {
     "Conv": CHOSEN_CONV,

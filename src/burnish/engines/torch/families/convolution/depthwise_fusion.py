@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 LEAST_CHANNELS = 16
 KERNELS = (3, 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 
 def kernel_place(node: ir.Node) -> int | None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
 from burnish.engines.torch.families.convolution.translation import CONV_INPUT_GRAD_NARROW, CONV_WEIGHT_GRAD_NARROW
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
-from burnish.ops.convolution import CONV_INPUT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD
 
 
 def use_narrow_gradients(graph: ir.Graph) -> None:

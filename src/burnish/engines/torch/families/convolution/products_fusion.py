@@ -18,7 +18,7 @@ from burnish.engines.torch.families.convolution.kernel_calls import (
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
 from burnish.engines.torch.families.thresholds import ConvolutionProducts
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 POINTWISE = {"Conv": POINTWISE_CONV, CONV_INPUT_GRAD.name: POINTWISE_CONV_INPUT_GRAD}
 

@@ -16,7 +16,7 @@ from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.runtime.processor import has_narrow_vectors
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.engines.torch.translate.window_padding import explicit_pads
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 CHOSEN_CONV = EngineOperator("ChosenConv", ("x", "w", "b"), ("y",))
 CHOSEN_CONV_TRANSPOSE = EngineOperator("ChosenConvTranspose", ("x", "w", "b"), ("y",))

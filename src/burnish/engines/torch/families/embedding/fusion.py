@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.engines.torch.families.embedding.translation import FUSED_COALESCE_ROWS, FUSED_LOOKUPS
 from burnish.graph import Builder, Tensor, attribute_value, replace_node, static_dimension
-from burnish.ops.row_gradients import COALESCE_ROWS
+from burnish.operators.row_gradients import COALESCE_ROWS
 
 SUMMED = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Of what the kernel adds rows up."""

@@ -8,7 +8,7 @@ import torch
 
 from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.ops.row_gradients import COALESCE_ROWS
+from burnish.operators.row_gradients import COALESCE_ROWS
 
 FUSED_COALESCE_ROWS = EngineOperator("FusedCoalesceRows", COALESCE_ROWS.inputs, COALESCE_ROWS.outputs)
 FUSED_LOOKUPS = EngineOperator("FusedLookups", ("tables and indices...",), ("rows...",))

@@ -17,7 +17,7 @@ from burnish.engines.communicator import Communicator
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT, communicator_of, results_of
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.errors import EngineError
-from burnish.ops.collectives import ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS
+from burnish.operators.collectives import ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS
 
 Counts = Sequence[Sequence[Sequence[int]]]
 """How many rows travel: by the worker that gives them, by tensor, by the worker that gets them."""

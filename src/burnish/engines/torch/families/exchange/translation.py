@@ -16,7 +16,7 @@ from burnish.engines.communicator import GRADIENTS, Communicator, Pending, Share
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.errors import EngineError
 from burnish.graph import describe_node
-from burnish.ops.collectives import (
+from burnish.operators.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_REDUCE_FINISH,

@@ -15,8 +15,8 @@ from burnish.engines.torch.families.linear.translation import FUSED_LINEAR, FUSE
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
 from burnish.graph.matching import Either, Match, Node, Variable, find_match
 from burnish.graph.uses import only_user, remove_unread
-from burnish.ops.activation import RELU_GRAD
-from burnish.ops.matmul import LINEAR_GRAD
+from burnish.operators.activation import RELU_GRAD
+from burnish.operators.matmul import LINEAR_GRAD
 
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)

@@ -11,8 +11,8 @@ from burnish.engines.kernels.normalization.surroundings import ACTIVATION_GRADIE
 from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.translation import FUSED_GROUP_NORM, FUSED_GROUP_NORM_GRAD
 from burnish.graph import Builder, attribute_value, remove_node, replace_node, replace_uses
-from burnish.ops.activation import SILU, SILU_GRAD
-from burnish.ops.normalization.group_training import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
+from burnish.operators.activation import SILU, SILU_GRAD
+from burnish.operators.normalization.group_training import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
 
 BY_SILU = 3
 """As the kernel counts activations, behind those of batch normalization."""

@@ -10,7 +10,7 @@ import torch
 from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.fused import replaces
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.ops.normalization.local_response import LRN_GRAD
+from burnish.operators.normalization.local_response import LRN_GRAD
 
 FUSED_LRN = EngineOperator("FusedLrn", ("x",), ("y",))
 FUSED_LRN_GRAD = EngineOperator("FusedLrnGrad", ("dy", "x", "y"), ("dx",))

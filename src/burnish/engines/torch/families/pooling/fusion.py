@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.engines.torch.families.pooling.translation import FUSED_MAX_POOL, FUSED_MAX_POOL_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.ops.pooling import MAX_POOL_GRAD
+from burnish.operators.pooling import MAX_POOL_GRAD
 
 
 def fuse_max_pooling(graph: ir.Graph) -> None:

@@ -19,7 +19,7 @@ import torch
 from burnish.engines.torch.families.linear.translation import FUSED_BATCHED_PRODUCT, FUSED_LINEAR, FUSED_LINEAR_GRAD
 from burnish.engines.torch.families.precision.translation import CAST_APART
 from burnish.graph import Builder, Tensor, replace_node
-from burnish.ops.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose"), CONV_INPUT_GRAD.key, CONV_WEIGHT_GRAD.key})
 PRODUCTS = frozenset(

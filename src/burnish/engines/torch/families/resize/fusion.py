@@ -7,7 +7,7 @@ import onnx_ir as ir
 from burnish.engines.torch.families.fused import replaces
 from burnish.engines.torch.families.resize.translation import FUSED_RESIZE, FUSED_RESIZE_GRAD
 from burnish.graph import attribute_value
-from burnish.ops.resize import RESIZE_GRAD
+from burnish.operators.resize import RESIZE_GRAD
 
 
 @replaces("Resize", by=FUSED_RESIZE)

@@ -8,7 +8,7 @@ import torch
 
 from burnish.engines.kernels.softmax.operators import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.ops.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
+from burnish.operators.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD
 
 
 @translates(SOFTMAX_GRAD)

@@ -24,7 +24,7 @@ from burnish.engines.kernels.engine_operator import may_share_memory
 from burnish.engines.torch.translate.dtypes import tensor_of
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, bodies, constant_array
-from burnish.ops.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH
+from burnish.operators.collectives import ALL_REDUCE_FINISH, REDUCE_SCATTER_FINISH
 from burnish.program.signature import Entry
 
 Tensors = MutableMapping[str, torch.Tensor]

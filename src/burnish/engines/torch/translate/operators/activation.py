@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.ops.activation import CLIP_GRAD, RELU_GRAD
+from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 
 
 @translates("Relu")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
-from burnish.ops.indexing import GATHER_GRAD
-from burnish.ops.row_gradients import COALESCE_ROWS
+from burnish.operators.indexing import GATHER_GRAD
+from burnish.operators.row_gradients import COALESCE_ROWS
 
 
 def wrapped(indices: Any, extent: Any, known: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.engines.torch.translate.window_padding import explicit_pads
-from burnish.ops.pooling import AVERAGE_POOL_GRAD, MAX_POOL_GRAD
+from burnish.operators.pooling import AVERAGE_POOL_GRAD, MAX_POOL_GRAD
 
 MAX_POOL = {
     1: functional.max_pool1d_with_indices,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.translate.rules import Call, translates
-from burnish.ops.sampling import GRID_SAMPLE_GRAD
+from burnish.operators.sampling import GRID_SAMPLE_GRAD
 
 MODES = {"bilinear": 0, "linear": 0, "nearest": 1, "bicubic": 2, "cubic": 2}
 PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}

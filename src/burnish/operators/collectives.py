@@ -1,0 +1,248 @@
+"""Collectives: what workers that train one model together exchange, as semantic operators of a training graph.
+
+A training graph says where a value of the whole batch is needed that a worker has only its part of. Alone, the part is the whole,
+and every operator here is lowered to its operand. A session of several workers keeps them (``burnish.distributed``).
+
+    AllReduce(x1, x2, ...; purpose, group) -> y1, y2, ...   the sums over the workers, each of the dtype and shape of its operand
+    AllGather(x1, x2, ...; purpose, group) -> y1, y2, ...   [workers, ...]: what each worker has, in the order of the ranks
+    AllReduceWhere(x, when; parameter) -> y        the sum over the workers in steps in which ``when``, a boolean scalar, is true;
+                                                   else x, which differs between workers, and must not get into what the graph
+                                                   returns. ``parameter``: the initializer whose gradient x is
+    PartsOf(x) -> y                                the sum over the workers where the gradients that x is computed of are those of
+                                                   each worker's part of the batch; x where they are of the whole batch
+    AllReduceStart(x1, x2, ...) -> buffer          begins an AllReduce, which AllReduceFinish(buffer, x1, ...) -> y1, ... ends
+    ReduceScatterStart(x1, x2, ...; owners) -> buffer   begins to add up each value on the worker that owns it; the owners ascend
+    ReduceScatterFinish(buffer, x1, ...) -> y1, ..., end    the sums of this worker's values, whose shapes it reads, and a vector
+                                                   of nothing
+    GatherOwned(x1, x2, ..., when; owners, conditional) -> y1, y2, ...   of each value, what the worker that owns it has; with
+                                                   ``conditional`` in steps in which ``when``, a boolean scalar, is true, else x
+    SampleShare(x) -> y                            x times the part of the batch's samples that this worker has: for what is the
+                                                   same on every worker
+    ShardCount(count, mean) -> count               the number of elements that the statistics of the layer of ``mean`` are of;
+                                                   ``count`` is that of this worker's part
+    ShardMean(mean, variance, weight) -> mean, variance     the averages [C] over the workers by weight, the number of elements,
+                                                   where each has its own statistics
+    AllReduceRows(indices, rows; table) -> indices, rows   the sum over the workers of the gradient of a table that is kept as
+                                                   rows: of each row that any worker read, ascending. ``table``: the initializer
+    AllGatherRows(indices1, rows1, indices2, ...) -> indices1, rows1, ...   the rows of all workers, each of which has any number
+                                                   of them, in the order of the ranks
+    LookUpRows(part1, indices1, part2, ...; tables, extents) -> rows1, ...   rows of tables of which each worker holds those whose
+                                                   index has its rank as the remainder by the number of workers. ``tables``: the
+                                                   initializers; ``extents``: how many rows each has
+    ScatterRows(indices1, rows1, indices2, ...) -> places1, rows1, ...   each row goes to the worker that holds that row of the
+                                                   table; what a worker gets of all, in the order of the ranks, with the places in
+                                                   its part
+    WorkerRank() -> rank                           the rank of this worker, an int64 scalar
+
+Every worker has the same parameters, and a part of the batch, of any size. The loss that a worker differentiates is its own sums
+divided by the totals of all, so that the sum of the workers' losses is the loss of the batch, and that of their gradients its
+gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor, static_shape
+from burnish.operators.registry import Operation
+from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
+
+Purpose = Literal["count", "figure", "gradient", "average", "moments", "sums", "samples", "rows"]
+"""What a collective is for: what is divided by; what is reported; gradients of parameters; running statistics; statistics of a
+layer in forward and backward; how many samples each worker has; sums over the rows of tables that are spread."""
+
+
+def _exchanged(operands: Operands) -> tuple[Tensor, ...]:
+    """The operands without what says how many samples a worker has (``counted``) or whether to exchange (``conditional``)."""
+    beside = (operands.attributes.get("counted") or 0) + (operands.attributes.get("conditional") or 0)
+    tensors = [tensor for tensor in operands.tensors if tensor is not None]
+    return tuple(tensors[: len(tensors) - beside])
+
+
+def _like_exchanged(operands: Operands) -> list[OutputType]:
+    return [OutputType.of(tensor) for tensor in _exchanged(operands)]
+
+
+def _like_finished(operands: Operands) -> list[OutputType]:
+    return [OutputType.of(tensor) for tensor in operands.tensors[1:] if tensor is not None]
+
+
+def _gathered(operands: Operands) -> list[OutputType]:
+    workers = operands.attributes.get("group") or operands.attributes["workers"]
+    return [
+        OutputType(tensor.dtype, ir.Shape([workers, *([] if tensor.shape is None else tensor.shape.dims)]))
+        for tensor in _exchanged(operands)
+    ]
+
+
+def _any_rows(operands: Operands) -> list[OutputType]:
+    """The dtypes of the operands, with a first extent that only a run tells."""
+    return [
+        OutputType(tensor.dtype, None if tensor.shape is None else ir.Shape([None, *tensor.shape.dims[1:]]))
+        for tensor in _exchanged(operands)
+    ]
+
+
+def _looked_up(operands: Operands) -> list[OutputType]:
+    """As many rows of each table as there are indices."""
+    tensors = _exchanged(operands)
+    return [
+        OutputType(part.dtype, None if part.shape is None else ir.Shape([indices.dimension(0), *part.shape.dims[1:]]))
+        for part, indices in zip(tensors[::2], tensors[1::2], strict=True)
+    ]
+
+
+def _buffer(operands: Operands) -> list[OutputType]:
+    """A vector of all that is exchanged; of a size that is not known where not all of it may be."""
+    tensors = _exchanged(operands)
+    extents = [static_shape(tensor.value) for tensor in tensors]
+    whole = "owners" not in operands.attributes and not operands.attributes.get("conditional") and None not in extents
+    size = sum(math.prod(shape or ()) for shape in extents) if whole else None
+    return [OutputType(tensors[0].dtype, ir.Shape([size]))]
+
+
+ALL_REDUCE = SemanticOperator("AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False)
+ALL_GATHER = SemanticOperator("AllGather", ("x...",), ("y...",), _gathered, repeatable=False)
+ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"))
+PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"))
+ALL_REDUCE_START = SemanticOperator("AllReduceStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+ALL_REDUCE_FINISH = SemanticOperator(
+    "AllReduceFinish", ("buffer", "x..."), ("y...",), _like_finished, shares_memory={"y...": "buffer"}, repeatable=False
+)
+REDUCE_SCATTER_START = SemanticOperator("ReduceScatterStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+REDUCE_SCATTER_FINISH = SemanticOperator(
+    "ReduceScatterFinish",
+    ("buffer", "x..."),
+    ("y...",),
+    lambda operands: [*_like_finished(operands), OutputType(operands["buffer"].dtype, ir.Shape([0]))],
+    shares_memory={"y...": "buffer"},
+    repeatable=False,
+)
+OWN_GRADIENTS = SemanticOperator(
+    "OwnGradients", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+GATHER_OWNED = SemanticOperator(
+    "GatherOwned", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"))
+SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"))
+SHARD_MEAN = SemanticOperator("ShardMean", ("mean", "variance", "weight"), ("mean", "variance"), like("mean", "variance"))
+WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
+
+ALL_REDUCE_ROWS = SemanticOperator("AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",))
+ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)
+SCATTER_ROWS = SemanticOperator("ScatterRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+
+MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
+"""What a training graph says of several workers; alone, each is its operand."""
+EXCHANGES = frozenset(
+    {
+        ALL_REDUCE,
+        ALL_REDUCE_START,
+        ALL_REDUCE_FINISH,
+        REDUCE_SCATTER_START,
+        REDUCE_SCATTER_FINISH,
+        ALL_GATHER,
+        ALL_GATHER_ROWS,
+        GATHER_OWNED,
+        LOOK_UP_ROWS,
+        OWN_GRADIENTS,
+        SCATTER_ROWS,
+        WORKER_RANK,
+    }
+)
+"""What a graph of several workers holds: an engine without other workers has no use for it."""
+
+
+def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) -> tuple[Tensor, ...]:
+    """Emit the sums over the workers of one value or several, in one exchange.
+
+    Args:
+        tensors: numbers; each worker's are of the same dtypes and shapes.
+        purpose: what for.
+        group: add up over groups of this many consecutive ranks; 0: over all.
+    """
+    return ALL_REDUCE.emit(*tensors, purpose=purpose, group=group or None)
+
+
+def all_gather(tensor: Tensor, workers: int, purpose: Purpose, group: int = 0) -> Tensor:
+    """Emit what each worker has, [workers, ...] in the order of the ranks; ``group`` as for ``all_reduce``."""
+    return ALL_GATHER(tensor, purpose=purpose, group=group or None, workers=workers)
+
+
+def all_reduce_rows(indices: Tensor, rows: Tensor, table: str) -> tuple[Tensor, Tensor]:
+    """Emit the sum over the workers of a table's gradient.
+
+    Args:
+        indices: of the rows that this worker's part of the batch read, int64 [n], ascending and each once.
+        rows: the gradient of each, [n, ...].
+        table: the initializer.
+    """
+    every, sums = ALL_REDUCE_ROWS.emit(indices, rows, table=table)
+    return every, sums
+
+
+def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Emit what the owner of each tensor has.
+
+    Args:
+        tensors: with static shapes; of what others own, anything of that dtype and shape.
+        owners: the rank for each.
+        when: a boolean scalar that is the same on all workers: where it is false, nothing is exchanged, and each worker keeps
+            what it gave.
+    """
+    beside = () if when is None else (when,)
+    return GATHER_OWNED.emit(*tensors, *beside, owners=list(owners), conditional=None if when is None else 1)
+
+
+@ALL_REDUCE.gradient
+def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
+    purpose, group = op.attribute("purpose"), op.attribute("group", 0)
+    return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
+
+
+@SAMPLE_SHARE.gradient
+def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
+    return SAMPLE_SHARE(dy)
+
+
+@SHARD_MEAN.gradient
+def shard_mean_gradient(
+    op: Operation, d_mean: Tensor | None, d_variance: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, None]:
+    """Every worker reads the averages, of which each worker's statistics are its share."""
+    weight = op.required(2)
+    share = weight / all_reduce((weight,), "count")[0]
+    d_mean, d_variance = (
+        None if dy is None else all_reduce((dy,), "moments")[0] * dy.builder.cast(share, dy.dtype) for dy in (d_mean, d_variance)
+    )
+    return d_mean, d_variance, None
+
+
+@ALL_REDUCE.lowering
+def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
+    return tuple(op.required(index) for index in range(len(op.inputs)))
+
+
+@ALL_REDUCE_ROWS.lowering
+def lower_all_reduce_rows(op: Operation) -> tuple[Tensor, Tensor]:
+    return op.required(0), op.required(1)
+
+
+@ALL_REDUCE_WHERE.lowering
+@PARTS_OF.lowering
+@SAMPLE_SHARE.lowering
+@SHARD_COUNT.lowering
+def lower_share(op: Operation) -> Tensor:
+    return op.required(0)
+
+
+@SHARD_MEAN.lowering
+def lower_shard_mean(op: Operation) -> tuple[Tensor, Tensor]:
+    return op.required(0), op.required(1)

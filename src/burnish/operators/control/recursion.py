@@ -1,0 +1,388 @@
+"""A body that runs once for each iteration, as in Loop and Scan, and its gradient: a Loop from the last iteration to the first.
+
+With states s, slices x, captured values c and rows y, iteration t is s[t+1], y[t] = f(s[t], x[t], c). The reverse pass carries
+the cotangent of the states and the sums for what was captured:
+
+    ds[t], dx[t], dc += (df/d(s, x, c))^T (ds[t+1], dy[t])
+
+It needs s[t] of every iteration: the forward node returns those that are read, stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    Tensor,
+    attribute_value,
+    describe_node,
+    replace_value,
+    same_shape,
+    zeros_like,
+)
+from burnish.graph.uses import remove_unread_nodes
+from burnish.operators.control.bodies import added_up, copy_of_body, emit_with_bodies, finish_body, return_from
+from burnish.operators.dependence import needed_for, reached_from
+from burnish.operators.registry import Operation
+from burnish.operators.time_loop import reversed_frames
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A tensor that holds a slice for each iteration.
+
+    Attributes:
+        axis: along which; negative ones count from the last.
+        backwards: whether the first iteration has the last slice.
+    """
+
+    axis: int = 0
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """A node that runs its body for each iteration.
+
+    Attributes:
+        op: the node.
+        body: its body, of which every output is a value of its own.
+        states: how many states it has.
+        first: the number of its inputs, of the body's inputs, and of the body's outputs before those of the states.
+        slices: how the inputs after the states are sliced.
+        rows: how the outputs after the states are stacked.
+        counted: emits the number of iterations, an int64 scalar.
+    """
+
+    op: Operation
+    body: ir.Graph
+    states: int
+    first: tuple[int, int, int]
+    slices: Sequence[Stack]
+    rows: Sequence[Stack]
+    counted: Callable[[], Tensor]
+
+    def inputs(self, body_inputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        """The states and the slices among the inputs of the body, or of a copy."""
+        first = self.first[1]
+        return list(body_inputs[first : first + self.states]), list(body_inputs[first + self.states :])
+
+    def outputs(self, body_outputs: Sequence[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        """The next states and the rows among the outputs of the body, or of a copy."""
+        first = self.first[2]
+        return list(body_outputs[first : first + self.states]), list(body_outputs[first + self.states :][: len(self.rows)])
+
+    def kept(self, index: int) -> Tensor:
+        """A state as each iteration began with it, returned by the node from now on."""
+        return stacked_input(self.op, self.body, self.first[1] + index, self.first[2], self.states, self.rows)
+
+
+Counters = Callable[[Builder, Tensor], Sequence[Tensor]]
+"""Emits what the inputs of the body before the states are in iteration t."""
+
+
+def reverse(recursion: Recursion, cotangents: Sequence[Tensor | None], counters: Counters) -> tuple[Tensor | None, ...]:
+    """Emit the gradient of a recursion, and return that of each input and captured value of its node.
+
+    Args:
+        recursion: the node.
+        cotangents: of its outputs; of those that were added to the node, none.
+        counters: what the body reads besides states and slices.
+
+    Raises:
+        GradientError: the backward pass reads a state that is not of one shape in all iterations, or is no tensor.
+    """
+    op, outer = recursion.op, recursion.op.builder
+    captured = op.captured
+    wanted = [value for index, value in enumerate(captured) if op.wants(len(op.inputs) + index)]
+    padded = [*cotangents, *(None for _ in range(recursion.states + len(recursion.rows)))]
+    final, stacked = padded[: recursion.states], padded[recursion.states :][: len(recursion.rows)]
+    carried, flows_from = _active(recursion, wanted, final, stacked)
+    if not carried and not flows_from:
+        return (None,) * (len(op.inputs) + len(captured))
+    for index in carried:
+        _check_is_tensor(recursion, index)
+    count = recursion.counted()
+
+    body, body_outputs = copy_of_body(recursion.body)
+    inner = Builder(body)
+    before, (states, slices) = list(body.inputs), recursion.inputs(body.inputs)
+    following, rows = recursion.outputs(body_outputs)
+    number = _input("number", ir.TensorType(ir.DataType.INT64), ir.Shape([]))
+    condition = _input("condition", ir.TensorType(ir.DataType.BOOL), ir.Shape([]))
+    iteration = inner.op("Sub", inner.op("Sub", inner.tensor(count.value), 1), inner.tensor(number))
+    flowing = {
+        index: _input(f"flowing{index}", following[index].type, _kept_shape(states[index], following[index])) for index in carried
+    }
+    incoming = [(following[index], inner.tensor(value)) for index, value in flowing.items()]
+    for index in flows_from:
+        whole = _there(stacked[index]).value
+        incoming.append((rows[index], _slice(inner, whole, recursion.rows[index], iteration, count, rows[index])))
+    sliced = [index for index, value in enumerate(slices) if op.wants(recursion.first[0] + recursion.states + index)]
+    sources = [*(states[index] for index in carried), *(slices[index] for index in sliced), *wanted]
+    gradients = op.differentiate(inner, added_up(incoming), sources)
+
+    sliced = [index for index in sliced if gradients[slices[index]] is not None]
+    summed = [value for value in wanted if gradients[value] is not None]
+    sums = [_input(f"sum{index}", value.type, value.shape) for index, value in enumerate(summed)]
+    totals = [inner.tensor(total) + _there(gradients[value]) for total, value in zip(sums, summed, strict=True)]
+    earlier = [gradients[states[index]] or zeros_like(inner.tensor(states[index])) for index in carried]
+    of_slices = [_there(gradients[slices[index]]) for index in sliced]
+    return_from(inner, [inner.op("Identity", inner.tensor(condition)), *earlier, *totals, *of_slices])
+    finish_body(op, body)
+    _read_forward(recursion, inner, before, counters, count, number)
+    body.inputs.extend([number, condition, *flowing.values(), *sums])
+
+    initial = [_or_zeros(final[index], op.outputs[index], outer) for index in carried]
+    initial += [zeros_like(outer.tensor(value)) for value in summed]
+    like = [op.required(recursion.first[0] + index) for index in carried]
+    like += [outer.tensor(value) for value in summed] + [_stack_type(outer, slices[index]) for index in sliced]
+    results = (
+        list(emit_with_bodies(outer, "Loop", [count, outer.constant(np.asarray(True)), *initial], {"body": body}, like))
+        if like
+        else []
+    )
+    of_states = dict(zip(carried, results, strict=False))
+    of_captured = dict(zip(summed, results[len(carried) :], strict=False))
+    stacks = dict(zip(sliced, results[len(carried) + len(summed) :], strict=True))
+    return (
+        *(None for _ in range(recursion.first[0])),
+        *(of_states.get(index) for index in range(recursion.states)),
+        *(None if index not in stacks else _as_input(recursion, index, stacks[index]) for index in range(len(slices))),
+        *(of_captured.get(value) for value in captured),
+    )
+
+
+def _active(
+    recursion: Recursion, wanted: Sequence[ir.Value], final: Sequence[Tensor | None], stacked: Sequence[Tensor | None]
+) -> tuple[list[int], list[int]]:
+    """The states that a cotangent flows through, and the rows that it flows in from, by their numbers.
+
+    Both depend on what is differentiated; and what a cotangent flows in from depends on these states.
+    """
+    op, first = recursion.op, recursion.first[0]
+    nodes = list(recursion.body)
+    states, slices = recursion.inputs(recursion.body.inputs)
+    following, rows = recursion.outputs(recursion.body.outputs)
+    moving = {index for index in range(recursion.states) if op.wants(first + index)}
+    sources = {*wanted, *(value for index, value in enumerate(slices) if op.wants(first + recursion.states + index))}
+    while True:
+        reached = reached_from(nodes, sources | {states[index] for index in moving})
+        more = {index for index, value in enumerate(following) if value in reached and value.dtype in FLOATING} - moving
+        if not more:
+            break
+        moving |= more
+    asked = {index for index, cotangent in enumerate(final) if cotangent is not None}
+    flows_from = [index for index, row in enumerate(rows) if stacked[index] is not None and row in reached]
+    targets = {rows[index] for index in flows_from}
+    while True:
+        needed = needed_for(nodes, targets | {following[index] for index in asked})
+        more = {index for index, value in enumerate(states) if value in needed} - asked
+        if not more:
+            break
+        asked |= more
+    return sorted(moving & asked), flows_from
+
+
+def _read_forward(
+    recursion: Recursion, inner: Builder, before: Sequence[ir.Value], counters: Counters, count: Tensor, number: ir.Value
+) -> None:
+    """Let a copy of the body, in place of its inputs, read what they were in the iteration whose turn it is."""
+    body = inner.graph
+    front = Builder(body, before=next(iter(body), None))
+    states, slices = recursion.inputs(before)
+    counted = list(before[: recursion.first[1]])
+    body.inputs.clear()
+    if not any(value.uses() for value in before):
+        return
+    iteration = front.op("Sub", front.op("Sub", front.tensor(count.value), 1), front.tensor(number))
+    for value, counter in zip(counted, counters(front, iteration), strict=True):
+        value.replace_all_uses_with(counter.value)
+    for index, value in enumerate(states):
+        if value.uses() and _reads_shapes_alone(value):
+            _read_shapes(recursion, index, value, front, lambda whole: _shape_at(front, whole, iteration, count))
+        elif value.uses():
+            _check_kept(recursion, index)
+            kept = recursion.kept(index)
+            value.replace_all_uses_with(_slice(front, kept.value, Stack(), iteration, count, value).value)
+    for index, (value, stack) in enumerate(zip(slices, recursion.slices, strict=True)):
+        if value.uses():
+            whole = recursion.op.required(recursion.first[0] + recursion.states + index)
+            value.replace_all_uses_with(_slice(front, whole.value, stack, iteration, count, value).value)
+    remove_unread_nodes(body)
+
+
+def _shape_at(builder: Builder, shapes: ir.Value, iteration: Tensor, count: Tensor) -> Tensor:
+    extent = None if shapes.shape is None else ir.Shape(shapes.shape.dims[1:])
+    return _slice(builder, shapes, Stack(), iteration, count, ir.Value(name="", type=shapes.type, shape=extent))
+
+
+def _reads_shapes_alone(value: ir.Value) -> bool:
+    """Whether nothing but shapes are read of a value."""
+    return all(node.op_type == "Shape" and node.domain == "" for node, _ in value.uses())
+
+
+def _read_shapes(recursion: Recursion, index: int, value: ir.Value, front: Builder, at: Callable[[ir.Value], Tensor]) -> None:
+    """Let a copy of the body read the shapes of a state, stacked: these can be kept where iterations change the shape.
+
+    Args:
+        recursion: the node.
+        index: which state.
+        value: what the copy has in its place.
+        front: emits into the copy.
+        at: emits the slice of the iteration out of what is stacked.
+    """
+    inside = Builder(recursion.body)
+    shape = inside.op("Shape", inside.tensor(recursion.body.inputs[recursion.first[1] + index]))
+    shape.value.name = f"{value.name}:shape"
+    of_iteration = at(stacked_value(recursion.op, recursion.body, shape.value, recursion.first[2]).value)
+    for node, _ in list(value.uses()):
+        start, end = attribute_value(node, "start", 0), attribute_value(node, "end", None)
+        part = of_iteration
+        if start or end is not None:
+            bounds = (front.integers([start]), front.integers([2**62 if end is None else end]))
+            part = front.op("Slice", of_iteration, *bounds, like=front.tensor(node.outputs[0]))
+        replace_value(node.outputs[0], part.value)
+
+
+def _check_kept(recursion: Recursion, index: int) -> None:
+    """Raise GradientError for a state that cannot be stacked."""
+    op = recursion.op
+    value, following = recursion.inputs(recursion.body.inputs)[0][index], recursion.outputs(recursion.body.outputs)[0][index]
+    initial = op.required(recursion.first[0] + index).value
+    _check_is_tensor(recursion, index)
+    shapes = [shape for shape in (initial.shape, value.shape, following.shape) if shape is not None]
+    for one in shapes:
+        for other in shapes:
+            pairs = zip(one.dims, other.dims, strict=False)
+            if len(one) != len(other) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+                raise GradientError(
+                    f"{describe_node(op.node)} carries '{initial.name}' from shape {one} to shape {other}, and its gradient "
+                    "reads it as each iteration began with it. Export the model with a state of one shape that iterations write "
+                    "to, such as by ScatterND, or with the rows as an output of the loop"
+                )
+
+
+def _check_is_tensor(recursion: Recursion, index: int) -> None:
+    """Raise GradientError for a state that is a sequence or an optional value."""
+    value = recursion.inputs(recursion.body.inputs)[0][index]
+    initial = recursion.op.required(recursion.first[0] + index).value
+    if not all(each.type is None or isinstance(each.type, ir.TensorType) for each in (value, initial)):
+        raise GradientError(
+            f"{describe_node(recursion.op.node)} carries '{initial.name}', which is no tensor, and its gradient goes through it. "
+            "Export the model with a tensor that iterations write to, or with rows as outputs of the loop"
+        )
+
+
+def _slice(builder: Builder, whole: ir.Value, stack: Stack, iteration: Tensor, count: Tensor, like: ir.Value) -> Tensor:
+    """Emit the slice of an iteration out of what holds one for each."""
+    if stack.backwards:
+        iteration = builder.op("Sub", builder.op("Sub", builder.tensor(count.value), 1), iteration)
+    return builder.op("Gather", builder.tensor(whole), iteration, axis=stack.axis, like=builder.tensor(like))
+
+
+def _as_input(recursion: Recursion, index: int, gradients: Tensor) -> Tensor:
+    """Emit the gradient of what was sliced from those of its slices, which stand in the order in which they were computed."""
+    stack, builder = recursion.slices[index], gradients.builder
+    whole = recursion.op.required(recursion.first[0] + recursion.states + index)
+    ordered = gradients if stack.backwards else reversed_frames(gradients)
+    if stack.axis != 0:
+        if whole.rank is None:
+            raise GradientError(
+                f"{recursion.op} slices '{whole.name}' along axis {stack.axis}, and its gradient has to know how many axes that "
+                "has: declare its shape in the model, in which any dimension may be symbolic"
+            )
+        axis = stack.axis % whole.rank
+        order = [*range(1, axis + 1), 0, *range(axis + 1, whole.rank)]
+        ordered = builder.op("Transpose", ordered, perm=order)
+    if whole.shape is not None and all(isinstance(extent, int) for extent in whole.shape.dims):
+        ordered.value.shape = ir.Shape(whole.shape.dims)
+        return ordered
+    # Of no iteration at all a runtime knows no more than the rank of a slice.
+    return builder.op("Reshape", ordered, builder.op("Shape", whole), allowzero=1, like=whole)
+
+
+def _input(name: str, value_type: ir.TypeProtocol | None, shape: ir.Shape | None) -> ir.Value:
+    """A new input of a body. Its name lasts until the node is emitted."""
+    return ir.Value(name=name, type=value_type, shape=None if shape is None else ir.Shape(shape.dims))
+
+
+def _kept_shape(value: ir.Value, following: ir.Value) -> ir.Shape | None:
+    """The shape of a state, where iterations keep that."""
+    return value.shape if same_shape(value.shape, following.shape) else None
+
+
+def _stack_type(builder: Builder, value: ir.Value) -> Tensor:
+    shape = None if value.shape is None else ir.Shape([None, *value.shape.dims])
+    return builder.tensor(_input("", value.type, shape))
+
+
+def _or_zeros(cotangent: Tensor | None, output: Tensor, builder: Builder) -> Tensor:
+    return zeros_like(output) if cotangent is None else builder.tensor(cotangent.value)
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def stacked_input(op: Operation, body: ir.Graph, index: int, first: int, states: int, rows: Sequence[Stack]) -> Tensor:
+    """Let the node of a recursion return an input of its body as it was in each iteration, stacked along axis 0.
+
+    Args:
+        op: the node.
+        body: its body.
+        index: which input of the body.
+        first: how many outputs the body has before the states.
+        states: how many states there are.
+        rows: how the node's outputs after the states are stacked; what was added to them is stacked along axis 0.
+
+    Returns:
+        An output of the node: one that it has already where that is the same.
+    """
+    node, value = op.node, body.inputs[index]
+    node.resize_outputs(len(body.outputs) - first)
+    for position in range(first + states, len(body.outputs)):
+        row = position - first - states
+        made_by = body.outputs[position].producer()
+        is_same = made_by is not None and made_by.op_type == "Identity" and made_by.inputs[0] is value
+        if is_same and (row >= len(rows) or rows[row] == Stack()):
+            return _named(op, position - first, value)
+    identity = Builder(body).op("Identity", Tensor(op.builder, value)).value
+    identity.name = f"{value.name}:kept"
+    return stacked_value(op, body, identity, first)
+
+
+def stacked_value(op: Operation, body: ir.Graph, value: ir.Value, first: int) -> Tensor:
+    """Let the node of a recursion return a value of its body, which is no output yet, of all iterations, stacked along axis 0."""
+    node = op.node
+    body.outputs.append(value)
+    node.resize_outputs(len(body.outputs) - first)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, [*op.attribute(name), 0])
+    return _named(op, len(node.outputs) - 1, value)
+
+
+def _named(op: Operation, position: int, value: ir.Value) -> Tensor:
+    """An output of a node that stacks a value; one that the node did not return until now gets a name and its type."""
+    output = op.node.outputs[position]
+    stem = next(each.name for each in op.node.outputs if each.name)
+    output.name = output.name or f"{stem}:{position}"
+    output.type = value.type
+    if output.shape is None and value.shape is not None:
+        output.shape = ir.Shape([None, *value.shape.dims])
+    return op.builder.tensor(output)
+
+
+def count_of(stack: Tensor, axis: int = 0) -> Tensor:
+    """Emit the extent of a tensor along an axis, an int64 scalar."""
+    builder = stack.builder
+    return builder.op("Gather", builder.op("Shape", stack), builder.constant(np.asarray(axis, np.int64)), axis=0)

@@ -1,0 +1,325 @@
+"""Elementwise arithmetic with broadcasting, powers, exponentials, trigonometry, selection and casts.
+
+Activation functions live in ``activation.py``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
+from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
+from burnish.graph.uses import producer_of
+from burnish.operators.registry import Operation, gradient
+
+
+@gradient("Identity")
+def identity(op: Operation, dy: Tensor) -> Tensor:
+    return dy
+
+
+@gradient("Add")
+def add(op: Operation, dy: Tensor) -> tuple[Tensor, Tensor]:
+    return dy, dy
+
+
+@gradient("Sub")
+def sub(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    return dy, -unbroadcast(dy, op.required(1)) if op.wants(1) else None
+
+
+@gradient("Mul")
+def mul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = op.required(0), op.required(1)
+    return dy * b if op.wants(0) else None, dy * a if op.wants(1) else None
+
+
+@gradient("Div")
+def div(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """d(a/b)/db = -y/b; a divisor that was broadcast divides after the sum, where the tensor is small again."""
+    b, y = op.required(1), op.output
+    da = dy / b if op.wants(0) else None
+    if not op.wants(1):
+        return da, None
+    if da is not None and same_shape(y.shape, b.shape):
+        return da, -(da * y)
+    return da, -(unbroadcast(dy * y, b) / b)
+
+
+@gradient("Mod")
+def mod(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """y = a - q·b with a whole quotient q, constant between its jumps."""
+    if not op.wants(1):
+        return dy, None
+    a, b = op.required(0), op.required(1)
+    quotient = op.builder.op("Round", (a - op.output) / b)
+    return dy, -(dy * quotient)
+
+
+@gradient("Sum")
+def sum_(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
+    return (dy,) * len(op.inputs)
+
+
+@gradient("Mean")
+def mean(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
+    count = len(op.inputs)
+    return (dy if count == 1 else dy * (1 / count),) * count
+
+
+@gradient("Max", "Min")
+def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum.
+
+    With a note that says so the first has it all, as the input of PyTorch's ``clamp_min`` has.
+    """
+    if len(op.inputs) == 1:
+        return (dy,)
+    if subgradient_of(op.node) == WHOLE:
+        return dy, None
+    builder, y = op.builder, op.output
+    taken = [builder.op("Equal", op.required(index), y) for index in range(len(op.inputs))]
+    if len(taken) == 2 and subgradient_of(op.node) == FIRST:
+        first, zero = taken[0], builder.scalar(0, dy)
+        return (
+            builder.op("Where", first, dy, zero) if op.wants(0) else None,
+            builder.op("Where", first, zero, dy) if op.wants(1) else None,
+        )
+    share = dy / builder.op("Sum", *(builder.cast(mask, y.dtype) for mask in taken))
+    zero = builder.scalar(0, dy)
+    return tuple(builder.op("Where", mask, share, zero) if op.wants(index) else None for index, mask in enumerate(taken))
+
+
+@gradient("Neg")
+def neg(op: Operation, dy: Tensor) -> Tensor:
+    return -dy
+
+
+@gradient("Abs")
+def abs_(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Sign", op.input)
+
+
+@gradient("Floor", "Ceil", "Round", "Sign", "EyeLike", "MelWeightMatrix")
+def piecewise_constant(op: Operation, dy: Tensor) -> None:
+    """The derivative is zero wherever it exists: no gradient flows."""
+    return
+
+
+@gradient("Range")
+def range_(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """y_i = start + i · delta; the limit decides how many there are, and no more."""
+    builder, index = op.builder, ir.DataType.INT64
+    start, delta = None, None
+    if op.wants(0):
+        start = builder.op("ReduceSum", dy, keepdims=0)
+    if op.wants(2):
+        number = builder.op("Range", builder.scalar(0, index), builder.op("Size", dy), builder.scalar(1, index))
+        delta = builder.op("ReduceSum", dy * builder.cast(number, dy.dtype), keepdims=0)
+    return start, None, delta
+
+
+@gradient("Exp")
+def exp(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.output
+
+
+@gradient("Log")
+def log(op: Operation, dy: Tensor) -> Tensor:
+    return dy / op.input
+
+
+@gradient("Sqrt")
+def sqrt(op: Operation, dy: Tensor) -> Tensor:
+    """dy/(2y); 0 where a sum of squares, or what a bound keeps from being negative, is 0, as in PyTorch's norm, std and cdist."""
+    y = op.output
+    if _is_sum_of_powers(op.input.value):
+        return op.builder.op("Where", _is_zero(y), op.builder.scalar(0, dy), dy / (_nonzero(y) * 2))
+    return dy / (y * 2)
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    return x.builder.op("Where", _is_zero(x), x.builder.scalar(1, x), x)
+
+
+def _is_sum_of_powers(value: ir.Value | None, depth: int = 8) -> bool:
+    """Whether a value is a sum or mean of even powers, or of powers of sizes, times numbers, or is bounded by 0."""
+    node = producer_of(value)
+    if node is None or not depth:
+        return False
+    if node.op_type in ("ReduceSumSquare", "Relu") or (node.op_type in ("Clip", "Max") and _is_from_zero(node)):
+        return True
+    if node.op_type in ("ReduceSum", "ReduceMean"):
+        power = producer_of(node.inputs[0])
+        is_cast = power is not None and power.op_type == "Cast"
+        return _is_sum_of_powers(node.inputs[0], depth - 1) if is_cast else _is_power(power)
+    if node.op_type == "Add":
+        return all(_is_power(producer_of(term)) or _is_sum_of_powers(term, depth - 1) for term in node.inputs)
+    passed = {"Mul": node.inputs[:2], "Div": node.inputs[:1]}
+    passed |= dict.fromkeys(("Cast", "Clip", "Identity", "Reshape", "Squeeze", "Unsqueeze"), node.inputs[:1])
+    return any(_is_sum_of_powers(operand, depth - 1) for operand in passed.get(node.op_type, ()))
+
+
+def _is_power(node: ir.Node | None) -> bool:
+    """Whether a node computes an even power, or a power of a size."""
+    if node is None or node.op_type not in ("Mul", "Pow"):
+        return False
+    base, other = node.inputs[:2]
+    if node.op_type == "Mul":
+        return base is other
+    exponent = None if other is None else constant_array(other)
+    return exponent is not None and exponent.size == 1 and (float(exponent.reshape(())) % 2 == 0 or _is_size(base))
+
+
+def _is_from_zero(bound: ir.Node) -> bool:
+    """Whether Clip has, or Max of two, 0 as its lower bound."""
+    low = constant_array(bound.inputs[1]) if len(bound.inputs) > 1 and bound.inputs[1] is not None else None
+    return low is not None and not low.any()
+
+
+def _is_size(value: ir.Value | None) -> bool:
+    return producer_of(value, "Abs") is not None
+
+
+@gradient("Reciprocal")
+def reciprocal(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return -(dy * y * y)
+
+
+@gradient("Erf")
+def erf(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy * (op.builder.op("Exp", -(x * x)) * (2 / math.sqrt(math.pi)))
+
+
+@gradient("Pow")
+def pow_(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """d(xᵖ)/dx = p·xᵖ⁻¹ and d(xᵖ)/dp = xᵖ·ln x.
+
+    Where p = 0 the first is 0 at every x, and where x = 0 and p >= 0 the second is 0: the products would be 0·∞. A negative
+    base has no derivative by the exponent (NaN). A base of 1 in their place gives these zeros, and leaves derivatives of them.
+    """
+    return _pow_base(op, dy) if op.wants(0) else None, _pow_exponent(op, dy) if op.wants(1) else None
+
+
+def _pow_base(op: Operation, dy: Tensor) -> Tensor | None:
+    builder, x, exponent = op.builder, op.required(0), op.required(1)
+    array = exponent.array
+    if array is not None and array.size == 1 and exponent.rank is not None and exponent.rank <= (x.rank or 0):
+        number = float(array.reshape(()))
+        if number == 0:
+            return None
+        if number == 1:
+            return dy
+        if number == 2:
+            return dy * (x * 2)
+        if 0 < number < 1 and (_is_size(x.value) or _is_sum_of_powers(x.value)):
+            slope = dy * (_nonzero(x) ** (number - 1) * number)
+            return builder.op("Where", _is_zero(x), builder.scalar(0, dy), slope)
+        if number == 0.5:
+            return dy / (op.output * 2)
+        return dy * (x ** (number - 1) * number)
+    p = builder.cast(exponent, x.dtype)
+    both = builder.op("And", _is_zero(p), _is_zero(x))
+    return dy * (p * builder.op("Where", both, builder.scalar(1, x), x) ** (p - 1))
+
+
+def _pow_exponent(op: Operation, dy: Tensor) -> Tensor:
+    builder, x, exponent, y = op.builder, op.required(0), op.required(1), op.output
+    constant = builder.op("And", _is_zero(x), builder.op("GreaterOrEqual", exponent, builder.scalar(0, exponent)))
+    slope = y * builder.op("Log", builder.op("Where", constant, builder.scalar(1, x), x))
+    return builder.cast(dy * slope, exponent.dtype)
+
+
+def _is_zero(x: Tensor) -> Tensor:
+    return x.builder.op("Equal", x, x.builder.scalar(0, x))
+
+
+@gradient("Sin")
+def sin(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Cos", op.input)
+
+
+@gradient("Cos")
+def cos(op: Operation, dy: Tensor) -> Tensor:
+    return -(dy * op.builder.op("Sin", op.input))
+
+
+@gradient("Tan")
+def tan(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return dy * (y * y + 1)
+
+
+@gradient("Asin")
+def asin(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", 1 - x * x)
+
+
+@gradient("Acos")
+def acos(op: Operation, dy: Tensor) -> Tensor:
+    return -asin(op, dy)
+
+
+@gradient("Atan")
+def atan(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / (x * x + 1)
+
+
+@gradient("Sinh")
+def sinh(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Cosh", op.input)
+
+
+@gradient("Cosh")
+def cosh(op: Operation, dy: Tensor) -> Tensor:
+    return dy * op.builder.op("Sinh", op.input)
+
+
+@gradient("Tanh")
+def tanh(op: Operation, dy: Tensor) -> Tensor:
+    y = op.output
+    return dy * (1 - y * y)
+
+
+@gradient("Asinh")
+def asinh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", x * x + 1)
+
+
+@gradient("Acosh")
+def acosh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / op.builder.op("Sqrt", x * x - 1)
+
+
+@gradient("Atanh")
+def atanh(op: Operation, dy: Tensor) -> Tensor:
+    x = op.input
+    return dy / (1 - x * x)
+
+
+@gradient("Where")
+def where(op: Operation, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    condition, zero = op.required(0), op.builder.scalar(0, dy)
+    return (
+        None,
+        op.builder.op("Where", condition, dy, zero) if op.wants(1) else None,
+        op.builder.op("Where", condition, zero, dy) if op.wants(2) else None,
+    )
+
+
+@gradient("Cast")
+def cast(op: Operation, dy: Tensor) -> Tensor:
+    return op.builder.cast(dy, op.input.dtype)
+
+
+@gradient("CastLike")
+def cast_like(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    return op.builder.cast(dy, op.input.dtype), None

@@ -1,0 +1,218 @@
+"""Batch normalization: training and frozen, its gradient, and their lowering to standard operators.
+
+Training mode is the semantic operator ``burnish.BatchNormTraining``: unlike the standard's operator it returns the statistics
+the backward needs. ``burnish.modes`` puts it in the place of ``BatchNormalization`` and computes the running statistics.
+
+    BatchNormTraining(x, scale, bias; epsilon) -> y, mean, inverse_std, variance, centered, shift
+    BatchNormGrad(dy, x, scale, mean, inverse_std, centered, shift) -> dx, dscale, dbias
+
+``centered`` is x minus some value near the mean of each channel and ``shift`` [C] the mean of what that leaves: together they
+hold x - mean to the last bits, which x and a rounded mean do not. The lowered backward reads these, and x is not kept; a
+kernel that computes with x and mean may leave both out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.graph import Builder, Tensor
+from burnish.operators.normalization.statistics import (
+    channel_affine,
+    channel_axes,
+    channel_mean,
+    channel_sum,
+    elements_per_channel,
+    has_short_runs,
+    per_channel,
+)
+from burnish.operators.positions import known_rank
+from burnish.operators.registry import Operation, gradient
+from burnish.operators.semantic import SemanticOperator, like
+
+BATCH_NORM_TRAINING = SemanticOperator(
+    "BatchNormTraining",
+    ("x", "scale", "bias"),
+    ("y", "mean", "inverse_std", "variance", "centered", "shift"),
+    like("x", "scale", "scale", "scale", "x", "scale"),
+    shares_memory={"centered": "x"},
+)
+BATCH_NORM_GRAD = SemanticOperator(
+    "BatchNormGrad",
+    ("dy", "x", "scale", "mean", "inverse_std", "centered", "shift"),
+    ("dx", "dscale", "dbias"),
+    like("x", "scale", "scale"),
+)
+
+
+def batch_norm_training(
+    builder: Builder, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalize ``x`` [N, C, ...] with the statistics of the batch.
+
+    Returns:
+        y like x; mean, inverse standard deviation and population variance, each [C]:
+        ``y = scale * (x - mean) * inverse_std + bias`` with ``inverse_std = 1 / sqrt(variance + epsilon)``
+        (Ioffe and Szegedy 2015; ONNX BatchNormalization-15 with training_mode=1).
+    """
+    y, mean, inverse_std, variance, *_ = BATCH_NORM_TRAINING.emit(x, scale, bias, builder=builder, epsilon=epsilon)
+    return y, mean, inverse_std, variance
+
+
+@BATCH_NORM_TRAINING.gradient
+def batch_norm_training_gradient(
+    op: Operation,
+    dy: Tensor | None,
+    d_mean: Tensor | None,
+    dinverse_std_of: Tensor | None,
+    d_variance: Tensor | None,
+    d_centered: Tensor | None,
+    d_shift: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradient through the batch statistics; cotangents of the statistics themselves add their own terms.
+
+    ``centered`` and ``shift`` are read as centered - shift alone, so that what is taken off x to center it counts as a constant.
+    """
+    x, scale = op.required(0), op.required(1)
+    builder = op.builder
+    mean, inverse_std, centered, shift = (op.outputs[index] for index in (1, 2, 4, 5))
+    dx: Tensor | None = None
+    dscale: Tensor | None = None
+    dbias: Tensor | None = None
+    if dy is not None:
+        dx, dscale, dbias = BATCH_NORM_GRAD.emit(dy, x, scale, mean, inverse_std, centered, shift)
+    if d_centered is not None:
+        dx = d_centered if dx is None else dx + d_centered
+    if d_mean is None and dinverse_std_of is None and d_variance is None and d_shift is None:
+        return dx, dscale, dbias
+    count = elements_per_channel(x)
+    deviation = centered - per_channel(shift, x)
+    for cotangent, factor in (
+        (d_mean, None),
+        (d_shift, None),
+        (d_variance, 2.0),
+        (dinverse_std_of, -(inverse_std * inverse_std * inverse_std)),
+    ):
+        if cotangent is None:
+            continue
+        weight = cotangent / count
+        if factor is None:
+            term = builder.op("Expand", per_channel(weight, x), builder.op("Shape", x), like=x)
+        else:
+            term = deviation * per_channel(weight * factor, x)
+        dx = term if dx is None else dx + term
+    return dx, dscale, dbias
+
+
+@gradient("BatchNormalization", since=14)
+def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Frozen statistics: mean and variance are constants, and scale, bias and x still have gradients."""
+    if op.attribute("training_mode", 0):
+        raise UnsupportedOperatorError(
+            f"{op} is in training mode and was not bound to a mode before differentiation: "
+            "differentiate through burnish.grad or burnish.compile"
+        )
+    x, scale, mean, variance = op.required(0), op.required(1), op.required(3), op.required(4)
+    known_rank(op, x)
+    # The standard lets x, the affine pair and the statistics differ in dtype; the widest of x and the statistics has the digits.
+    wide = max(x.dtype, variance.dtype, key=lambda dtype: dtype.itemsize)
+    dtypes = [tensor.dtype for tensor in (x, scale, scale, mean, variance)]
+    dy, x, scale, mean, variance = (op.builder.cast(tensor, wide) for tensor in (dy, x, scale, mean, variance))
+    inverse_std = inverse_std_of(variance, op.attribute("epsilon", 1e-5))
+    dx = dy * per_channel(scale * inverse_std, x) if op.wants(0) else None
+    dbias = channel_sum(dy) if any(map(op.wants, (2, 3))) else None
+    weighted = None
+    if op.wants(1) or op.wants(4):
+        is_centered = mean.array is not None and not np.any(mean.array)
+        weighted = channel_sum(dy * (x if is_centered else x - per_channel(mean, x)))
+    dscale = weighted * inverse_std if weighted is not None and op.wants(1) else None
+    dmean = -(scale * inverse_std * dbias) if op.wants(3) and dbias is not None else None
+    dvariance = None
+    if weighted is not None and op.wants(4):
+        dvariance = scale * inverse_std * inverse_std * inverse_std * weighted * -0.5
+    gradients = (dx, dscale, dbias, dmean, dvariance)
+    return tuple(None if d is None else op.builder.cast(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True))
+
+
+@BATCH_NORM_TRAINING.lowering
+def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
+    """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
+
+    Where the sums are short, x minus the mean of rows of the first sample goes through the standard operator: its x * a + b is
+    then exact to the last bits, and with momentum 0 its running outputs are the batch's own statistics.
+    """
+    x = op.required(0)
+    return _by_standard_operator(op) if known_rank(op, x) > 2 and has_short_runs(x) else _by_corrected_two_pass(op)
+
+
+def _by_standard_operator(op: Operation) -> tuple[Tensor, ...]:
+    x, scale, bias = op.required(0), op.required(1), op.required(2)
+    builder = op.builder
+    epsilon = op.attribute("epsilon")
+    pilot = builder.op("ReduceMean", _sampled(x), builder.integers(channel_axes(x)), keepdims=0, like=scale)
+    # The running inputs must not be constants. ONNX Runtime writes the running outputs over the running inputs, initializers
+    # included, and merges equal initializers: layers with the same number of channels would overwrite each other's statistics.
+    zeros = pilot - pilot
+    centered = x - per_channel(pilot, x)
+    y, shift, variance = builder.op(
+        "BatchNormalization",
+        centered,
+        scale,
+        bias,
+        zeros,
+        zeros + 1,
+        outputs=3,
+        like=x,
+        epsilon=epsilon,
+        momentum=0.0,
+        training_mode=1,
+    )
+    for statistic in (shift, variance):
+        statistic.value.type, statistic.value.shape = scale.value.type, scale.value.shape
+    return y, pilot + shift, inverse_std_of(variance, epsilon), variance, centered, shift
+
+
+def _sampled(x: Tensor) -> Tensor:
+    """The first sample of ``x`` [N, C, ...]; of an image or a volume of many rows, every fourth of them, or every second.
+
+    Of the mean over M of the N elements of a channel it is known that it is within sqrt(N / M) standard deviations of their mean.
+    """
+    builder, step = x.builder, max(1, min(4, (x.dimension(2) or 0) // 8 if (x.rank or 0) > 3 else 1))
+    if step == 1:
+        return builder.op("Slice", x, builder.integers([0]), builder.integers([1]), builder.integers([0]))
+    ends = builder.integers([1, np.iinfo(np.int64).max])
+    return builder.op("Slice", x, builder.integers([0, 0]), ends, builder.integers([0, 2]), builder.integers([1, step]))
+
+
+def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
+    x, scale, bias = op.required(0), op.required(1), op.required(2)
+    mean = channel_mean(x)
+    centered = x - per_channel(mean, x)
+    shift = channel_mean(centered)
+    variance = op.builder.op("Max", channel_mean(centered * centered) - shift * shift, 0)
+    inverse_std = inverse_std_of(variance, op.attribute("epsilon"))
+    gain = scale * inverse_std
+    y = channel_affine(centered, gain, bias - shift * gain)
+    return y, mean + shift, inverse_std, variance, centered, shift
+
+
+@BATCH_NORM_GRAD.lowering
+def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
+    """With r the inverse std and means over the N elements of a channel (Ioffe and Szegedy 2015, section 3):
+
+    dbias = sum(dy); dscale = r sum(dy (x - mean)); dx = scale r (dy - dbias / N - (x - mean) r dscale / N).
+
+    x - mean is ``centered - shift``. The shift is small beside the std, and is taken off the sums and not off every element.
+    """
+    dy, scale, inverse_std, centered, shift = (op.required(index) for index in (0, 2, 4, 5, 6))
+    count = elements_per_channel(centered)
+    dbias = channel_sum(dy)
+    dscale = (channel_sum(dy * centered) - shift * dbias) * inverse_std
+    gain = scale * inverse_std
+    slope = gain * inverse_std * dscale / count
+    offset = gain * dbias / count - slope * shift
+    return dy * per_channel(gain, dy) - channel_affine(centered, slope, offset), dscale, dbias
+
+
+def inverse_std_of(variance: Tensor, epsilon: float) -> Tensor:
+    return variance.builder.op("Reciprocal", variance.builder.op("Sqrt", variance + epsilon))

@@ -1,0 +1,151 @@
+"""Reductions along axes, and cumulative sums. Axes are inputs, as in every operator of opset 18 and later."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor
+from burnish.graph.subgradients import FIRST, subgradient_of
+from burnish.operators.products import slope_of_product, without_zeros, zeros_alone
+from burnish.operators.registry import Operation, gradient
+
+
+def _is_identity(op: Operation) -> bool:
+    """Whether the node reduces nothing: no axes, and told to leave the tensor alone then."""
+    return _without_axes(op) and bool(op.attribute("noop_with_empty_axes", 0))
+
+
+def _without_axes(op: Operation) -> bool:
+    axes = op.optional(1)
+    return axes is None or axes.dimension(0) == 0
+
+
+def _restored(op: Operation, reduced: Tensor) -> Tensor:
+    """The reduced tensor with its lost axes back as extent 1, so that it broadcasts against the input.
+
+    A full reduction leaves a scalar, which broadcasts as it is; negative axes count from the end of the restored rank.
+    """
+    if op.attribute("keepdims", 1) or _without_axes(op):
+        return reduced
+    return op.builder.op("Unsqueeze", reduced, op.required(1))
+
+
+def _over_same_axes(op: Operation, reduction: str, tensor: Tensor) -> Tensor:
+    """Reduce another tensor of the input's shape along the node's axes, which stay as extent 1."""
+    noop = op.attribute("noop_with_empty_axes", 0)
+    return op.builder.op(reduction, tensor, op.optional(1), keepdims=1, noop_with_empty_axes=noop or None)
+
+
+def _expanded(tensor: Tensor, like: Tensor) -> Tensor:
+    """Repeat ``tensor`` to the shape of ``like``."""
+    builder = tensor.builder
+    if like.shape is not None and all(isinstance(dimension, int) for dimension in like.shape.dims):
+        return builder.op("Expand", tensor, builder.integers([int(str(dimension)) for dimension in like.shape.dims]), like=like)
+    return builder.op("Expand", tensor, builder.op("Shape", like), like=like)
+
+
+@gradient("ReduceSum", since=13)
+def reduce_sum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    if _is_identity(op):
+        return dy, None
+    return _expanded(_restored(op, dy), op.input), None
+
+
+@gradient("ReduceMean", since=18)
+def reduce_mean(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    if _is_identity(op):
+        return dy, None
+    return _expanded(_restored(op, dy * _reciprocal_count(op)), op.input), None
+
+
+def _reciprocal_count(op: Operation) -> Tensor:
+    """1 / (elements that each output averages): a constant where the extents are known, else from the sizes at run time.
+
+    The reciprocal and not the count, which float16 may not hold.
+    """
+    builder, x, axes = op.builder, op.input, op.optional(1)
+    positions = None if axes is None or axes.array is None else axes.array.tolist()
+    if x.rank is not None and (positions is not None or _without_axes(op)):
+        extents = [x.dimension(axis) for axis in (positions or range(x.rank))]
+        known = [extent for extent in extents if extent is not None]
+        if len(known) == len(extents) and 0 not in known:
+            return builder.scalar(1 / math.prod(known), x)
+    count = builder.op("Div", builder.op("Size", x), builder.op("Size", op.output))
+    wide = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    return builder.cast(builder.op("Reciprocal", builder.cast(count, wide)), x.dtype)
+
+
+@gradient("ReduceMax", "ReduceMin", since=18)
+def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    """The cotangent goes to the extreme element; elements that tie share it evenly, as in PyTorch's amax.
+
+    With a note that says so the first has it all, as in PyTorch's ``max(dim)``.
+    """
+    if _is_identity(op):
+        return dy, None
+    builder, x = op.builder, op.input
+    axes = op.optional(1)
+    axis = None if axes is None or axes.array is None or axes.array.size != 1 else int(axes.array.reshape(()))
+    if axis is not None and subgradient_of(op.node) == FIRST:
+        place = builder.op("ArgMax" if op.node.op_type == "ReduceMax" else "ArgMin", x, axis=axis, keepdims=1)
+        zeros = _expanded(builder.scalar(0, x), x)
+        return builder.op("ScatterElements", zeros, place, _restored(op, dy), axis=axis), None
+    taken = builder.op("Equal", x, _restored(op, op.output))
+    count = _over_same_axes(op, "ReduceSum", builder.cast(taken, x.dtype))
+    return builder.op("Where", taken, _restored(op, dy) / count, builder.scalar(0, dy)), None
+
+
+@gradient("ReduceProd", since=18)
+def reduce_prod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    """The slope by an element is the product of the others."""
+    if _is_identity(op):
+        return dy, None
+    x = op.input
+    is_zero, factors = without_zeros(x)
+    rest = _over_same_axes(op, "ReduceProd", factors)
+    zeros = _over_same_axes(op, "ReduceSum", op.builder.cast(is_zero, x.dtype))
+    sum_of_zeros = _over_same_axes(op, "ReduceSum", zeros_alone(x, is_zero))
+    return _restored(op, dy) * slope_of_product(x, _restored(op, op.output), rest, zeros, sum_of_zeros), None
+
+
+@gradient("ReduceL1", since=18)
+def reduce_l1(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    return _restored(op, dy) * op.builder.op("Sign", op.input), None
+
+
+@gradient("ReduceL2", since=18)
+def reduce_l2(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    """dx = dy·x/y; 0 where the norm is 0, as in PyTorch."""
+    builder, norm = op.builder, op.output
+    is_zero = builder.op("Equal", norm, builder.scalar(0, norm))
+    divisor = builder.op("Where", is_zero, builder.scalar(1, norm), norm)
+    return op.input * _restored(op, dy / divisor), None
+
+
+@gradient("ReduceLogSum", since=18)
+def reduce_log_sum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    if _is_identity(op):
+        return dy / op.input, None
+    return _expanded(_restored(op, dy * op.builder.op("Exp", -op.output)), op.input), None
+
+
+@gradient("ReduceLogSumExp", since=18)
+def reduce_log_sum_exp(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    """dx = dy·exp(x - y); 0 where every element is -∞, whose difference from itself is undefined."""
+    builder, y = op.builder, op.output
+    finite = builder.op("Max", y, builder.scalar(y.dtype.min, y))
+    return _restored(op, dy) * builder.op("Exp", op.input - _restored(op, finite)), None
+
+
+@gradient("ReduceSumSquare", since=18)
+def reduce_sum_square(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    return _restored(op, dy * 2) * op.input, None
+
+
+@gradient("CumSum")
+def cumsum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
+    """The sum from the other end: an element enters every partial sum after it."""
+    exclusive, reverse = op.attribute("exclusive", 0), op.attribute("reverse", 0)
+    return op.builder.op("CumSum", dy, op.required(1), exclusive=exclusive, reverse=1 - reverse), None

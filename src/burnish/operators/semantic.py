@@ -1,0 +1,174 @@
+"""Semantic operators: what a graph says in one node of the domain ``burnish``, and standard ONNX in several.
+
+Each is one object, declared in the file of its family. The object emits the node and gives its outputs their types; it knows the
+node again; and it holds what passes and engines ask about it. Nothing else spells its name::
+
+    RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"))
+
+
+    @RELU_GRAD.lowering
+    def lower_relu_grad(op): ...
+
+An engine with a kernel for it refers to the object too; for every other target its lowering takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
+from burnish.operators.registry import gradient, load_rules, lowering
+
+ANY_NUMBER = "..."
+"""Ends the name of the last input or output where a node may have any number of them."""
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class OutputType:
+    """The dtype of an output, and its shape; None where not even its rank is known."""
+
+    dtype: ir.DataType
+    shape: ir.Shape | None
+
+    @staticmethod
+    def of(tensor: Tensor) -> OutputType:
+        """The dtype and shape of a tensor."""
+        return OutputType(tensor.dtype, tensor.shape)
+
+
+class Operands:
+    """The operands and attributes of a node that is emitted, as inference sees them."""
+
+    def __init__(self, operator: SemanticOperator, tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]):
+        self._names = operator.inputs
+        self.tensors = tensors
+        self.attributes = attributes
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The operand of this name, which is there."""
+        tensor = self.tensors[self._names.index(name)]
+        assert tensor is not None, name
+        return tensor
+
+
+Inference = Callable[[Operands], Sequence[OutputType]]
+
+
+def like(*names: str) -> Inference:
+    """Each output has the dtype and shape of the input of this name."""
+    return lambda operands: [OutputType.of(operands[name]) for name in names]
+
+
+@dataclass(frozen=True, eq=False)
+class SemanticOperator:
+    """An operator of the domain ``burnish``.
+
+    Attributes:
+        name: its name in the domain.
+        inputs: their names, in order; the last may end in ``...``, for any number of them. A node may leave inputs out.
+        outputs: their names, likewise.
+        infer: gives the dtype and shape of each output of a node, from its operands and attributes.
+        constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
+        internal: outputs that its gradient alone reads, and takes no cotangents of: it is lowered before that is differentiated.
+        shares_memory: output -> input in whose memory an engine may place it, being the same numbers.
+        repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    infer: Inference
+    constants: tuple[str, ...] = ()
+    internal: tuple[str, ...] = ()
+    shares_memory: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+
+    def __post_init__(self) -> None:
+        if self.name in _operators:
+            raise ValueError(f"the semantic operator {self.name} is declared twice: give one of the two another name")
+        _operators[self.name] = self
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its domain and name, as a node has them."""
+        return BURNISH_DOMAIN, self.name
+
+    def __call__(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> Tensor:
+        """Emit a node that has one output, and return it; arguments as for ``emit``."""
+        (result,) = self.emit(*operands, builder=builder, **attributes)
+        return result
+
+    def emit(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> tuple[Tensor, ...]:
+        """Emit a node and return its outputs.
+
+        Args:
+            operands: the inputs; None leaves one out.
+            builder: where to; that of the first operand by default.
+            attributes: of the node; those that are None are left out.
+        """
+        if builder is None:
+            builder = next(tensor.builder for tensor in operands if tensor is not None)
+        types = self.infer(Operands(self, operands, attributes))
+        results = builder.op(self.name, *operands, domain=BURNISH_DOMAIN, outputs=len(types), **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        for result, inferred in zip(results, types, strict=True):
+            result.value.dtype = inferred.dtype
+            result.value.shape = None if inferred.shape is None else ir.Shape(inferred.shape.dims)
+        if not self.repeatable:
+            producer = results[0].value.producer()
+            assert producer is not None
+            producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+        return results
+
+    def is_of(self, node: ir.Node | None) -> bool:
+        """Whether a node is one of this operator."""
+        return node is not None and node.op_type == self.name and node.domain == BURNISH_DOMAIN
+
+    def shared_input(self, position: int) -> int | None:
+        """Which input the output at this position may share memory with; None for an output with memory of its own."""
+        output = self.outputs[min(position, len(self.outputs) - 1)]
+        shared = self.shares_memory.get(output)
+        if shared is None:
+            return None
+        beyond = position - self.outputs.index(output) if shared.endswith(ANY_NUMBER) else 0
+        return self.inputs.index(shared) + beyond
+
+    def lowering(self, rule: _Rule) -> _Rule:
+        """Register how a node becomes standard ONNX: ``rule(op) -> outputs``."""
+        return lowering(self.name, domain=BURNISH_DOMAIN)(rule)
+
+    def gradient(self, rule: _Rule) -> _Rule:
+        """Register its gradient: ``rule(op, *cotangents) -> gradients``, as for ``burnish.operators.gradient``."""
+        return gradient(self.name, domain=BURNISH_DOMAIN)(rule)
+
+
+_operators: dict[str, SemanticOperator] = {}
+
+
+def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
+    """Return the semantic operator that a node is of, or None for a node of another domain."""
+    if node is None or node.domain != BURNISH_DOMAIN:
+        return None
+    load_rules()
+    return _operators.get(node.op_type)
+
+
+def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
+    """Give the outputs of a node that a derivative may go through: those of floating-point numbers, or of a dtype not known."""
+    operator = semantic_operator(node)
+    for index, output in enumerate(node.outputs):
+        is_constant = operator is not None and operator.constants and operator.outputs[index] in operator.constants
+        if not is_constant and (output.dtype is None or output.dtype in FLOATING):
+            yield output
+
+
+def declared_operators() -> Mapping[str, SemanticOperator]:
+    """Return every semantic operator, by name."""
+    load_rules()
+    return MappingProxyType(_operators)

@@ -1,0 +1,290 @@
+"""Operators that change a tensor's shape or the order of its elements, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import GradientError
+from burnish.graph import Tensor, zeros_like
+from burnish.operators.positions import (
+    INT64_MIN,
+    add_at_positions,
+    extent,
+    flat_positions,
+    joined,
+    pad_or_crop,
+    reshape_as,
+    reshape_to,
+)
+from burnish.operators.registry import Operation, gradient
+
+LARGEST_EXTENT = 2**62
+"""Beyond what any tensor has along an axis."""
+
+
+@gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def reshape(op: Operation, dy: Tensor) -> Tensor:
+    return reshape_as(dy, op.input)
+
+
+@gradient("Transpose")
+def transpose(op: Operation, dy: Tensor) -> Tensor:
+    permutation = op.attribute("perm")
+    inverse = None if permutation is None else [int(axis) for axis in np.argsort(permutation)]
+    return op.builder.op("Transpose", dy, perm=inverse, like=op.input)
+
+
+@gradient("Expand")
+def expand(op: Operation, dy: Tensor) -> Tensor:
+    return dy
+
+
+@gradient("Concat")
+def concat(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The parts of dy: one Split when every part is wanted, else a Slice for each that is."""
+    axis = int(op.attribute("axis"))
+    builder = op.builder
+    parts = [op.required(index) for index in range(len(op.inputs))]
+    if len(parts) == 1:
+        return (dy,)
+    if all(op.wants(index) for index in range(len(parts))):
+        pieces = builder.op("Split", dy, joined(builder, [extent(part, axis) for part in parts]), axis=axis, outputs=len(parts))
+        return tuple(_with_shape_of(piece, part) for piece, part in zip(pieces, parts, strict=True))
+    gradients: list[Tensor | None] = []
+    start: int | Tensor = 0
+    for index, part in enumerate(parts):
+        if not any(op.wants(later) for later in range(index, len(parts))):
+            gradients.append(None)
+            continue
+        known = part.dimension(axis)
+        size = extent(part, axis) if known is None else known
+        end = _sum(start, size)
+        gradients.append(_slice_of(dy, axis, start, end, part) if op.wants(index) else None)
+        start = end
+    return tuple(gradients)
+
+
+@gradient("Split")
+def split(op: Operation, *cotangents: Tensor | None) -> Tensor:
+    """dy of every part, joined; zeros stand for a part that nothing depends on."""
+    axis = int(op.attribute("axis", 0))
+    present = [
+        cotangent if cotangent is not None else zeros_like(part) for cotangent, part in zip(cotangents, op.outputs, strict=True)
+    ]
+    return op.builder.op("Concat", *present, axis=axis, like=op.input)
+
+
+@gradient("Slice")
+def slice_(op: Operation, dy: Tensor) -> Tensor:
+    """Zeros around dy, and between its elements where the step is not 1."""
+    x, builder = op.input, op.builder
+    starts = op.required(1)
+    number = None if starts.shape is None else starts.dimension(0)
+    axes = _integers(op.optional(3), None if number is None else list(range(number)))
+    steps = _integers(op.optional(4), None if axes is None else [1] * len(axes))
+    if axes is None or steps is None or (x.rank is None and any(step != 1 for step in steps)):
+        positions = builder.op("Slice", flat_positions(x), *op.inputs[1:])
+        return add_at_positions(dy, positions, x)
+    if x.rank is not None:
+        axes = [axis % x.rank for axis in axes]
+    backward = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
+    if backward:
+        dy = builder.op(
+            "Slice",
+            dy,
+            builder.integers([-1] * len(backward)),
+            builder.integers([INT64_MIN] * len(backward)),
+            builder.integers(backward),
+            builder.integers([-1] * len(backward)),
+            like=dy,
+        )
+    spaced = _spaced(dy, axes, [abs(step) for step in steps])
+    known = [(x.dimension(axis), dy.dimension(axis)) for axis in axes]
+    constant_starts = _integers(starts, None)
+    if constant_starts is not None and all(None not in pair for pair in known):
+        begins, ends = [], []
+        for start, step, (size, taken) in zip(constant_starts, steps, known, strict=True):
+            assert size is not None
+            assert taken is not None
+            first = _first(start, step, size, taken)
+            begins.append(first)
+            ends.append(size - first - taken * abs(step))
+        return _with_shape_of(pad_or_crop(spaced, axes, begins, ends), x)
+    pads = _pads_at_run_time(x, dy, spaced, axes, steps, starts, constant_starts)
+    return builder.op("Pad", spaced, pads, None, builder.integers(axes), like=x)
+
+
+@gradient("Pad")
+def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Constant mode: dy without the padding. Other modes copy elements of x: dy is added back where they came from."""
+    x, pads, axes, builder = op.input, op.required(1), op.optional(3), op.builder
+    if op.attribute("mode", "constant") != "constant":
+        positions = builder.op("Pad", flat_positions(x), pads, None, axes, mode=op.attribute("mode"))
+        return (add_at_positions(dy, positions, x),)
+    amounts = _integers(pads, None)
+    if amounts is not None and any(abs(amount) > LARGEST_EXTENT for amount in amounts):
+        raise GradientError(f"{op} pads by {amounts}, and no tensor has such an extent: export the model again")
+    along = _integers(axes, None if x.rank is None else list(range(x.rank)))
+    dx = None
+    if op.wants(0):
+        if amounts is not None and along is not None:
+            half = len(along)
+            dx = pad_or_crop(dy, along, [-amount for amount in amounts[:half]], [-amount for amount in amounts[half:]])
+            dx = _with_shape_of(dx, x)
+        else:
+            dx = builder.op("Pad", dy, -pads, None, axes, like=x)
+    dvalue = None
+    if op.wants(2):
+        inside = builder.op("Pad", dy, builder.op("Min", -pads, builder.integers([0])), None, axes)
+        dvalue = builder.op("ReduceSum", dy, keepdims=0) - builder.op("ReduceSum", inside, keepdims=0)
+        dvalue = reshape_as(dvalue, op.required(2))
+    return dx, None, dvalue
+
+
+@gradient("Tile")
+def tile(op: Operation, dy: Tensor) -> Tensor:
+    """The sum over the copies: dy as [repeats, extent] along every axis, summed over the repeats."""
+    x, repeats, builder = op.input, op.required(1), op.builder
+    times = _integers(repeats, None)
+    if times is not None and all(number == 1 for number in times):
+        return dy
+    if times is not None and x.shape is not None:
+        shape: list[int | Callable[[], Tensor]] = []
+        summed = []
+        for axis, number in enumerate(times):
+            if number != 1:
+                summed.append(len(shape))
+                shape.append(number)
+            shape.append(_size(x, axis))
+        return builder.op("ReduceSum", reshape_to(dy, shape), builder.integers(summed), keepdims=0, like=x)
+    columns = [builder.op("Unsqueeze", vector, builder.integers([1])) for vector in (repeats, builder.op("Shape", x))]
+    interleaved = builder.op("Reshape", builder.op("Concat", *columns, axis=1), builder.integers([-1]))
+    copies = builder.op("Reshape", dy, interleaved, allowzero=1)
+    zero, two = (builder.scalar(number, ir.DataType.INT64) for number in (0, 2))
+    axes = builder.op("Range", zero, builder.op("Size", repeats) * 2, two)
+    return builder.op("ReduceSum", copies, axes, keepdims=0, like=x)
+
+
+@gradient("SpaceToDepth")
+def space_to_depth(op: Operation, dy: Tensor) -> Tensor:
+    """DepthToSpace is its inverse, in either mode; before opset 28 there is one."""
+    mode = op.attribute("mode", "DCR")
+    return op.builder.op("DepthToSpace", dy, blocksize=op.attribute("blocksize"), mode=mode, like=op.input)
+
+
+@gradient("DepthToSpace")
+def depth_to_space(op: Operation, dy: Tensor) -> Tensor:
+    """SpaceToDepth puts the block before the channel; mode CRD has it after, so these two axes are exchanged."""
+    x, builder, block = op.input, op.builder, int(op.attribute("blocksize"))
+    if op.attribute("mode", "DCR") == "DCR":
+        return builder.op("SpaceToDepth", dy, blocksize=block, like=x)
+    channels = builder.integers([0, block * block]), extent(dy, 1), builder.integers([-1])
+    blocks_first = builder.op("Reshape", builder.op("SpaceToDepth", dy, blocksize=block), joined(builder, channels))
+    return reshape_as(builder.op("Transpose", blocks_first, perm=[0, 2, 1, 3]), x)
+
+
+@gradient("Trilu")
+def trilu(op: Operation, dy: Tensor) -> Tensor:
+    return op.builder.op("Trilu", dy, op.optional(1), upper=op.attribute("upper", 1), like=op.input)
+
+
+@gradient("ReverseSequence")
+def reverse_sequence(op: Operation, dy: Tensor) -> Tensor:
+    """Reversing twice is the identity."""
+    axes = {name: op.attribute(name) for name in ("batch_axis", "time_axis")}
+    return op.builder.op("ReverseSequence", dy, op.required(1), like=op.input, **axes)
+
+
+def _integers(tensor: Tensor | None, default: list[int] | None) -> list[int] | None:
+    """A constant vector as Python integers; ``default`` when the input is left out, None when it is known at run time."""
+    if tensor is None:
+        return default
+    array = tensor.array
+    return None if array is None else [int(number) for number in array.reshape(-1)]
+
+
+def _with_shape_of(tensor: Tensor, like: Tensor) -> Tensor:
+    if like.shape is not None:
+        tensor.value.shape = ir.Shape(like.shape.dims)
+    return tensor
+
+
+def _sum(left: int | Tensor, right: int | Tensor) -> int | Tensor:
+    if isinstance(left, Tensor):
+        return left + right
+    return right if left == 0 else left + right
+
+
+def _slice_of(tensor: Tensor, axis: int, start: int | Tensor, end: int | Tensor, like: Tensor) -> Tensor:
+    builder = tensor.builder
+    bounds = [builder.integers([bound]) if isinstance(bound, int) else bound for bound in (start, end)]
+    return builder.op("Slice", tensor, *bounds, builder.integers([axis]), like=like)
+
+
+def _size(tensor: Tensor, axis: int, factor: int = 1) -> int | Callable[[], Tensor]:
+    """``factor`` times the extent along an axis, or what emits it."""
+    known = tensor.dimension(axis)
+    if known is not None:
+        return known * factor
+    return lambda: extent(tensor, axis) if factor == 1 else extent(tensor, axis) * factor
+
+
+def _spaced(dy: Tensor, axes: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """Put ``step - 1`` zeros after every element along each axis."""
+    sparse = sorted((axis, step) for axis, step in zip(axes, steps, strict=True) if step != 1)
+    if not sparse:
+        return dy
+    builder = dy.builder
+    inner = [axis + 1 + place for place, (axis, _) in enumerate(sparse)]
+    zeros = [0] * len(sparse) + [step - 1 for _, step in sparse]
+    cells = builder.op(
+        "Pad", builder.op("Unsqueeze", dy, builder.integers(inner)), builder.integers(zeros), None, builder.integers(inner)
+    )
+    factors = dict(sparse)
+    return reshape_to(cells, [_size(dy, axis, factors.get(axis, 1)) for axis in range(dy.rank or 0)])
+
+
+def _first(start: int, step: int, size: int, taken: int) -> int:
+    """The lowest position that a slice takes along an axis of extent ``size``; 0 where it takes none."""
+    if taken == 0:
+        return 0
+    start = start + size if start < 0 else start
+    if step > 0:
+        return min(max(start, 0), size)
+    return min(max(start, 0), size - 1) + (taken - 1) * step
+
+
+def _pads_at_run_time(
+    x: Tensor, dy: Tensor, spaced: Tensor, axes: Sequence[int], steps: Sequence[int], starts: Tensor, constant: list[int] | None
+) -> Tensor:
+    builder = x.builder
+    sizes = joined(builder, [extent(x, axis) for axis in axes])
+    lengths = joined(builder, [extent(spaced, axis) for axis in axes])
+    if constant is not None and all(start >= 0 and step > 0 for start, step in zip(constant, steps, strict=True)):
+        first = builder.op("Min", builder.integers(constant), sizes)
+    else:
+        starts = builder.cast(starts, ir.DataType.INT64)
+        first = builder.op("Where", builder.op("Less", starts, 0), starts + sizes, starts)
+        last = sizes - builder.integers([int(step < 0) for step in steps])
+        first = builder.op("Min", builder.op("Max", first, 0), last)
+        if any(step < 0 for step in steps):
+            taken = joined(builder, [extent(dy, axis) for axis in axes])
+            lowest = first + (taken - 1) * builder.integers([min(step, 0) for step in steps])
+            first = builder.op("Where", builder.op("Equal", taken, 0), builder.integers([0]), lowest)
+    return builder.op("Concat", first, sizes - lengths - first, axis=0)
+
+
+@gradient("CenterCropPad")
+def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
+    """Its own adjoint: what was cropped is padded with zeros, and what was padded is cropped."""
+    x, axes = op.required(0), op.attribute("axes")
+    if axes is None:
+        extents = op.builder.op("Shape", x)
+    elif x.rank is None:
+        extents = op.builder.op("Gather", op.builder.op("Shape", x), op.builder.integers(axes), axis=0)
+    else:
+        extents = joined(op.builder, [extent(x, axis % x.rank) for axis in axes])
+    return (op.builder.op("CenterCropPad", dy, extents, axes=axes, like=x),)
