@@ -2,7 +2,7 @@
 
     python benchmarks/convolution_gradients.py --batch 1 4 16       a table: each form, the best, the one that is chosen
     python benchmarks/convolution_gradients.py --batch 4 --only depthwise,stem
-    python benchmarks/convolution_gradients.py --threads 1 --fit    the numbers of operators/convolution_gradients/costs.py
+    python benchmarks/convolution_gradients.py --threads 1 --fit    the numbers of operators/convolution_forms.py
 
 For each shape it gives milliseconds of every form that applies, of PyTorch's own gradient, and what the chosen form takes as a
 multiple of the fastest. Forms take turns, round by round, and the least time of each counts; a form whose result parts from
@@ -24,11 +24,9 @@ import torch
 from burnish.graph import BURNISH_DOMAIN, Builder
 from burnish.lowering import lower_semantic_operators
 from burnish.operators import Operation
-from burnish.operators.convolution_gradients.costs import NANOSECONDS, THREADS
-from burnish.operators.convolution_gradients.form import Form, choose, forced_forms
-from burnish.operators.convolution_gradients.geometry import Convolution
-from burnish.operators.convolution_gradients.input_forms import INPUT_FORMS
-from burnish.operators.convolution_gradients.lowering import weight_forms
+from burnish.operators.convolution import weight_forms
+from burnish.operators.convolution_forms import NANOSECONDS, THREADS, Convolution, Form, choose, forced_forms
+from burnish.operators.convolution_input_forms import INPUT_FORMS
 
 GRADIENTS = ("ConvInputGrad", "ConvWeightGrad")
 HOPELESS = 20

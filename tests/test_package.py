@@ -45,7 +45,7 @@ NOT_AT_FIRST = {
     "burnish.losses": "compiling looks them up",
     "burnish.metrics": "compiling looks them up",
     "burnish.models": "a user asks for one",
-    "burnish.operators.rules": "compiling looks them up",
+    "burnish.operators.families": "compiling looks them up",
     "burnish.optim": "compiling looks them up",
     "burnish.rewriting": "compiling rewrites graphs",
     "burnish.program.initialization": "a session that is opened starts from a state",

@@ -10,9 +10,9 @@ from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor, describe_node, quantization_of, source_of, unbroadcast
 from burnish.graph.uses import operands_of
 from burnish.operators import Gradients, Operation, find_gradient
-from burnish.operators.dependence import reached_from
 from burnish.operators.functions import write_out_functions
 from burnish.operators.registry import GradientRule
+from burnish.operators.semantic import reached_from
 
 
 def differentiate(

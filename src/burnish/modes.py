@@ -40,7 +40,7 @@ from burnish.norms.branches import bind_layers, is_branching
 from burnish.norms.training import RunningStatistics, normalize, normalize_without_statistics
 from burnish.operators import Operation, find_training_form
 from burnish.operators.normalization.statistics import per_channel
-from burnish.operators.recurrent import lacks_kernel
+from burnish.operators.recurrent_layer import lacks_kernel
 from burnish.random import Numbered, Places, bernoulli, dropout, multinomial, normal, uniform
 from burnish.random.bodies import keys_in_bodies
 from burnish.sample_axes import Analysis, numbered

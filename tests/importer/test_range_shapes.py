@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import burnish
-from burnish.operators.dot_product_attention import ATTENTION
+from burnish.operators.attention import ATTENTION
 from burnish.rewriting import recognize_attention
 from oracles.runtime_operators import Case, cases
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from burnish.operators.assignment import LINEAR_ASSIGNMENT
+from burnish.operators.linear_assignment import LINEAR_ASSIGNMENT
 from oracles.small_graphs import SmallGraph
 
 

@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 
 from burnish.graph import Builder
 from burnish.operators import Operation
-from burnish.operators.convolution_gradients.costs import NANOSECONDS, SERIAL, nanoseconds
-from burnish.operators.convolution_gradients.depthwise_weight_forms import DEPTHWISE_WEIGHT_FORMS
-from burnish.operators.convolution_gradients.form import BATCHES, Form, choose, forced_forms
-from burnish.operators.convolution_gradients.geometry import Convolution
-from burnish.operators.convolution_gradients.input_forms import INPUT_FORMS, REVERSED_CONVOLUTION, TRANSPOSED_CONVOLUTION
-from burnish.operators.convolution_gradients.lowering import weight_forms
-from burnish.operators.convolution_gradients.weight_forms import POINTWISE_WEIGHT_FORMS, WEIGHT_FORMS
+from burnish.operators.convolution import weight_forms
+from burnish.operators.convolution_forms import BATCHES, NANOSECONDS, SERIAL, Convolution, Form, choose, forced_forms, nanoseconds
+from burnish.operators.convolution_input_forms import INPUT_FORMS, REVERSED_CONVOLUTION, TRANSPOSED_CONVOLUTION
+from burnish.operators.convolution_weight_forms import DEPTHWISE_WEIGHT_FORMS, POINTWISE_WEIGHT_FORMS, WEIGHT_FORMS
 from oracles.convolutions import check_against_torch, convolutions, gradient_model
 from oracles.gradient_harness import Evaluator
 from specs.convolution import torch_convolution

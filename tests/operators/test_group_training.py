@@ -16,7 +16,7 @@ from torch.nn import functional
 from burnish.autodiff import differentiate
 from burnish.graph import Builder, Tensor
 from burnish.lowering import lower_semantic_operators
-from burnish.operators.normalization.group_training import group_norm_training
+from burnish.operators.normalization.group import group_norm_training
 from oracles.gradient_harness import Evaluator, assert_close
 
 EPSILON = 0.25

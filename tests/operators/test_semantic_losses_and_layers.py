@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.autodiff import differentiate
-from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY
+from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY
 from burnish.operators.matmul import LINEAR_GRAD
 from oracles.small_graphs import SmallGraph
 

@@ -19,7 +19,7 @@ from burnish.autodiff import differentiate
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, Tensor
 from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
 from burnish.modes import bind_as_exported, put_training_forms
-from burnish.operators.recurrent import lacks_kernel
+from burnish.operators.recurrent_layer import lacks_kernel
 from oracles.central_differences import central_differences
 from specs.operator_spec import OperatorSpec, Sample
 

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 import burnish
 from burnish.graph import model_proto
 from burnish.lowering import lower_semantic_operators
-from burnish.operators.dot_product_attention import ATTENTION, ATTENTION_GRAD
+from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
 from burnish.rewriting import recognize_attention
 from oracles.semantic_gradients import semantic_gradients
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.operators.control.bodies import emit_with_bodies, return_from
+from burnish.operators.control_bodies import emit_with_bodies, return_from
 from specs.operator_spec import OperatorSpec, Sample, normal
 
 Emit = Callable[..., Sequence[Tensor]]

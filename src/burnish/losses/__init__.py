@@ -49,7 +49,7 @@ from burnish.losses.regression import (
 )
 from burnish.losses.resized import Resized, resized
 from burnish.losses.tversky import Lovasz, Tversky, lovasz, tversky
-from burnish.operators.labels import CLASS_AXIS
+from burnish.operators.loss import CLASS_AXIS
 
 LOSSES |= {
     "bce_with_logits": bce_with_logits,

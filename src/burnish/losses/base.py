@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor, same_shape
-from burnish.operators.labels import CLASS_AXIS
+from burnish.operators.loss import CLASS_AXIS
 from burnish.settings import PlainSettings, is_number
 
 Reduction = Literal["mean", "sum"]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 OverlapKind = Literal["iou", "giou", "diou", "ciou"]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Extents, LabelSpec, floating_shape
-from burnish.operators.labels import CLASS_AXIS, class_count
+from burnish.operators.loss import CLASS_AXIS, class_count
 from burnish.settings import is_number, is_whole
 
 

@@ -33,8 +33,7 @@ from burnish.losses.classes import (
     classified_shape,
     positions,
 )
-from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY
-from burnish.operators.labels import CLASS_AXIS, class_count
+from burnish.operators.loss import CLASS_AXIS, SOFTMAX_CROSS_ENTROPY, class_count
 from burnish.settings import is_number
 
 LAST_AXIS = -1

@@ -24,7 +24,7 @@ from burnish.losses.base import (
     samples_of,
     sum_of,
 )
-from burnish.operators.alignment import ALIGNMENT_LIKELIHOOD, NEVER
+from burnish.operators.ctc import ALIGNMENT_LIKELIHOOD, NEVER
 from burnish.settings import is_whole
 
 FRAME_CLASS_AXIS = 2

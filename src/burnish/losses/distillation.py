@@ -30,8 +30,8 @@ from burnish.losses.base import (
 from burnish.losses.cross_entropy import CrossEntropy
 from burnish.losses.inlining import inlined
 from burnish.losses.registry import LossLike, get
-from burnish.operators.labels import CLASS_AXIS
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
+from burnish.operators.loss import CLASS_AXIS
 from burnish.settings import PlainSettings
 
 TEACHER_LOGITS = "teacher_logits"

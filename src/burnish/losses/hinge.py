@@ -21,7 +21,7 @@ from burnish.losses.base import (
 )
 from burnish.losses.classes import check_class_weight, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
-from burnish.operators.labels import CLASS_AXIS, Labelled
+from burnish.operators.loss import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from burnish.losses.base import (
 )
 from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
 from burnish.losses.elementwise import ElementwiseLoss
-from burnish.operators.labels import CLASS_AXIS, Labelled
+from burnish.operators.loss import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

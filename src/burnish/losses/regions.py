@@ -11,7 +11,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import SOFTMAX, LabelSpec, LossBase, Reading, Scale, floating_shape
 from burnish.losses.classes import check_ignore_index, class_labels
-from burnish.operators.labels import CLASS_AXIS, Labelled
+from burnish.operators.loss import CLASS_AXIS, Labelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Reduction, Term, check_number, check_reduction, size_of, sum_of
 from burnish.losses.regions import RegionLoss, sum_over_positions
-from burnish.operators.labels import CLASS_AXIS
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
+from burnish.operators.loss import CLASS_AXIS
 
 
 @dataclass(frozen=True, kw_only=True)

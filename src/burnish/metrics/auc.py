@@ -15,7 +15,7 @@ from burnish.losses import CLASS_AXIS, Compared
 from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide, widened
 from burnish.metrics.classification import Average, asks_for_a_class, check_average, check_classes, chosen_class, is_yes, labelled
-from burnish.operators.labels import class_count
+from burnish.operators.loss import class_count
 from burnish.settings import is_whole
 
 POSITIVES, NEGATIVES = "positives", "negatives"

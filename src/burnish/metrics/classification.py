@@ -11,7 +11,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.metrics.base import does_not_fit
-from burnish.operators.labels import Labelled
+from burnish.operators.loss import Labelled
 from burnish.settings import is_whole
 
 Average = Literal["binary", "micro", "macro", "weighted"] | int

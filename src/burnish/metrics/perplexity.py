@@ -14,7 +14,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.metrics.base import MetricBase, divided, does_not_fit, how_many, quotient, wide, widened
-from burnish.operators.labels import Labelled
+from burnish.operators.loss import Labelled
 
 NEGATIVE_LOG_LIKELIHOOD, POSITIONS = "negative_log_likelihood", "positions"
 

@@ -27,7 +27,7 @@ from burnish.metrics.classification import (
     labelled,
     says_yes,
 )
-from burnish.operators.labels import class_count
+from burnish.operators.loss import class_count
 from burnish.settings import is_number
 
 HITS, FOUND, THERE = "hits", "found", "there"

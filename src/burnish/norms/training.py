@@ -13,9 +13,8 @@ from burnish.graph import SIXTEEN_BIT, Builder, Tensor, attribute_value
 from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, Train, layer_name
 from burnish.norms.schedules import linear
 from burnish.operators.collectives import SHARD_COUNT, SHARD_MEAN
-from burnish.operators.normalization import batch_norm_training, elements_per_channel
-from burnish.operators.normalization.ghost import ghost_batch_norm_training
-from burnish.operators.normalization.renorm import BATCH_RENORM_TRAINING
+from burnish.operators.normalization.batch import BATCH_RENORM_TRAINING, batch_norm_training, ghost_batch_norm_training
+from burnish.operators.normalization.statistics import elements_per_channel
 
 # Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
 # of the whole batch: a session of several workers finds by it what to synchronize. Layers of the policy ghost are not marked:

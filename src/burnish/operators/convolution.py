@@ -8,6 +8,9 @@ Their gradients are two semantic operators in the domain ``burnish``, which carr
 
 A transposed convolution ``y = ConvTranspose(x, w)`` is the input gradient of ``x' = Conv(y', w)``, so its gradients are that
 convolution and its weight gradient. Both semantic operators are bilinear, and differentiable in turn.
+
+In standard operators each gradient has several forms (``convolution_input_forms``, ``convolution_weight_forms``), of which the
+one that costs least is taken (``convolution_forms``).
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from typing import Any
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, split_padding
-from burnish.operators.convolution_gradients import lower_input_gradient, lower_weight_gradient
+from burnish.operators.convolution_forms import Convolution, Form, choose
+from burnish.operators.convolution_input_forms import INPUT_FORMS
+from burnish.operators.convolution_weight_forms import (
+    DEPTHWISE_WEIGHT_FORMS,
+    POINTWISE_WEIGHT_FORMS,
+    WEIGHT_FORMS,
+    exchanged_weight_gradient,
+)
 from burnish.operators.registry import Operation, gradient
 from burnish.operators.semantic import SemanticOperator, like
 from burnish.operators.windows import Windows
@@ -114,13 +124,34 @@ def convolution_weight_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None
     return d_dy, CONV_INPUT_GRAD(dy, g, x, **attributes) if op.wants(1) else None, None
 
 
-CONV_INPUT_GRAD.lowering(lower_input_gradient)
-CONV_WEIGHT_GRAD.lowering(lower_weight_gradient)
-
-
 def _bias_gradient(op: Operation, dy: Tensor) -> Tensor | None:
     bias = op.optional(2)
     if bias is None or not op.wants(2):
         return None
     spatial = Windows.declared(op).rank
     return op.builder.op("ReduceSum", dy, op.builder.integers([0, *range(2, spatial + 2)]), keepdims=0, like=bias)
+
+
+@CONV_INPUT_GRAD.lowering
+def lower_input_gradient(op: Operation) -> Tensor:
+    """``ConvInputGrad(dy, w, x)``."""
+    dy, w, x = op.required(0), op.required(1), op.required(2)
+    convolution = Convolution(op, dy, x, w)
+    return choose(INPUT_FORMS, convolution).build(op.builder, convolution, dy, w, x)
+
+
+@CONV_WEIGHT_GRAD.lowering
+def lower_weight_gradient(op: Operation) -> Tensor:
+    """``ConvWeightGrad(dy, x, w)``."""
+    dy, x, w = op.required(0), op.required(1), op.required(2)
+    convolution = Convolution(op, dy, x, w)
+    if not convolution.has_static_channels:
+        return exchanged_weight_gradient(op.builder, dy, x, convolution)
+    return choose(weight_forms(convolution), convolution).build(op.builder, convolution, dy, x, w)
+
+
+def weight_forms(convolution: Convolution) -> tuple[Form, ...]:
+    """The forms to choose from for a weight gradient, of a static number of channels."""
+    if convolution.is_pointwise:
+        return POINTWISE_WEIGHT_FORMS
+    return (*WEIGHT_FORMS, *(DEPTHWISE_WEIGHT_FORMS if convolution.is_depthwise else ()))

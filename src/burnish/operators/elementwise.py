@@ -1,6 +1,7 @@
 """Elementwise arithmetic with broadcasting, powers, exponentials, trigonometry, selection and casts.
 
-Activation functions live in ``activation.py``.
+Activation functions are in ``activation.py``. ``StopGradient`` is a value that the backward pass takes for a constant, as
+``tensor.detach()`` in PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
 from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
 from burnish.graph.uses import producer_of
 from burnish.operators.registry import Operation, gradient
+from burnish.operators.semantic import SemanticOperator, like
 
 
 @gradient("Identity")
@@ -323,3 +325,11 @@ def cast(op: Operation, dy: Tensor) -> Tensor:
 @gradient("CastLike")
 def cast_like(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return op.builder.cast(dy, op.input.dtype), None
+
+
+STOP_GRADIENT = SemanticOperator("StopGradient", ("x",), ("y",), like("x"), constants=("y",), shares_memory={"y": "x"})
+
+
+@STOP_GRADIENT.lowering
+def stop_gradient(op: Operation) -> Tensor:
+    return op.builder.op("Identity", op.required(0))

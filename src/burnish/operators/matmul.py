@@ -1,4 +1,4 @@
-"""Matrix products: MatMul and Gemm."""
+"""Matrix products (MatMul and Gemm), and the determinant of square matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, same_dimension, unbroadcast
 from burnish.graph.uses import is_read_once
-from burnish.operators.positions import extent, reshape_to
+from burnish.operators.positions import count, extent, reshape_as, reshape_to
 from burnish.operators.registry import Operation, gradient, training_form
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator
 
@@ -226,3 +226,34 @@ def biased_product(op: Operation) -> Tensor | None:
         if x.rank == weight.rank == 2 and is_read_once(product.value) and _is_bias(bias, product):
             return op.builder.op("Gemm", x, weight, bias, like=op.output)
     return None
+
+
+@gradient("Det")
+def det(op: Operation, dy: Tensor) -> Tensor:
+    """dX = dy · C (Jacobi), with the cofactors C_ij = (-1)^(i+j) · det(X without row i and column j).
+
+    Cofactors and not det(X) · X⁻ᵀ, which a singular matrix does not have. It takes the memory of n² matrices of n - 1 rows for
+    each of n rows.
+    """
+    builder, x = op.builder, op.input
+    index = ir.DataType.INT64
+    size = count(x, -1)
+    order = builder.op("Range", builder.scalar(0, index), size, builder.scalar(1, index))
+    row = builder.op("Unsqueeze", order, builder.integers([1]))
+    others = builder.op("Slice", order, builder.integers([0]), builder.integers([-1]), builder.integers([0]))
+    # For each i all numbers from 0 to n - 1 but i.
+    remaining = others + builder.cast(builder.op("GreaterOrEqual", others, row), index)
+    matrices = builder.op("Reshape", x, _extents(x), allowzero=1)
+    minors = builder.op("Gather", builder.op("Gather", matrices, remaining, axis=1), remaining, axis=3)
+    minors = builder.op("Det", builder.op("Transpose", minors, perm=[0, 1, 3, 2, 4]))
+    parity = builder.op("Mod", row + order, builder.scalar(2, index))
+    cofactors = minors * builder.cast(1 - parity * 2, x.dtype)
+    return builder.op("Unsqueeze", dy, builder.integers([-2, -1])) * reshape_as(cofactors, x)
+
+
+def _extents(x: Tensor) -> Tensor:
+    """The shape [matrices, n, n]; written out, since a product of the leading extents may be zero and leaves no -1 to infer."""
+    builder = x.builder
+    leading = builder.op("Unsqueeze", count(x, 0, -2), builder.integers([0]))
+    square = builder.op("Shape", x, start=-2)
+    return builder.op("Concat", leading, square, axis=0)

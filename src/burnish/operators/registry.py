@@ -125,7 +125,7 @@ _lowerings: dict[_Key, tuple[LoweringRule, int]] = {}
 @functools.cache
 def load_rules() -> None:
     """Register every rule. Each look-up calls this; code that only emits an operator loads that operator's file and no other."""
-    import_module("burnish.operators.rules")  # by name: the rules import this file
+    import_module("burnish.operators.families")  # by name: the rules import this file
 
 
 def gradient(*op_types: str, domain: str = "", since: int = 1) -> Callable[[_Rule], _Rule]:

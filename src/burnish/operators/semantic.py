@@ -14,7 +14,7 @@ An engine with a kernel for it refers to the object too; for every other target 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
+from burnish.graph.uses import operands_of
 from burnish.operators.registry import gradient, load_rules, lowering
 
 ANY_NUMBER = "..."
@@ -172,3 +173,21 @@ def declared_operators() -> Mapping[str, SemanticOperator]:
     """Return every semantic operator, by name."""
     load_rules()
     return MappingProxyType(_operators)
+
+
+def reached_from(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return ``sources``, and the floating-point values that nodes, in their order, compute from them: these carry gradients."""
+    reached = set(sources)
+    for node in nodes:
+        if any(value in reached for value in operands_of(node)):
+            reached.update(differentiable_outputs(node))
+    return reached
+
+
+def needed_for(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return ``targets``, and what nodes, in their order, compute them from."""
+    needed = set(targets)
+    for node in reversed(list(nodes)):
+        if any(output in needed for output in differentiable_outputs(node)):
+            needed.update(value for value in operands_of(node) if value is not None)
+    return needed

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.lowering import lower_semantic_operators
 from burnish.modes import put_training_forms
-from burnish.operators.recurrent import is_recurrent
+from burnish.operators.recurrent_layer import is_recurrent
 
 
 def expand_recurrent_layers(model: ir.Model) -> ir.Model:

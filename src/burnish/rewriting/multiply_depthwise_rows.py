@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, replace_node, static_shape
-from burnish.operators.convolution_gradients.form import BATCHES
+from burnish.operators.convolution_forms import BATCHES
 
 TAP, TAPPED_ROW, IMAGE = 0.15, 4.8, 60.0
 """Nanoseconds of a convolution: for each tap of an output, each row of y at each tap, and each channel of an image."""

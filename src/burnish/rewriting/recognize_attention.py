@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.graph import SIXTEEN_BIT, Builder, attribute_value, describe_node, same_dimension
 from burnish.graph.matching import Either, Match, Node, Number, Pattern, Variable, find_match, why_not
 from burnish.graph.uses import producer_of
-from burnish.operators.dot_product_attention import ATTENTION
+from burnish.operators.attention import ATTENTION
 from burnish.rewriting.normalization_patterns import replace_pieces, rounded, widened
 
 RANK = 4

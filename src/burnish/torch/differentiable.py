@@ -29,7 +29,7 @@ from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.splitting import emit_cotangents, split
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, garbage_kept
-from burnish.operators.dependence import reached_from
+from burnish.operators.semantic import reached_from
 from burnish.optim.held_rows import HeldRows, without_rows
 from burnish.rewriting import lower_what_has_no_gradient, refuse_lost_gradients, simulate_quantization
 

@@ -15,7 +15,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available("lstm"), reason="needs the engine's kernels")

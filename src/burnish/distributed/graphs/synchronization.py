@@ -18,8 +18,7 @@ from burnish.norms import NormPolicy, Renorm, Sync, Train, get
 from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
 from burnish.operators import Operation
 from burnish.operators.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
-from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
-from burnish.operators.normalization.renorm import BATCH_RENORM_TRAINING, correction
+from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING, correction
 from burnish.operators.normalization.synchronized import (
     BATCH_NORM_APPLY,
     BATCH_NORM_GRAD_APPLY,

@@ -54,13 +54,12 @@ from burnish.graph.uses import remove_unread_nodes
 from burnish.lowering import lower_semantic_operators
 from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
-from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.indexing import GATHER_GRAD
+from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.operators.pooling import MAX_POOL_GRAD
-from burnish.operators.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
-from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
 from burnish.rewriting.remove_unused import remove_unused
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)

@@ -32,7 +32,7 @@ from burnish.engines.torch.families.precision.cast_placement import read_shapes_
 from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
+from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 

@@ -12,7 +12,7 @@ from burnish.engines.torch.families.precision.widening import narrow_dtypes
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from burnish.operators.dot_product_attention import ATTENTION, ATTENTION_GRAD
+from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
 from burnish.rewriting import run_in_order, wait_by_selection
 
 if TYPE_CHECKING:

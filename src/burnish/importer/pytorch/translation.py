@@ -16,7 +16,7 @@ from onnxscript.onnx_types import TensorType
 
 from burnish.importer.pytorch.layers import stop_gradient
 from burnish.importer.pytorch.recurrent import recurrent
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
 
 aten = torch.ops.aten
 

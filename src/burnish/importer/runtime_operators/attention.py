@@ -6,7 +6,7 @@ from burnish.graph import Tensor
 from burnish.importer.runtime_operators.masks import attention_bias
 from burnish.importer.runtime_operators.registry import Results, is_read, rewrites, split
 from burnish.operators import Operation
-from burnish.operators.attention_pieces import Stage, merge_heads, scaled_dot_product, split_heads
+from burnish.operators.attention_decomposition import Stage, merge_heads, scaled_dot_product, split_heads
 from burnish.operators.positions import extent, known_rank
 
 _PACKED = 5

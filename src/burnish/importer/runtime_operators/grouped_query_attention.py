@@ -10,7 +10,7 @@ import onnx_ir as ir
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, held, is_read, rewrites, split
 from burnish.operators import Operation
-from burnish.operators.attention_pieces import (
+from burnish.operators.attention_decomposition import (
     Stage,
     as_bias,
     merge_heads,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor, same_dimension
 from burnish.operators import Operation
-from burnish.operators.attention_pieces import as_bias, places, total, visible
+from burnish.operators.attention_decomposition import as_bias, places, total, visible
 from burnish.operators.positions import extent, known_rank
 
 _INDEX = ir.DataType.INT64

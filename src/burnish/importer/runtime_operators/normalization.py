@@ -12,7 +12,7 @@ from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.importer.runtime_operators.layouts import channels_first, channels_last
 from burnish.importer.runtime_operators.registry import Results, is_read, rewrites
 from burnish.operators import Operation
-from burnish.operators.attention_pieces import places
+from burnish.operators.attention_decomposition import places
 from burnish.operators.positions import extent, known_rank
 
 _SKIP_EPSILON = 1e-12

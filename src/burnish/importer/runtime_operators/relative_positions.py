@@ -9,7 +9,7 @@ import onnx_ir as ir
 from burnish.graph import Tensor
 from burnish.importer.runtime_operators.registry import Results, rewrites
 from burnish.operators import Operation
-from burnish.operators.attention_pieces import split_heads
+from burnish.operators.attention_decomposition import split_heads
 
 _INDEX, _FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 

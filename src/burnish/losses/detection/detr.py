@@ -12,8 +12,8 @@ from burnish.losses.base import SIGMOID, Activation, Compared, LabelSpec, Readin
 from burnish.losses.binary import softplus
 from burnish.losses.boxes import BoxFormat, Corners, check_box_format, corners, overlap
 from burnish.losses.detection.targets import DetectionLoss, Objects, check_predictions, given_names, of_object, places_along
-from burnish.operators.assignment import LINEAR_ASSIGNMENT
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
+from burnish.operators.linear_assignment import LINEAR_ASSIGNMENT
 
 ClassLoss = Literal["cross_entropy", "focal"]
 CLASS_AXIS = 2

@@ -24,7 +24,7 @@ from burnish.losses.detection.targets import (
     of_object,
     places_along,
 )
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.settings import is_whole
 
 LEAST = 1e-9

@@ -9,9 +9,24 @@ the backward needs. ``burnish.modes`` puts it in the place of ``BatchNormalizati
 ``centered`` is x minus some value near the mean of each channel and ``shift`` [C] the mean of what that leaves: together they
 hold x - mean to the last bits, which x and a rounded mean do not. The lowered backward reads these, and x is not kept; a
 kernel that computes with x and mean may leave both out.
+
+Batch renormalization takes the statistics of the batch, corrected toward the running ones (Ioffe 2017).
+
+With μ, σ the running mean and standard deviation and μ_B, σ_B those of the batch, both with epsilon under the root:
+``r = clip(σ_B / σ, 1 / r_max, r_max)``, ``d = clip((μ_B - μ) / σ, -d_max, d_max)``, ``y = scale (x̂ r + d) + bias``. No gradient
+passes through r and d, so the layer is batch normalization with the scale ``scale r`` and the bias ``scale d + bias``.
+
+    BatchRenormTraining(x, scale, bias, running_mean, running_variance, r_max, d_max; epsilon) -> the outputs of BatchNormTraining
+
+r_max and d_max are scalars of the statistics' dtype.
+
+Ghost batch normalization takes statistics over groups of samples (Hoffer, Hubara and Soudry 2017).
 """
 
 from __future__ import annotations
+
+from copy import copy
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +41,7 @@ from burnish.operators.normalization.statistics import (
     has_short_runs,
     per_channel,
 )
-from burnish.operators.positions import known_rank
+from burnish.operators.positions import extent, joined, known_rank, reshape_as, reshape_to
 from burnish.operators.registry import Operation, gradient
 from burnish.operators.semantic import SemanticOperator, like
 
@@ -216,3 +231,94 @@ def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
 
 def inverse_std_of(variance: Tensor, epsilon: float) -> Tensor:
     return variance.builder.op("Reciprocal", variance.builder.op("Sqrt", variance + epsilon))
+
+
+BATCH_RENORM_TRAINING = SemanticOperator(
+    "BatchRenormTraining",
+    ("x", "scale", "bias", "running_mean", "running_variance", "r_max", "d_max"),
+    BATCH_NORM_TRAINING.outputs,
+    BATCH_NORM_TRAINING.infer,
+)
+
+
+@BATCH_RENORM_TRAINING.gradient
+def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradient of batch normalization with the scale ``scale r``, and dscale = r Σ dy x̂ + d Σ dy."""
+    r, d = correction(op, op.outputs[1], op.outputs[2])
+    normalization = copy(op)
+    normalization.inputs = (op.required(0), op.required(1) * r, op.required(2))
+    dx, dgain, dbias = batch_norm_training_gradient(normalization, dy, *statistics)
+    dscale = None if dgain is None or dbias is None else dgain * r + dbias * d
+    return dx, dscale, dbias
+
+
+@BATCH_RENORM_TRAINING.lowering
+def lower_batch_renorm_training(op: Operation) -> tuple[Tensor, ...]:
+    x, scale, bias = op.required(0), op.required(1), op.required(2)
+    builder = op.builder
+    channels = scale.dimension(0)
+    if channels is None:
+        zeros = scale - scale
+        ones = zeros + 1
+    else:
+        zeros, ones = (builder.constant(np.full(channels, number, scale.dtype.numpy())) for number in (0, 1))
+    normalized, mean, inverse_std, _ = batch_norm_training(builder, x, ones, zeros, op.attribute("epsilon"))
+    normalization = normalized.value.producer()
+    assert normalization is not None
+    r, d = correction(op, mean, inverse_std)
+    y = channel_affine(normalized, scale * r, bias + scale * d)
+    return y, *(builder.tensor(value) for value in normalization.outputs[1:])
+
+
+def correction(op: Operation, mean: Tensor, inverse_std: Tensor) -> tuple[Tensor, Tensor]:
+    """Emit r and d, each [C], from the statistics of the batch that BatchRenormTraining corrects."""
+    running_mean, running_variance, r_max, d_max = (op.required(index) for index in range(3, 7))
+    builder = op.builder
+    running_inverse_std = inverse_std_of(running_variance, op.attribute("epsilon"))
+    lowest = builder.op("Reciprocal", r_max)
+    r = builder.op("Min", builder.op("Max", running_inverse_std / inverse_std, lowest), r_max, like=mean)
+    d = builder.op("Min", builder.op("Max", (mean - running_mean) * running_inverse_std, -d_max), d_max, like=mean)
+    return r, d
+
+
+def ghost_batch_norm_training(
+    builder: Builder, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float, size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalize ``x`` [N, C, ...] by the statistics of groups of ``size`` consecutive samples; ``size`` divides N.
+
+    The groups are laid out as channels, [size, N / size * C, ...], so that the layer itself is batch normalization.
+
+    Returns:
+        y like x; the mean over the groups of their means and of their population variances, each [C]; and the number of
+        elements per channel of one group, a scalar.
+    """
+    if x.rank is None:
+        raise UnsupportedOperatorError(
+            f"ghost batch normalization: the rank of its input '{x.name}' is not known; declare the shapes of the model's inputs"
+        )
+    sizes = [x.dimension(axis) or partial(extent, x, axis) for axis in range(1, x.rank)]
+    batch, channels = x.dimension(0), x.dimension(1)
+    groups = None if batch is None else batch // size
+    count = builder.integers([groups]) if groups is not None else extent(x, 0) / size
+    by_group = reshape_to(x, [groups or (lambda: count), size, *sizes])
+    exchange = [1, 0, *range(2, x.rank + 1)]
+    exchanged = builder.op("Transpose", by_group, perm=exchange)
+    merged = None if groups is None or channels is None else groups * channels
+    side_by_side = reshape_to(exchanged, [size, merged or (lambda: count * extent(x, 1)), *sizes[1:]])
+    rows = joined(builder, [count, extent(x, 1)])
+    y, means, _, variances = batch_norm_training(builder, side_by_side, _tiled(scale, rows), _tiled(bias, rows), epsilon)
+    back = builder.op("Transpose", reshape_as(y, exchanged), perm=exchange, like=by_group)
+    mean, variance = (_mean_over_groups(statistic, rows, scale) for statistic in (means, variances))
+    return reshape_as(back, x), mean, variance, elements_per_channel(side_by_side)
+
+
+def _tiled(vector: Tensor, rows: Tensor) -> Tensor:
+    """Repeat [C] for every group: [groups * C]; ``rows`` is [groups, C]."""
+    builder = vector.builder
+    return builder.op("Reshape", builder.op("Expand", vector, rows), builder.integers([-1]))
+
+
+def _mean_over_groups(statistics: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """Average [groups * C] over the groups: [C]; ``rows`` is [groups, C]."""
+    builder = statistics.builder
+    return builder.op("ReduceMean", builder.op("Reshape", statistics, rows), builder.integers([0]), keepdims=0, like=like)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import Adapter
 from burnish.graph import Builder, Tensor, attribute_value
-from burnish.operators.stop_gradient import STOP_GRADIENT
+from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.surgery.adapters.layers import Layer
 
 SPATIAL = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -11,8 +11,7 @@ from burnish.engines.kernels.recurrent.operators import (
     FUSED_LSTM_STEPS_GRAD,
 )
 from burnish.graph import Builder, replace_node
-from burnish.operators.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
-from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
 
 _FUSED = {
     LSTM_STEPS: FUSED_LSTM_STEPS,

@@ -4,8 +4,7 @@ Operands, outputs and attributes are those of the semantic operators; ``live`` a
 """
 
 from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.operators.recurrent.gru import GRU_STEPS, GRU_STEPS_GRAD
-from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
 
 FUSED_LSTM_STEPS = EngineOperator("FusedLstmSteps", LSTM_STEPS.inputs, LSTM_STEPS.outputs)
 FUSED_LSTM_STEPS_GRAD = EngineOperator("FusedLstmStepsGrad", LSTM_STEPS_GRAD.inputs, LSTM_STEPS_GRAD.outputs)

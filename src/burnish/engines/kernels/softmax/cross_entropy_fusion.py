@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.engines.kernels.softmax.operators import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.operators.cross_entropy import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
+from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 
 LOG_P = 3
 """The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""

@@ -20,7 +20,7 @@ from burnish.engines.torch.families.fused import fuses
 from burnish.graph import Builder, attribute_value, constant_array, replace_value, same_dimension
 from burnish.graph.evaluation import constant_result
 from burnish.graph.uses import only_user, producer_of, remove_unread
-from burnish.operators.dot_product_attention import ATTENTION, ATTENTION_GRAD
+from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
 
 HIDES = -3.3e38
 """What hides a key when it is added to its score: -infinity, or the least number of float32 or bfloat16."""

@@ -12,7 +12,7 @@ from burnish.engines.torch.families.fused import fuses
 from burnish.engines.torch.families.normalization.translation import FUSED_GROUP_NORM, FUSED_GROUP_NORM_GRAD
 from burnish.graph import Builder, attribute_value, remove_node, replace_node, replace_uses
 from burnish.operators.activation import SILU, SILU_GRAD
-from burnish.operators.normalization.group_training import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
+from burnish.operators.normalization.group import GROUP_NORM_GRAD, GROUP_NORM_TRAINING
 
 BY_SILU = 3
 """As the kernel counts activations, behind those of batch normalization."""

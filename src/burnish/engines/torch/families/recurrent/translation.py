@@ -14,7 +14,7 @@ from burnish.engines.torch.families.recurrent import schemas  # noqa: F401  # de
 from burnish.engines.torch.families.thresholds import Recurrent
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import attribute_value
-from burnish.operators.recurrent.lstm import LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD
 
 
 @replaces(LSTM_STEPS, by=FUSED_LSTM_STEPS)

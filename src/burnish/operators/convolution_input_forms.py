@@ -7,8 +7,7 @@ from math import prod
 import numpy as np
 
 from burnish.graph import Builder, Tensor
-from burnish.operators.convolution_gradients.form import Form, Work
-from burnish.operators.convolution_gradients.geometry import Convolution, known
+from burnish.operators.convolution_forms import Convolution, Form, Work, known
 
 MOST_TAPS_BY_PRODUCT = 64
 """Up to how many taps a matrix product reverses a weight faster than ``Slice`` does."""

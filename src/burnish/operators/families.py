@@ -1,0 +1,30 @@
+"""Every file that declares operators: importing this one registers them all."""
+
+from burnish.operators import (  # noqa: F401
+    activation,
+    attention,
+    collectives,
+    control,
+    convolution,
+    ctc,
+    deformable_convolution,
+    einsum,
+    elementwise,
+    indexing,
+    linear_assignment,
+    loss,
+    matmul,
+    pooling,
+    quantization,
+    random,
+    recurrent,
+    reduction,
+    regions,
+    resize,
+    row_gradients,
+    sampling,
+    shape,
+    spectrum,
+    training_optimizers,
+)
+from burnish.operators.normalization import batch, group, layer, local_response, standardize, synchronized  # noqa: F401
