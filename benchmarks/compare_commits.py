@@ -4,8 +4,8 @@
     python benchmarks/compare_commits.py speed OLD [NEW] [--models mlp lstm ...] [--engines torch onnxruntime] [--rounds 30]
 
 ``bits`` trains the programs of ``tests/oracles/frozen_models.py`` for three steps on each engine, and compares losses,
-outputs and states bit for bit; programs that OLD saved are loaded by NEW and go on with the same bits. ``speed`` lets both take steps in
-turns, and prints ratios of times: old over new, so that more than 1 is faster than before.
+outputs and states bit for bit. NEW also loads the programs that OLD saved, and must go on with the same bits. ``speed`` lets
+both take steps in turns, and prints ratios of times: old over new, so that more than 1 is faster than before.
 """
 
 from __future__ import annotations
