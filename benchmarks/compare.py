@@ -30,7 +30,7 @@ from typing import Any
 import comparison_table
 import environments
 import installation
-from burnish.engines.torch.native import building, kernels
+from burnish.engines.torch.native import kernels
 from contender_kinds import ALL, ENGINES, KINDS, PAGES
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare
@@ -214,7 +214,7 @@ def described(
 
 def _kernels_are_installed() -> bool:
     """Whether the installation has built burnish's kernels for the PyTorch engine: else its first step waits for them."""
-    return building.find_installed(kernels.sources()["elementwise"]) is not None
+    return kernels.find_installed(kernels.sources()["elementwise"]) is not None
 
 
 def _admitted(name: str, job: Mapping[str, Any], folder: Path, precision: str, entrants: list[Entrant]) -> Entrant:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from burnish.engines.torch.runtime.tensor_float import tensor_float
+from burnish.engines.torch.runtime.devices import tensor_float
 from gpu_stages.setting import Report, Setting
 from gpu_stages.speed import CASES, Case
 from gpu_stages.trainers import BURNISH, BURNISH_INDUCTOR, COMPILED, Contender, enter, let_go

@@ -15,7 +15,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.runtime.tensor_float import tensor_float
+from burnish.engines.torch.runtime.devices import tensor_float
 from gpu_stages.models import Model, program_of
 from gpu_stages.setting import Setting
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import burnish
 from burnish.engines.torch.engine import TorchEngine
-from burnish.engines.torch.runtime.in_place import InPlaceStep
+from burnish.engines.torch.runtime.inductor import InPlaceStep
 from burnish.engines.torch.translate import translation
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate

@@ -8,7 +8,7 @@ import torch
 from burnish.engines.torch.families.attention.dispatch import attention, attention_gradient
 from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.runtime.processor import has_wide_vectors
+from burnish.engines.torch.runtime.devices import has_wide_vectors
 
 needs_kernel = pytest.mark.skipif(not kernels.available("attention"), reason="the engine's kernels cannot be built here")
 

@@ -15,7 +15,7 @@ import pytest
 
 from burnish.engines.kernels import building as shared_building
 from burnish.engines.kernels import compiling
-from burnish.engines.torch.native import building, kernels
+from burnish.engines.torch.native import kernels
 
 PROJECT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
@@ -43,17 +43,17 @@ def names(folder, pattern):
 @needs_compiler
 def test_only_what_changed_is_compiled_again(folder):
     one, two = folder / "one.cpp", folder / "two.cpp"
-    first, second = building.build_library(one), building.build_library(two)
+    first, second = kernels.build_library(one), kernels.build_library(two)
     assert ctypes.CDLL(str(first)).one() == 1
     assert ctypes.CDLL(str(second)).two() == 2
     assert not names(folder, "building_*")
     one.write_text(ONE.replace("return 1", "return 10"))
-    changed = building.build_library(one)
+    changed = kernels.build_library(one)
     assert changed != first
     assert ctypes.CDLL(str(changed)).one() == 10
-    assert building.build_library(two) == second
+    assert kernels.build_library(two) == second
     (folder / "shared.h").write_text("#define SHARED 5\n")
-    assert ctypes.CDLL(str(building.build_library(two))).two() == 6
+    assert ctypes.CDLL(str(kernels.build_library(two))).two() == 6
     assert len(names(folder, "*.so")) == 4
 
 
@@ -61,7 +61,7 @@ def test_only_what_changed_is_compiled_again(folder):
 def test_a_refused_file_is_named_and_leaves_nothing(folder):
     (folder / "two.cpp").write_text("int two() { return three(); }\n")
     with pytest.raises(RuntimeError, match=r"two\.cpp:1:20: error: .three. was not declared"):
-        building.build_library(folder / "two.cpp")
+        kernels.build_library(folder / "two.cpp")
     assert not names(folder, "*.so")
     assert not names(folder, "building_*")
 
@@ -70,7 +70,7 @@ def test_a_refused_file_is_named_and_leaves_nothing(folder):
 @pytest.mark.slow
 def test_processes_that_build_at_once_find_the_same_library(folder):
     program = (
-        "import sys; from pathlib import Path; from burnish.engines.torch.native.building import build_library;"
+        "import sys; from pathlib import Path; from burnish.engines.torch.native.kernels import build_library;"
         "print(build_library(Path(sys.argv[1])))"
     )
     running = [
@@ -100,13 +100,13 @@ def test_another_compiler_builds_another_library(folder, monkeypatch):
 def test_without_a_compiler_the_error_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr(shared_building, "find_compiler", lambda: None)
     with pytest.raises(RuntimeError, match=r"there is no C\+\+ compiler: install g\+\+ or clang\+\+, or name one in CXX"):
-        building.build_library(folder / "two.cpp")
+        kernels.build_library(folder / "two.cpp")
 
 
 def test_an_older_pytorch_is_named(folder, monkeypatch):
-    monkeypatch.setattr(building.torch, "__version__", "2.9.1+cpu")
+    monkeypatch.setattr(kernels.torch, "__version__", "2.9.1+cpu")
     with pytest.raises(RuntimeError, match=r"they need PyTorch 2\.10 or later, and this is 2\.9\.1"):
-        building.build_library(folder / "two.cpp")
+        kernels.build_library(folder / "two.cpp")
 
 
 def copied(kernel, folder):
@@ -125,12 +125,12 @@ def install(source, instructions, headers=None):
 def test_an_installed_library_is_taken_without_a_compiler_until_its_source_changes(folder, monkeypatch):
     library = install(folder / "two.cpp", compiling.native())
     monkeypatch.setattr(shared_building, "find_compiler", lambda: None)
-    assert building.build_library(folder / "two.cpp") == library
+    assert kernels.build_library(folder / "two.cpp") == library
     assert ctypes.CDLL(str(library)).two() == 2
     (folder / "shared.h").write_text("#define SHARED 5\n")
-    assert building.find_installed(folder / "two.cpp") is None
+    assert kernels.find_installed(folder / "two.cpp") is None
     with pytest.raises(RuntimeError, match="there is no C"):
-        building.build_library(folder / "two.cpp")
+        kernels.build_library(folder / "two.cpp")
 
 
 @needs_linux
@@ -158,10 +158,10 @@ def test_a_processor_takes_the_best_of_the_installed_libraries_that_it_can_run(f
     ):
         monkeypatch.setattr(compiling.platform, "machine", lambda machine=machine: machine)
         monkeypatch.setattr(compiling, "processor", lambda flags=flags: " ".join(sorted(flags)))
-        assert building.find_installed(folder / "one.cpp") == compiling.BUILT / names[expected]
+        assert kernels.find_installed(folder / "one.cpp") == compiling.BUILT / names[expected]
     monkeypatch.setattr(compiling.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(compiling, "processor", lambda: "sse2")
-    assert building.find_installed(folder / "one.cpp") is None
+    assert kernels.find_installed(folder / "one.cpp") is None
 
 
 @needs_linux
@@ -195,10 +195,10 @@ except RuntimeError as error:
 @pytest.mark.slow
 def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_release_of_it(folder, monkeypatch):
     headers = compiling.find_headers()
-    assert headers.version == building.torch.__version__
+    assert headers.version == kernels.torch.__version__
     allocator = copied("allocator", folder)
     library = install(allocator, compiling.native(), headers)
-    assert building.build_library(allocator) == library
+    assert kernels.build_library(allocator) == library
     program = """
 import sys, torch
 from burnish.engines.torch.native import kernels
@@ -209,8 +209,8 @@ assert torch.full((1 << 22,), 5.).data_ptr() == address
 """
     done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    monkeypatch.setattr(building.torch, "__version__", "2.99.0")
-    assert building.find_installed(allocator) is None
+    monkeypatch.setattr(kernels.torch, "__version__", "2.99.0")
+    assert kernels.find_installed(allocator) is None
 
 
 @pytest.mark.parametrize("engine", ["TORCH", "ONNXRUNTIME"])

@@ -12,9 +12,8 @@ import torch
 
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.runtime import capture
-from burnish.engines.torch.runtime.capture import CaptureError, CudaRecorder, RecordedStep
-from burnish.engines.torch.runtime.readback import pack, unpack
-from burnish.engines.torch.runtime.tensor_float import tensor_float
+from burnish.engines.torch.runtime.capture import CaptureError, CudaRecorder, RecordedStep, pack, unpack
+from burnish.engines.torch.runtime.devices import tensor_float
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.program import Entry, GraphSignature, Role
 from oracles.open_program import open_program

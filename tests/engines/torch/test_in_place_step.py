@@ -9,7 +9,7 @@ import torch
 
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.runtime.capture import CaptureError
-from burnish.engines.torch.runtime.in_place import InPlaceStep
+from burnish.engines.torch.runtime.inductor import InPlaceStep
 from burnish.errors import NonFiniteLossError
 from burnish.program import Entry, GraphSignature, Role
 from oracles.open_program import open_program

@@ -310,16 +310,16 @@ def test_kernels_that_no_graph_calls_are_not_built(monkeypatch):
 
 
 def test_every_kernel_has_its_schemas():
-    assert set(kernels.sources()) == set(kernels.schemas.declared_kernels())
+    assert set(kernels.sources()) == set(kernels.declared_kernels())
 
 
 def test_a_kernel_is_declared_once():
     with pytest.raises(ValueError, match="the kernel elementwise is declared twice: give one of the two files another name"):
-        kernels.schemas.declare_kernel("elementwise")
+        kernels.declare_kernel("elementwise")
 
 
 def test_kernels_that_more_programs_call_are_built_first():
-    order = kernels.schemas.declared_kernels()
+    order = kernels.declared_kernels()
     assert set(order[: len(kernels.EARLY)]) == set(kernels.EARLY)
     assert order.index("linear") < order.index("standardize") < order.index("depthwise_bfloat16")
 
@@ -330,9 +330,7 @@ def test_a_graph_waits_for_the_kernels_that_it_calls():
     runner = burnish.Session(program, "torch", threads=1)._runner
     module = runner._translate("step", fused=True)
     assert (
-        {"batch_norm", "elementwise"}
-        <= kernels.called(module)
-        <= set(kernels.schemas.declared_kernels()) - {"depthwise", "standardize"}
+        {"batch_norm", "elementwise"} <= kernels.called(module) <= set(kernels.declared_kernels()) - {"depthwise", "standardize"}
     )
 
 

@@ -15,7 +15,7 @@ from burnish import losses, optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.translate.runtime_node import Late
+from burnish.engines.torch.translate.translation import Late
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.random.draws import keep_mask

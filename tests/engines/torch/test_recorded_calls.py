@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.translate.rules import records_one_call
 
 
 @records_one_call

@@ -38,10 +38,8 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
-from burnish.engines.torch.runtime.cuda_settings import cuda_settings
-from burnish.engines.torch.runtime.devices import device_of
-from burnish.engines.torch.runtime.in_place import InPlaceStep
-from burnish.engines.torch.runtime.inductor import CompiledGraph, check_compiler, laid_out_as
+from burnish.engines.torch.runtime.devices import cuda_settings, device_of
+from burnish.engines.torch.runtime.inductor import CompiledGraph, InPlaceStep, check_compiler, laid_out_as
 from burnish.engines.torch.translate.dtypes import array_of, mapped_tensor_of, tensor_of, torch_dtype, view_of
 from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.rules import translated_operators

@@ -8,8 +8,8 @@ A kernel is written so that the first run on a machine does not wait for it:
 - Its file, ``<kernel>.cpp``, includes ``operators.h`` and nothing of PyTorch: that declares the few functions of PyTorch's
   stable C interface that kernels call (``torch_interface.h``), and compiles in a third of a second. PyTorch's own headers of
   that interface take one and a half, ``<torch/library.h>`` and ``<ATen/...>`` five more.
-- It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator stands in
-  ``schemas.py`` beside it, so that graphs that call it are made while it is compiled.
+- It ends in ``BURNISH_OPERATORS(CPU) { operators.implement<&name>("name"); }``. The schema of the operator is
+  declared next to what calls it (``declare_kernel``), so that graphs that call it are made while it is compiled.
 - Each file is compiled by itself, into a library of its own, when a graph first calls it, and again only when it, or a header,
   has changed.
 """
@@ -17,10 +17,13 @@ A kernel is written so that the first run on a machine does not wait for it:
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,112 @@ import onnx_ir as ir
 import torch
 import torch.fx
 
-from burnish.engines.kernels import compiling
+from burnish.engines.kernels import building, compiling
 from burnish.engines.kernels.building import SWITCHED_OFF, cores, first_line, is_switched_off
 from burnish.engines.kernels.compiling import find_compiler
-from burnish.engines.torch.native import schemas
-from burnish.engines.torch.native.building import build_library, find_installed
 from burnish.errors import KernelWarning
+
+
+class Use(IntEnum):
+    """How many programs call a kernel: what more of them call is built first."""
+
+    ALL = 0
+    MOST = 1
+    SOME = 2
+    FEW = 3
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A file that implements operators.
+
+    Attributes:
+        name: the file's, without its suffix.
+        operators: their names.
+        use: how many programs call it.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+    use: Use
+
+
+_kernels: dict[str, Kernel] = {}
+
+
+def declare_kernel(name: str, *schemas: str, use: Use = Use.FEW, suffix: str = "") -> None:
+    """Declare a kernel and define its operators; what implements them is loaded later.
+
+    Args:
+        name: of its file.
+        schemas: of its operators, each with ``{}`` where its name is to have the suffix.
+        use: how many programs call it.
+        suffix: of the operators' names, for a kernel of another dtype or size of window.
+
+    Raises:
+        ValueError: a kernel of this name is declared already.
+    """
+    if name in _kernels:
+        raise ValueError(f"the kernel {name} is declared twice: give one of the two files another name")
+    complete = [schema.replace("{}", suffix, 1) for schema in schemas]
+    for schema in complete:
+        _library().define(schema)  # type: ignore[no-untyped-call]
+    _kernels[name] = Kernel(name, tuple(schema.partition("(")[0] for schema in complete), use)
+
+
+def declared_kernels() -> tuple[str, ...]:
+    """Return the names of all kernels, in the order in which they are built."""
+    return tuple(kernel.name for kernel in sorted(_kernels.values(), key=lambda kernel: kernel.use))
+
+
+def kernel_of(operator: str) -> str:
+    """Return the name of the kernel that implements an operator."""
+    return next(kernel.name for kernel in _kernels.values() if operator in kernel.operators)
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    """Where operators are defined, as long as the process lives."""
+    return torch.library.Library("burnish", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+OLDEST_TORCH = (2, 10)
+"""The first PyTorch whose stable interface has lists of tensors and parallel loops."""
+
+
+def build_library(source: Path) -> Path:
+    """Find the library of one source, or build it; returns the library's path.
+
+    The source may include the headers beside it, and those that all kernels share.
+
+    Raises:
+        RuntimeError: PyTorch is too old, there is no compiler, or it refuses the file; the message begins with why.
+        OSError: the cache cannot be written, or the compiler not started.
+    """
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise RuntimeError(f"they need PyTorch {'.'.join(map(str, OLDEST_TORCH))} or later, and this is {torch.__version__}")
+    headers = compiling.Headers(torch.__version__, _torch_folder() / "include")
+    release = compiling.release_of(source, torch.__version__)
+    circumstances = torch.__version__, str(_torch_folder())
+    return building.build_library(source, release, circumstances, headers.flags, _link_flags(source))
+
+
+def find_installed(source: Path) -> Path | None:
+    """The library that the installation has built of a source as it is now, for such a processor, and where it includes PyTorch's
+    headers, for this PyTorch; None where it has not."""
+    return building.find_installed(source, compiling.release_of(source, torch.__version__))
+
+
+def _torch_folder() -> Path:
+    return Path(torch.__file__).parent
+
+
+def _link_flags(source: Path) -> list[str]:
+    folder = _torch_folder() / "lib"
+    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    return [f"-L{folder}", *(f"-l{name}" for name in compiling.linked_libraries(source)), *undefined]
+
 
 EARLY = ("elementwise", "allocator")
 """The kernels that all training graphs call, what takes longest to compile first."""
@@ -63,7 +166,7 @@ def available(*names: str) -> bool:
     if is_switched_off():
         return False
     try:
-        wanted = names or schemas.declared_kernels()
+        wanted = names or declared_kernels()
         _requested(*wanted)
         for name in wanted:
             _load(name)
@@ -100,9 +203,9 @@ def called(module: torch.fx.GraphModule) -> set[str]:
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             names = [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
-            found |= {schemas.kernel_of(name.split(".")[1]) for name in names if name.startswith("burnish.")}
+            found |= {kernel_of(name.split(".")[1]) for name in names if name.startswith("burnish.")}
         elif part.__class__.__module__.startswith("burnish."):
-            return set(schemas.declared_kernels())  # what it calls is known when it runs
+            return set(declared_kernels())  # what it calls is known when it runs
     return found
 
 
@@ -115,7 +218,7 @@ def for_elements(name: str, dtype: ir.DataType) -> Any:
 @functools.cache
 def find_operator(name: str) -> Callable[..., Any] | None:
     """The operator of this name, or None where its kernel is not there; waits for the building of the kernel."""
-    return getattr(torch.ops.burnish, name).default if available(schemas.kernel_of(name)) else None
+    return getattr(torch.ops.burnish, name).default if available(kernel_of(name)) else None
 
 
 def library(name: str) -> Path:

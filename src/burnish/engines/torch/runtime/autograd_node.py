@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.schemas import Use, declare_kernel
+from burnish.engines.torch.native.kernels import Use, declare_kernel
 
 NAME = "autograd_node"
 

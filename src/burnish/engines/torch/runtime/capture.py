@@ -2,8 +2,8 @@
 
 A recording reads and writes fixed memory: state, random key, hyperparameters and batch lie in tensors that stay where they are,
 and so do the outputs of the step. The next state is copied into the state only once the loss has been read back and found finite:
-until then the state is that from before the step. A step that writes it in place sees to that itself (``in_place``), and nothing
-is copied.
+until then the state is that from before the step. A step that writes it in place (``inductor.InPlaceStep``) sees to that itself,
+and nothing is copied.
 
 ``Recorder`` is what records: ``CudaRecorder`` on a GPU. What is kept and copied when does not depend on it.
 """
@@ -11,6 +11,7 @@ is copied.
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,33 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from burnish.engines.torch.runtime.readback import pack, unpack
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES, tensor_of
 from burnish.program.signature import Entry, GraphSignature
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The bytes of tensors of any dtype and shape, one after another, where the tensors are."""
+    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unpack(packed: torch.Tensor, entries: Sequence[Entry], shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """Arrays by name of what ``pack`` packed, after waiting for it.
+
+    Args:
+        packed: what ``pack`` returned.
+        entries: names and dtypes, in the order of the tensors.
+        shapes: their shapes.
+    """
+    data = packed.cpu().numpy().tobytes()
+    arrays, offset = {}, 0
+    for entry, shape in zip(entries, shapes, strict=True):
+        dtype = np.dtype(entry.numpy_dtype)
+        count = math.prod(shape)
+        arrays[entry.name] = np.frombuffer(data, dtype, count, offset).reshape(tuple(shape)).copy()
+        offset += count * dtype.itemsize
+    assert offset == len(data), "the entries do not name what was packed"
+    return arrays
+
 
 Tensors = dict[str, torch.Tensor]
 Layout = Callable[[torch.Tensor], torch.Tensor]

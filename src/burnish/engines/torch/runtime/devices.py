@@ -1,6 +1,9 @@
-"""The devices that PyTorch has here, by name."""
+"""Devices by their names, what their processors are fast in, and the settings of PyTorch that a graph runs under."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -35,3 +38,43 @@ def _reason(error: Exception) -> str:
     if not text or isinstance(error, ImportError | NotImplementedError) or "INTERNAL ASSERT" in text:
         return f"PyTorch {torch.__version__} as it is installed here does not have it"
     return text.splitlines()[0].split(". ")[0].rstrip(".")
+
+
+def has_narrow_vectors() -> bool:
+    """Whether it has vectors of bfloat16, on which the kernels were measured, but no tiles, with which oneDNN wins."""
+    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+
+
+def has_wide_vectors() -> bool:
+    """Whether it has vectors of at least eight float32."""
+    return torch.cpu._is_avx2_supported() or torch.cpu._is_avx512_supported()
+
+
+@contextmanager
+def tensor_float(enabled: bool) -> Iterator[None]:
+    """Allow or forbid TF32 within; PyTorch's setting is of the whole process, and is put back."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32
+    matmul.allow_tf32, convolution.allow_tf32 = enabled, enabled
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before
+
+
+@contextmanager
+def cuda_settings(tf32: bool, measured: bool) -> Iterator[None]:
+    """Set what holds within; PyTorch's settings are of the whole process, and are put back.
+
+    Args:
+        tf32: allow TF32 for products of float32 matrices and for convolutions.
+        measured: let cuDNN time its algorithms for each size of a convolution, and take the fastest; else it guesses.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = measured
+    try:
+        with tensor_float(tf32):
+            yield
+    finally:
+        cudnn.benchmark = before

@@ -5,20 +5,22 @@ A rule is written with PyTorch's functions, applied to proxies: what it calls is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.errors import EngineError
-from burnish.graph import attribute_value, describe_node
+from burnish.graph import attribute_value, describe_node, same_padding, split_padding
 from burnish.operators.semantic import SemanticOperator
 
 Result = fx.Proxy | Host | None
@@ -68,7 +70,7 @@ def checked_results(node: ir.Node, results: Any) -> tuple[Any, ...]:
 
 
 class NotKnownYet(Exception):
-    """A rule asks for what is known only when the graph runs: the node waits until then (``runtime_node.Late``)."""
+    """A rule asks for what is known only when the graph runs: the node waits until then (``translation.Late``)."""
 
 
 class Operands(Protocol):
@@ -289,3 +291,42 @@ class Call:
 
     def unsupported(self, problem: str, remedy: str = "use engine='onnxruntime'") -> EngineError:
         return EngineError(f"{describe_node(self.node)}: {problem}, which the torch engine needs to run it; {remedy}")
+
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def records_one_call(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let a graph that is being made record one call of a function, in place of the calls that the function makes.
+
+    The graph calls the function itself, which then looks for no proxies. While the graph is made, what the function returns is a
+    proxy, be it of a tuple.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
+        if has_torch_function(arguments):
+            return handle_torch_function(function, arguments, *arguments, **named)
+        return function(*arguments, **named)
+
+    return run
+
+
+def explicit_pads(op: Call, kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[Any]:
+    """The pads that an operator with windows declares, begins, then ends; those that ``auto_pad`` asks for are worked out.
+
+    Raises:
+        NotKnownYet: they depend on extents that are known only when the graph runs.
+    """
+    automatic = op.attribute("auto_pad", "NOTSET")
+    if automatic not in ("SAME_UPPER", "SAME_LOWER"):
+        return [0] * len(pads) if automatic == "VALID" else list(pads)
+    sizes = [extent if isinstance(extent, int) else None for extent in op.extents()[2:]]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    totals = [same_padding(*axis) for axis in zip(sizes, spans, strides, strict=True)]
+    known = [total for total in totals if total is not None]
+    if len(known) < len(kernel):
+        raise NotKnownYet
+    begins, ends = split_padding(known, more_at_end=automatic == "SAME_UPPER")
+    return [*begins, *ends]

@@ -17,12 +17,77 @@ from torch import fx
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.torch.translate import host_shapes
-from burnish.engines.torch.translate.dtypes import in_bytes, tensor_of, torch_dtype
+from burnish.engines.torch.translate.dtypes import ONNX_DTYPES, array_of, in_bytes, tensor_of, torch_dtype
 from burnish.engines.torch.translate.failures import note_place
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, Rule, checked_results, find_rule
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import attribute_value, bodies, constant_array, describe_node, operator_version
+
+
+class Late(torch.nn.Module):
+    """Runs a node's rule on the tensors of each run: its translation depends on what is known only then, such as a rank or axes.
+
+    Every question that the rule asks is answered there. It costs a little Python in every step, so it is the exception: shapes
+    are usually known up to the batch.
+
+    Args:
+        node: the node.
+        rule: its rule.
+        operands: the values that ``forward`` gets, in its order.
+        device: where the rule makes tensors.
+        opset: of the model.
+    """
+
+    def __init__(self, node: ir.Node, rule: Rule, operands: Sequence[ir.Value], device: torch.device, opset: int):
+        super().__init__()
+        self._node, self._rule, self._operands = node, rule, tuple(operands)
+        self._device, self._opset = device, opset
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        found = dict(zip(self._operands, tensors, strict=True))
+        results = self._rule(Call(self._node, _Tensors(found, self._device, self._opset)))
+        return tuple(self._tensor(result) for result in checked_results(self._node, results))
+
+    def _tensor(self, result: Any) -> Any:
+        if not isinstance(result, Host):
+            return result
+        elements = result.elements[0] if result.rank == 0 else list(result.elements)
+        return torch.tensor(elements, dtype=torch_dtype(result.dtype), device=self._device)
+
+
+class _Tensors:
+    """The operands of one node in one run."""
+
+    def __init__(self, tensors: dict[ir.Value, torch.Tensor], device: torch.device, opset: int):
+        self._tensors = tensors
+        self.device = device
+        self.opset = opset
+        self.communicator: Communicator | None = None  # an exchange never waits for what is known only then
+        self.started: dict[ir.Value, torch.nn.Module] = {}
+
+    def tensor(self, value: ir.Value) -> torch.Tensor:
+        return self._tensors[value]
+
+    def host(self, value: ir.Value) -> Host | None:
+        array = self.constant(value)
+        return None if array is None else Host.of_array(array, self.dtype(value), longest=array.size)
+
+    def number(self, value: ir.Value) -> Number | None:
+        tensor = self.tensor(value)
+        return tensor.item() if tensor.ndim == 0 else None
+
+    def constant(self, value: ir.Value) -> np.ndarray | None:
+        return array_of(self.tensor(value), self.dtype(value))
+
+    def dtype(self, value: ir.Value) -> ir.DataType:
+        return ONNX_DTYPES[self.tensor(value).dtype]
+
+    def extents(self, value: ir.Value) -> list[Any]:
+        return list(self.tensor(value).shape)
+
+    def module(self, module: torch.nn.Module, operands: Sequence[ir.Value]) -> Any:
+        return module(*(self.tensor(value) for value in operands))
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
@@ -193,8 +258,6 @@ class Translator:
                 self._values[output] = self._buffer(result) if isinstance(result, torch.Tensor) else result
 
     def _late(self, node: ir.Node, rule: Rule) -> tuple[fx.Proxy, ...]:
-        from burnish.engines.torch.translate.runtime_node import Late
-
         operands = list(dict.fromkeys(value for value in node.inputs if value is not None))
         results: Any = self.module(Late(node, rule, operands, self.device, self.opset), operands)
         return tuple(results[index] for index in range(len(node.outputs)))

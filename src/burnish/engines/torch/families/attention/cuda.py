@@ -15,7 +15,7 @@ import math
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.translate.rules import records_one_call
 
 LEAST_CAPABILITY = (8, 0)
 """Of a card whose flash attention PyTorch has kernels for."""

@@ -15,8 +15,8 @@ import torch
 
 from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.runtime.processor import has_narrow_vectors, has_wide_vectors
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.runtime.devices import has_narrow_vectors, has_wide_vectors
+from burnish.engines.torch.translate.rules import records_one_call
 
 
 def dtypes() -> tuple[ir.DataType, ...]:

@@ -15,7 +15,7 @@ import torch
 from burnish.engines.torch.families.convolution import ways as convolution_ways
 from burnish.engines.torch.families.convolution.ways import OneDNN, Products, Way, Windows, places
 from burnish.engines.torch.runtime import kernel_choice
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.translate.rules import records_one_call
 
 WAYS: Mapping[str, Way] = {
     "channels_last": OneDNN(channels_last=True),

@@ -15,7 +15,7 @@ from burnish.engines.torch.families.convolution import onednn
 from burnish.engines.torch.families.images import pixels_of
 from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.translate.rules import records_one_call
 
 KERNEL = "convolution_weight_gradient_bfloat16"
 

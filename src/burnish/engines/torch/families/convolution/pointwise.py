@@ -17,7 +17,7 @@ from burnish.engines.torch.families.images import pixels_of
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.families.thresholds import Pointwise
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.translate.recording import records_one_call
+from burnish.engines.torch.translate.rules import records_one_call
 
 
 def expect() -> None:

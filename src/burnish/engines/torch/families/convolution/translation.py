@@ -13,9 +13,8 @@ from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.families.convolution import narrow_gradients as convolution_gradients
 from burnish.engines.torch.families.thresholds import NarrowConvolutions
-from burnish.engines.torch.runtime.processor import has_narrow_vectors
-from burnish.engines.torch.translate.rules import Call, translates
-from burnish.engines.torch.translate.window_padding import explicit_pads
+from burnish.engines.torch.runtime.devices import has_narrow_vectors
+from burnish.engines.torch.translate.rules import Call, explicit_pads, translates
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 
 CHOSEN_CONV = EngineOperator("ChosenConv", ("x", "w", "b"), ("y",))

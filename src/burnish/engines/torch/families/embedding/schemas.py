@@ -1,6 +1,6 @@
 """The operators that the kernels of this folder implement."""
 
-from burnish.engines.torch.native.schemas import declare_kernel
+from burnish.engines.torch.native.kernels import declare_kernel
 
 declare_kernel(
     "rows",

@@ -16,7 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.torch.families.thresholds import Products, SmallLayers
 from burnish.engines.torch.native import kernels
-from burnish.engines.torch.runtime.processor import has_narrow_vectors, has_wide_vectors
+from burnish.engines.torch.runtime.devices import has_narrow_vectors, has_wide_vectors
 
 Product = Callable[..., torch.Tensor]
 

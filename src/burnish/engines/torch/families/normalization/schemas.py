@@ -1,6 +1,6 @@
 """The operators that the kernels of this folder implement."""
 
-from burnish.engines.torch.native.schemas import Use, declare_kernel
+from burnish.engines.torch.native.kernels import Use, declare_kernel
 
 _BATCH_NORM = (
     "batch_norm_training{}(Tensor x, Tensor scale, Tensor bias, Tensor? added, float epsilon, int activation, float limit)"

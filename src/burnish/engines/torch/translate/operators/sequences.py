@@ -1,4 +1,4 @@
-"""Attention and the rotary position embedding of the standard, as inference runs them; training has them in pieces."""
+"""Attention, the rotary position embedding and recurrent layers, as inference runs them; training has them in pieces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import torch
 
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.rules import Call, translates
+from burnish.engines.torch.translate.translation import Translator
+from burnish.errors import EngineError
+from burnish.graph import describe_node
+from burnish.rewriting import expand_recurrent_layers
 
 PADDED_MASKS = 24
 """The opset from which on a mask may be of fewer keys than there are."""
@@ -104,3 +108,32 @@ def rotary_embedding(op: Call) -> Any:
         turned = torch.cat([one * cosine - other * sine, one * sine + other * cosine], -1)
     y = torch.cat([turned, rest], -1)
     return _in_one(y) if in_one else y
+
+
+@translates("GRU", "LSTM", "RNN", since=7)
+def recurrent_layer(op: Call) -> Any:
+    layer = op.node
+    read = dict.fromkeys(value for value in layer.inputs if value is not None)
+    own = {value: ir.Value(name=f"in{index}", type=value.type, shape=value.shape) for index, value in enumerate(read)}
+    operands = [None if value is None else own[value] for value in layer.inputs]
+    node = ir.Node("", layer.op_type, operands, list(layer.attributes.values()), num_outputs=len(layer.outputs))
+    for inner, outer in zip(node.outputs, layer.outputs, strict=True):
+        inner.type, inner.shape = outer.type, outer.shape
+    outputs = [index for index, output in enumerate(layer.outputs) if output.uses() or output.is_graph_output()]
+    body = ir.Graph(
+        list(own.values()),
+        [node.outputs[index] for index in outputs],
+        nodes=[node],
+        name=f"{layer.op_type}_{layer.name or ''}",
+        opset_imports={"": op.opset},
+    )
+    expanded = expand_recurrent_layers(ir.Model(body, ir_version=10)).graph
+    if any(inner.op_type == layer.op_type for inner in expanded):
+        raise EngineError(
+            f"{describe_node(layer)} has clip, input_forget=1 or an activation that the torch engine has no form for: "
+            "use engine='onnxruntime'"
+        )
+    module = Translator(expanded, op.opset, op.device).translated()
+    results = op.module(module, list(read))
+    found = {index: results[position] for position, index in enumerate(outputs)}
+    return tuple(found.get(index) for index in range(len(layer.outputs)))
