@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -73,7 +74,11 @@ def test_a_label_for_one_of_two_kinds_of_data_is_taken(run, folder):
     rows = ["kind," + ",".join(f"p{index}" for index in range(16))]
     rows += [f"{label}," + ",".join(map(str, image.reshape(-1))) for label, image in zip(arrays["y"], arrays["x"], strict=True)]
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
-    run(*TRAIN, "--data", "table.csv", "--label", "kind", "--eval-data", "data.npz")
+    of_table = run(*TRAIN, "--data", "table.csv", "--label", "kind", "--eval-data", "data.npz", "--output", "of_table")
+    of_arrays = run(*TRAIN, "--data", "data.npz", "--eval-data", "data.npz", "--output", "of_arrays")
+    evaluated = re.findall(r"evaluation loss \S+ accuracy \S+", of_table.stdout)
+    assert len(evaluated) == 1
+    assert evaluated == re.findall(r"evaluation loss \S+ accuracy \S+", of_arrays.stdout)
 
 
 def test_another_size_than_the_model_s_is_refused(run, images):

@@ -98,7 +98,8 @@ def test_an_output_of_another_scale_is_warned_of(loss, ending, message):
 def test_nothing_is_said_of_what_a_loss_is_made_for(loss, ending):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        burnish.compile(dense(ending), loss=loss, metrics=())
+        program = burnish.compile(dense(ending), loss=loss, metrics=())
+    assert "param/w" in program.initial_state()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,8 @@ def test_classes_along_the_last_axis_are_warned_of(loss, ending, shape, node):
 def test_classes_that_are_moved_to_axis_1_are_nothing_to_warn_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        burnish.compile(dense("y = Transpose<perm = [0, 2, 1]>(z)", 3, "N, 3, 5", "N, 3, 3"), metrics=())
+        program = burnish.compile(dense("y = Transpose<perm = [0, 2, 1]>(z)", 3, "N, 3, 5", "N, 3, 3"), metrics=())
+    assert "param/w" in program.initial_state()
 
 
 def test_sorted_scores_are_no_classes():

@@ -82,12 +82,16 @@ def test_adapters_are_required_inputs(variant, tmp_path):
 def test_a_folder_of_peft_is_read_back(variant, tmp_path):
     session = trained(variant)
     folder = session.export(tmp_path / "peft", adapters="peft")
-    model = surgery.load_peft(layered_model(quantized=False), folder)
-    again = burnish.Session(burnish.compile(model))
+    has_the_weights_of(session, surgery.load_peft(layered_model(quantized=False), folder))
+
+
+def has_the_weights_of(session, model):
+    """Compare the parameters that a model begins with, those of its adapters, with a session's."""
     state = session.state()
-    for name, array in again.state().items():
-        if name.startswith("param/"):
-            assert np.array_equal(array, state[name]), name
+    read = {name: array for name, array in burnish.compile(model).initial_state().items() if name.startswith("param/")}
+    assert any("lora" in name for name in read)
+    for name, array in read.items():
+        assert np.array_equal(array, state[name]), name
 
 
 def written(tmp_path, **changes):
@@ -168,7 +172,8 @@ def test_adapters_that_compute_something_else_are_refused(changes, message, tmp_
 
 @pytest.mark.parametrize("begun", [True, False, "gaussian", "eva", "orthogonal", None])
 def test_other_ways_to_begin_are_read(begun, tmp_path):
-    surgery.load_peft(layered_model(quantized=False), written(tmp_path, init_lora_weights=begun))
+    model = surgery.load_peft(layered_model(quantized=False), written(tmp_path, init_lora_weights=begun))
+    has_the_weights_of(trained("lora"), model)
 
 
 @pytest.mark.parametrize("array", [np.float32(1), np.zeros((0, 6), np.float32), np.ones((3, 6), np.int64)], ids=str)

@@ -134,9 +134,9 @@ def test_every_seed_is_whole(tmp_path: Path) -> None:
         for file, content in seed.files.items():
             (folder / file).write_bytes(content)
         if seed.is_program:
-            burnish.Program.load(folder)
+            assert burnish.Program.load(folder).step.graph.num_nodes()
         else:
-            burnish.load(folder / MODEL)
+            assert burnish.load(folder / MODEL).graph.num_nodes()
 
 
 def test_an_error_that_names_nothing_is_a_defect() -> None:

@@ -6,6 +6,7 @@ import contextlib
 from functools import cache
 
 import numpy as np
+import onnx
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,8 @@ def load_or_refuse(content: bytes) -> None:
 
 def test_the_models_load_when_whole() -> None:
     for content in contents():
-        load(content)
+        outputs = [value.name for value in onnx.ModelProto.FromString(content).graph.output]
+        assert [value.name for value in load(content).graph.outputs] == outputs
 
 
 @QUICK

@@ -64,5 +64,7 @@ def test_what_does_not_train_is_not_warned_of():
     layers = "once = LayerNormalization (rows, ones, zeros)\n shown = LayerNormalization (once, ones, zeros)"
     with warnings.catch_warnings():
         warnings.simplefilter("error", ObjectiveWarning)
-        burnish.compile(language_model(np.ascontiguousarray(TABLE.T) + 1, layers), trainable=["head"])
-        burnish.compile(language_model(np.ascontiguousarray(TABLE.T) + 1))
+        head = burnish.compile(language_model(np.ascontiguousarray(TABLE.T) + 1, layers), trainable=["head"])
+        whole = burnish.compile(language_model(np.ascontiguousarray(TABLE.T) + 1))
+    for program, trained in ((head, {"grad:head"}), (whole, {"grad:head", "grad:table"})):
+        assert {entry.name for entry in program.signature["grad"].outputs if entry.name.startswith("grad:")} == trained

@@ -220,12 +220,17 @@ def test_layers_of_the_same_numbers_train_apart_with_a_warning() -> None:
         burnish.compile(source, loss="mse")
 
 
-@pytest.mark.parametrize("module", [Twice(), Copies(bias=False, initialize=nn.init.zeros_)], ids=["called twice", "of one value"])
-def test_other_layers_train_without_a_warning(module: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [(Twice(), 4), (Copies(bias=False, initialize=nn.init.zeros_), 2)],
+    ids=["called twice", "of one value"],
+)
+def test_other_layers_train_without_a_warning(module: nn.Module, count: int) -> None:
     source = export(module, torch.randn(2, 3, 4), False, folding=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", burnish.errors.ObjectiveWarning)
-        burnish.compile(source, loss="mse")
+        program = burnish.compile(source, loss="mse")
+    assert sum(name.startswith("param/") for name in program.initial_state()) == count
 
 
 @pytest.mark.parametrize(("module", "count"), [(Twice(), 4), (Copies(bias=False, initialize=nn.init.zeros_), 2)])

@@ -386,9 +386,11 @@ def test_a_single_value_per_channel(norm):
 
 
 def test_a_single_sample_of_many_pixels_trains_and_a_frozen_layer_takes_a_single_value():
-    burnish.Session(burnish.compile(network(4), loss="mse")).step(batches(4, 1, 1)[0])
-    burnish.Session(burnish.compile(network(2), loss="mse", norm="frozen")).step(batches(2, 1, 1)[0])
-    burnish.compile(network(2, batch=1), loss="mse", norm="frozen")
+    for rank, norm, batch in ((4, "auto", "batch"), (2, "frozen", "batch"), (2, "frozen", 1)):
+        session = burnish.Session(burnish.compile(network(rank, batch=batch), loss="mse", norm=norm))
+        (data,) = batches(rank, 1, 1)
+        losses = [session.step(data)["loss"] for _ in range(3)]
+        assert losses[-1] < losses[0], (rank, norm, batch)
 
 
 def test_an_empty_batch():

@@ -57,6 +57,11 @@ def torch_function(case: Case) -> Callable | None:
     return case.sample.torch or case.spec.torch
 
 
+def is_measured(case: Case) -> bool:
+    """Return True if differences say something: in float64, away from kinks."""
+    return case.sample.smooth and case.widest == "float64"
+
+
 def against_torch(case: Case, dtype: str, tolerance: float) -> None:
     """Compare with PyTorch in float64 at the very point that ``dtype`` rounds the inputs to."""
     own = case.sample.torch_attributes
@@ -81,19 +86,12 @@ def test_matches_central_differences(case: Case) -> None:
 
 
 @pytest.mark.campaign
-@cases_where(lambda case: torch_function(case) is not None)
+@cases_where(lambda case: torch_function(case) is not None and is_measured(case))
 def test_matches_central_differences_as_it_does_torch(case: Case) -> None:
     """A check of the oracle more than of the gradient: two that are independent say the same, along random directions."""
-    if not is_measured(case):
-        return
     total, inputs = weighted_output(case.spec, case.sample, cotangents_of(case), case.wrt), cast_inputs(case.sample, "float64")
     for index, gradient in zip(case.wrt, results(case, "float64")[1], strict=True):
         assert directional_problem(total, inputs, index, gradient, np.random.default_rng(5)) == "", f"gradient of input {index}"
-
-
-def is_measured(case: Case) -> bool:
-    """Whether differences say something: in float64, away from kinks."""
-    return case.sample.smooth and case.widest == "float64"
 
 
 @cases_where(lambda case: torch_function(case) is not None)

@@ -55,12 +55,18 @@ def expected(x: np.ndarray, to: str, scale: np.ndarray, bias: np.ndarray, epsilo
     return functional.group_norm(x_wide, groups, scale_wide, bias_wide, epsilon).numpy()
 
 
+# Groups of a single number have no variance.
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("positions", [(), (5,), (4, 3), (2, 3, 2)])
-@pytest.mark.parametrize("to", ["group:1", "group:2", "group:3", "group:6", "layer", "instance"])
+@pytest.mark.parametrize(
+    ("to", "positions"),
+    [
+        (to, positions)
+        for to in ("group:1", "group:2", "group:3", "group:6", "layer", "instance")
+        for positions in ((), (5,), (4, 3), (2, 3, 2))
+        if positions or to not in ("group:6", "instance")
+    ],
+)
 def test_outputs_are_pytorchs(to: str, positions: tuple[int, ...], dtype: type) -> None:
-    if not positions and to in ("group:6", "instance"):
-        return
     proto = one_layer(positions, dtype)
     x = np.random.default_rng(1).normal(3, 2, (4, CHANNELS, *positions)).astype(dtype)
     model = burnish.surgery.convert(proto, to)
