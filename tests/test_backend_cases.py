@@ -12,6 +12,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from burnish.backend import BurnishBackend
+from oracles.combinations import spread
 from oracles.standard_cases import standard_cases
 
 MODULES = """adagrad adam momentum dropout batch_normalization maxunpool meanvariancenormalization negativeloglikelihoodloss
@@ -57,8 +58,7 @@ def test_the_cases_are_there(kind):
     assert len(matching(pattern)) >= count
 
 
-@pytest.mark.parametrize("case", COMPARED, ids=lambda case: case.name)
-@pytest.mark.quick_cases(32)
+@spread("case", COMPARED, test=32, ids=lambda case: case.name)
 def test_node_case(case):
     prepared = BurnishBackend.prepare(case.model, "CPU")
     assert case.data_sets

@@ -24,6 +24,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME
 from contender_kinds import Kind
 from installation import NOT_INSTALLED
+from oracles.combinations import spread
 from workloads import ARCHITECTURE, prepare
 
 
@@ -164,14 +165,14 @@ def test_every_architecture_has_a_size_to_be_timed_in():
     assert list(SIZED) == list(ARCHITECTURES)
 
 
-@pytest.mark.parametrize(
+@spread(
     ("name", "inputs", "fed"),
     [
         ("bert", ["input_ids", "attention_mask"], ["input_ids", "attention_mask", "labels"]),
         ("ssd", ["x", "classes", "wanted"], ["x", "classes", "wanted"]),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_an_architecture_is_prepared_with_all_its_inputs(name, inputs, fed, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(environments.PEERS)
     read_feeds = importlib.import_module("job").read_feeds

@@ -18,6 +18,7 @@ from burnish.cli import console
 from burnish.cli.application import app
 from burnish.errors import BurnishError, CarryOverWarning, GradientError, ObjectiveWarning, UntrainedWeightsWarning, escaped
 from burnish.training.progress import Bar, Lines, Reached
+from oracles.combinations import spread
 
 STEERING = "\x1b[31mred\nerror: forged\r\u202egnp\u2066\u200b\x9b2J\u2028\x7f\x00\t"
 WRITTEN = r"\x1b[31mred\nerror: forged\r\u202egnp\u2066\u200b\x9b2J\u2028\x7f\x00\t"
@@ -120,7 +121,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@spread(
     ("arguments", "code"),
     [
         (("inspect", "model.onnx"), 0),
@@ -138,8 +139,8 @@ def folder(tmp_path, monkeypatch):
         (("evaluate", "run", "data.npz"), 0),
         (("export", "run", "-o", "tuned.onnx"), 0),
     ],
+    test=2,
 )
-@pytest.mark.quick_cases(2)
 def test_commands(folder, arguments, code):
     if arguments[0] in ("predict", "evaluate", "export") or "run" in arguments:
         train = ["train", "model.onnx", "--data", "data.npz", "-o", "run"]

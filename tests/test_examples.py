@@ -119,7 +119,6 @@ def test_gradients_agree_with_differences(tmp_path):
     assert "grad:x, grad:w" in printed
 
 
-@pytest.mark.quick_cases(1)
 def test_a_program_trains_with_onnxruntime_and_numpy_alone(tmp_path):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9))
     program.save(tmp_path / "program")
@@ -142,7 +141,6 @@ def test_a_program_trains_with_onnxruntime_and_numpy_alone(tmp_path):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.quick_cases(1)
 def test_bare_steps_equal_those_of_a_session(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     from run_step_with_bare_onnxruntime import BareProgram

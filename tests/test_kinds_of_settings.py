@@ -21,6 +21,7 @@ from burnish.optim import schedules
 from burnish.optim.transforms.chain import TRANSFORMS
 from burnish.settings import is_number, is_whole, plain
 from burnish.training.progress import Silent
+from oracles.combinations import spread
 
 NEEDED: dict[str, Any] = {
     "boundaries": (2, 4),
@@ -95,8 +96,7 @@ def settings() -> Iterator[Any]:
                     yield pytest.param(kind, name, parameter.name, value, id=f"{kind}-{name}-{parameter.name}")
 
 
-@pytest.mark.parametrize(("kind", "name", "setting", "value"), list(settings()))
-@pytest.mark.quick_cases(146)
+@spread(("kind", "name", "setting", "value"), list(settings()), test=146)
 def test_numbers_of_numpy(kind: str, name: str, setting: str, value: Any) -> None:
     makers, said = KINDS[kind]
     make = makers[name]

@@ -16,6 +16,7 @@ import burnish
 from burnish import stopping
 from burnish.errors import ConfigurationError, EngineError
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint
+from oracles.combinations import spread
 
 ENDLESS = 1000.0
 """Of an input that is larger than 100, the loop of the model never ends."""
@@ -176,8 +177,7 @@ def test_ctrl_c_of_a_program_that_means_something_else_stops_nothing(program, mo
     assert heard == [signal.SIGINT]
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", True])
-@pytest.mark.quick_cases(1)
+@spread("seconds", [0, -1, float("nan"), float("inf"), "1", True], test=1)
 def test_a_limit_is_a_number_above_0(program, tmp_path, seconds):
     with pytest.raises(ConfigurationError, match=r"step_timeout=.*: give a number of seconds above 0, or leave it out"):
         Trainer(program, batch(), run_directory=tmp_path, step_timeout=seconds)

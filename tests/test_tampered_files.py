@@ -27,6 +27,7 @@ from burnish.optim import schedules
 from burnish.program import Program
 from burnish.training import read_checkpoint, write_checkpoint
 from formats.stamping import write_manifest
+from oracles.combinations import spread
 from specs.program_inputs import classification
 
 
@@ -76,8 +77,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.quick_cases(6)
+@spread("change", CHANGES, test=6)
 def test_programs(program, tmp_path, change):
     apply, message = CHANGES[change]
     shutil.copytree(program, tmp_path / "changed")
@@ -233,7 +233,7 @@ def run(tmp_path_factory):
     return program, data, folder
 
 
-@pytest.mark.parametrize(
+@spread(
     ("name", "value"),
     [
         ("epoch", "text"),
@@ -252,8 +252,8 @@ def run(tmp_path_factory):
         ("course", []),
         ("course", "text"),
     ],
+    test=6,
 )
-@pytest.mark.quick_cases(6)
 def test_positions_of_a_run(run, tmp_path, name, value):
     program, data, folder = run
     shutil.copytree(folder, tmp_path / "run")

@@ -28,6 +28,7 @@ from burnish.graph import Builder
 from burnish.models import residual_network
 from burnish.optim import schedules
 from burnish.program import Program, Role
+from oracles.combinations import spread
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8")
 
@@ -59,7 +60,6 @@ def test_train_writes_a_run(run, folder, curves):
     assert record["command"].startswith("burnish train model.onnx --data data.npz")
 
 
-@pytest.mark.quick_cases(1)
 def test_the_folder_of_a_run_is_named_after_the_model(run, folder):
     run(*TRAIN, "--export", "elsewhere.onnx")
     assert (folder / "runs/model/metrics.csv").exists()
@@ -118,7 +118,7 @@ def rates(run_folder: Path) -> list[float]:
         return [float(row["lr"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize(
+@spread(
     ("arguments", "expected"),
     [
         (("--lr", "0.5", "--schedule", "step:every=1,gamma=0.5"), schedules.step(0.5, 1, 0.5)),
@@ -130,8 +130,8 @@ def rates(run_folder: Path) -> list[float]:
         ),
         (("--schedule", "piecewise:boundaries=[2],rates=[0.2,0.1]"), schedules.piecewise([2], [0.2, 0.1])),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_a_schedule_takes_settings_behind_a_colon(run, folder, arguments, expected):
     run(*TRAIN, *arguments)
     optimizer = burnish.optim.get(Program.load(folder / "runs/model/program").options["optimizer"])
@@ -209,7 +209,6 @@ def test_a_tuned_model_can_be_left_unfolded(run, folder):
     assert "batch normalization is folded" in run("export", "runs/model", "-o", "folded.onnx").stdout
 
 
-@pytest.mark.quick_cases(1)
 def test_options_reach_the_program(run, folder):
     run(
         *TRAIN,
@@ -241,7 +240,6 @@ def test_sgd_has_momentum_unless_told_otherwise(run, folder):
     assert Program.load(folder / "none").options["norm"] == {"*": "train"}
 
 
-@pytest.mark.quick_cases(2)
 def test_from_scratch(run, folder):
     run(*TRAIN, "--reinitialize", "kaiming", "--lr", "0", "--trainable", "classifier.weight")
     before = {value.name: value.const_value.numpy() for value in ir.load("model.onnx").graph.initializers.values()}
@@ -283,7 +281,6 @@ def test_the_column_that_is_taken_for_the_label_is_named(run, folder):
     assert "wide.csv (with the last column, 'kind', as label): 'x' wants samples of shape [2]" in result.stderr
 
 
-@pytest.mark.quick_cases(1)
 def test_tables_and_class_names(run, folder):
     write_dense_model(folder / "dense.onnx")
     (folder / "train.csv").write_text("species,a,b\nemu,1,2\nant,3,4\nemu,5,6\n")
@@ -295,7 +292,6 @@ def test_tables_and_class_names(run, folder):
     assert json.loads((folder / "runs/dense/run.json").read_text())["classes"] == ["ant", "emu"]
 
 
-@pytest.mark.quick_cases(1)
 def test_compile_writes_the_program(run, folder):
     result = run("compile", "model.onnx", "-o", "program")
     written = {path.name for path in (folder / "program").glob("*.onnx")}
@@ -337,7 +333,7 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
     np.testing.assert_allclose(predictions(folder / "trained.onnx", images()), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@spread(
     ("arguments", "message"),
     [
         (("inspect", "missing.onnx"), r"missing\.onnx"),
@@ -372,8 +368,8 @@ def test_programs_and_runs_as_one_onnx_file(run, folder):
         (("export", "data.npz", "-o", "x.onnx"), r"The program of 'data\.npz' is not beside it"),
         (("export", ".", "-o", "x.onnx"), r"holds no latest\.safetensors: the run has not saved anything yet"),
     ],
+    test=6,
 )
-@pytest.mark.quick_cases(6)
 def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     result = run(*arguments, code=1)
     assert re.search(message, result.stderr), result.stderr
@@ -381,13 +377,11 @@ def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.quick_cases(1)
 def test_momentum_reaches_every_optimizer_that_has_one(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "rmsprop", "--momentum", "0.5")
     assert Program.load(folder / "program").options["optimizer"]["momentum"] == 0.5
 
 
-@pytest.mark.quick_cases(1)
 def test_settings_of_an_optimizer_stand_behind_its_name(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "sgd:nesterov=true", "--lr", "0.2")
     options = Program.load(folder / "program").options["optimizer"]
@@ -576,8 +570,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("command", PLACES, ids=lambda command: command[0] + command[-1])
-@pytest.mark.quick_cases(3)
+@spread("command", PLACES, test=3, ids=lambda command: command[0] + command[-1])
 def test_a_place_for_a_result_is_checked_before_any_work(run, folder, command):
     """A folder in place of a file, and a place inside of a file."""
     run(*TRAIN, "-o", "run")

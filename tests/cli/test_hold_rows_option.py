@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from burnish.cli.compilation_values import read_held_rows
 from burnish.program import Program
+from oracles.combinations import spread
 
 NAME = "classifier.bias"
 
@@ -19,8 +20,7 @@ def weight_of(path: str, name: str = NAME) -> np.ndarray:
     return next(numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer if tensor.name == name)
 
 
-@pytest.mark.parametrize("source", ["model", "program"])
-@pytest.mark.quick_cases(1)
+@spread("source", ["model", "program"], test=1)
 def test_train_leaves_the_rows_as_they_are(run, folder, source):
     held = ("--hold-rows", f"{NAME}=0,2", "--hold-rows", "classifier.weight=1")
     options = ("--optimizer", "adamw", "--weight-decay", "0.5", "--average", "ema:decay=0.5")

@@ -15,6 +15,7 @@ from burnish.cli.optimizer_options import OptimizerOptions, rate_of
 from burnish.optim import schedules
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Program
+from oracles.combinations import spread
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "5")
 
@@ -23,7 +24,7 @@ def weights(path) -> dict[str, np.ndarray]:
     return {name: value.const_value.numpy() for name, value in ir.load(path).graph.initializers.items()}
 
 
-@pytest.mark.parametrize(
+@spread(
     ("options", "optimizer"),
     [
         (["--transform", "clip_by_global_norm:max_norm=1"], optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(momentum=0.9))),
@@ -56,8 +57,8 @@ def weights(path) -> dict[str, np.ndarray]:
             ),
         ),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_options_are_those_of_the_interface(run, folder, options, optimizer):
     run("compile", "model.onnx", "-o", "program", *options)
     expected = burnish.compile("model.onnx", optimizer=optimizer)
@@ -124,7 +125,7 @@ def test_schedules_count_updates_and_hold_for_groups_with_a_rate_of_their_own(ru
     assert Program.load("run/program").options["optimizer"]["optimizer"]["optimizer"]["lr"]["schedule"]["steps"] == 5
 
 
-@pytest.mark.parametrize(
+@spread(
     ("options", "message"),
     [
         (["--group", "stem*"], "--group stem*: give PATTERN=SETTINGS, such as"),
@@ -139,8 +140,8 @@ def test_schedules_count_updates_and_hold_for_groups_with_a_rate_of_their_own(ru
         (["--average", "ema:rate=1"], "average 'ema' has no option 'rate'"),
         (["--layer-decay", "-1"], "layerwise_decay: factor must be a finite number that is not negative"),
     ],
+    test=6,
 )
-@pytest.mark.quick_cases(6)
 def test_what_is_refused(run, options, message):
     result = run("compile", "model.onnx", "-o", "program", *options, code=2 if message.startswith("--") else 1)
     text = " ".join(result.output.replace("│", " ").split())

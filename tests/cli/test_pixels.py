@@ -16,6 +16,7 @@ from burnish.data.pixel_presets import get
 from burnish.data.preprocessing import Preprocessing
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
+from oracles.combinations import spread
 
 TRAIN = ("train", "color.onnx", "--data", "images", "--threads", "1", "--batch-size", "4")
 IMAGENET = "(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]"
@@ -131,7 +132,7 @@ def test_arrays_of_bytes_are_pixels(run, images):
     assert described(images / "runs/color/tuned.onnx").preprocessing == get("-1..1")
 
 
-@pytest.mark.parametrize(
+@spread(
     ("arguments", "message", "code"),
     [
         (("--pixels", "imagent"), "there is no 'imagent' (did you mean 'imagenet'?)", 1),
@@ -140,8 +141,8 @@ def test_arrays_of_bytes_are_pixels(run, images):
         (("--resize", "crop:3"), "4 x 4 cannot be cut out of an image whose shorter side is 3", 1),
         (("--channels", "gray"), "takes 3 channels, and the pixels are to be gray", 1),
     ],
+    test=3,
 )
-@pytest.mark.quick_cases(3)
 def test_options_that_mean_nothing(run, images, arguments, message, code):
     result = run(*TRAIN, *arguments, code=code)
     assert message in " ".join(result.output.replace("│", " ").split())

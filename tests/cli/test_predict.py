@@ -16,6 +16,7 @@ from PIL import Image
 
 from burnish.graph import Builder
 from burnish.models import residual_network
+from oracles.combinations import spread
 
 TRAIN = ("train", "color.onnx", "--data", "images", "--threads", "1", "--batch-size", "4", "-o", "run")
 
@@ -182,7 +183,7 @@ def test_values_of_a_regression_that_was_trained(run, folder):
     np.testing.assert_allclose([float(row["y"]) for row in rows(folder / "p.csv")], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@spread(
     ("ending", "loss", "line", "expected"),
     [
         ("Softmax", None, "probabilities, by Softmax", lambda m: softmax(m)),
@@ -194,8 +195,8 @@ def test_values_of_a_regression_that_was_trained(run, folder):
         ("Sigmoid", "bce_with_logits", "probabilities, by Sigmoid", lambda m: 1 / (1 + np.exp(-m))),
         ("LogSoftmax", "nll", "logarithms of probabilities, trained with nll; exp makes", lambda m: softmax(m)),
     ],
+    test=2,
 )
-@pytest.mark.quick_cases(2)
 def test_what_an_output_is(run, folder, ending, loss, line, expected):
     """The same of the file itself, of a run with a loss, and of what that exports, at a rate of nearly nothing."""
     weight = linear(folder / "linear.onnx", 2, 3, ending)
@@ -273,7 +274,7 @@ def test_averages_as_the_run_exported(run, images):
     assert "the average of its weights" in run("predict", "run", "images").stdout
 
 
-@pytest.mark.parametrize(
+@spread(
     ("arguments", "message", "code"),
     [
         (("nothing.onnx", "images"), "nothing.onnx", 1),
@@ -293,8 +294,8 @@ def test_averages_as_the_run_exported(run, images):
         (("color.onnx", "images", "-o", "p.txt"), "--output p.txt: predictions are written as .csv or .npz", 2),
         (("model.onnx", "data.npz", "--pixels", "raw"), "its numbers are taken as they are ('x' float32)", 1),
     ],
+    test=5,
 )
-@pytest.mark.quick_cases(5)
 def test_what_is_refused(run, images, arguments, message, code):
     (images / "folder").mkdir()
     (images / "damaged.png").write_bytes(b"no image")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from burnish.cli import main
+from oracles.combinations import spread
 
 BURNISH = (sys.executable, "-m", "burnish")
 MANY_EPOCHS = 10_000
@@ -86,10 +87,9 @@ def test_ctrl_c_at_the_start_and_at_the_end_prints_no_trace(moment, status, mess
     assert (done.returncode, done.stderr) == (status, message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)]
+@spread(
+    ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)], test=1
 )
-@pytest.mark.quick_cases(1)
 def test_help_version_and_wrong_usage_load_no_library(arguments, status):
     code = f"""
 import sys
@@ -122,7 +122,7 @@ def test_an_unknown_command_exits_with_2():
     assert "No such command 'paint'" in result.stderr
 
 
-@pytest.mark.parametrize(
+@spread(
     "command",
     [
         ("inspect", "model.onnx"),
@@ -132,9 +132,9 @@ def test_an_unknown_command_exits_with_2():
         ("evaluate", "run", "data.npz"),
         ("train", "model.onnx", "--data", "data.npz", "-o", "other", "--epochs", "3"),
     ],
+    test=2,
     ids=lambda command: " ".join(command[:1] + command[2:3]),
 )
-@pytest.mark.quick_cases(2)
 def test_output_that_nobody_takes(run, folder, command):
     """A reader that goes away stops nothing; a closed or a full output leaves no traceback."""
     run("train", "model.onnx", "--data", "data.npz", "-o", "run", "--threads", "1")

@@ -6,6 +6,7 @@ import pytest
 
 import burnish
 from burnish.training import read_checkpoint
+from oracles.combinations import spread
 
 TRAIN = ("--data", "data.npz", "--threads", "1", "--batch-size", "5")
 
@@ -51,11 +52,11 @@ def test_a_program_in_one_file_trains_as_it_was_compiled_from_the_state_in_it(ru
     assert int(third.state["step"]) == steps[0]
 
 
-@pytest.mark.parametrize(
+@spread(
     "command",
     [("train", "program", *TRAIN, "--lr", "0.1"), ("check", "program", "--loss", "mse"), ("compare", "program", "--loss", "mse")],
+    test=2,
 )
-@pytest.mark.quick_cases(2)
 def test_options_of_compilation_are_refused_for_a_program(run, command):
     run("compile", "model.onnx", "-o", "program")
     option = command[-2]
@@ -72,8 +73,7 @@ def test_a_program_is_neither_compiled_again_nor_exported(run):
     assert "program/predict.onnx" in text
 
 
-@pytest.mark.parametrize("command", ["train", "check"])
-@pytest.mark.quick_cases(1)
+@spread("command", ["train", "check"], test=1)
 def test_the_folder_of_a_run_says_how_to_go_on(run, command):
     run("train", "model.onnx", *TRAIN, "-o", "runs/first")
     text = said(run(command, "runs/first", *(TRAIN if command == "train" else ()), code=1))

@@ -24,6 +24,7 @@ from burnish.training import run_folder
 from burnish.training.reports import MetricsTable
 from burnish.training.result import TrainingResult
 from burnish.training.saved_runs import exported_figures
+from oracles.combinations import spread
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_fine_tuning_is_repeated_with_the_rate_that_was_found(folder):
     assert (folder / "a" / "tuned.onnx").read_bytes() == (folder / "b" / "tuned.onnx").read_bytes()
 
 
-@pytest.mark.parametrize(
+@spread(
     ("content", "message"),
     [
         ("[train]\nbatch_size = 3", "burnish train has no option 'batch_size' (did you mean 'batch-size'?)"),
@@ -105,8 +106,8 @@ def test_fine_tuning_is_repeated_with_the_rate_that_was_found(folder):
         ("[train.lr]\na = 1", "give a number or a text"),
         ("train = ", "cannot be read"),
     ],
+    test=7,
 )
-@pytest.mark.quick_cases(7)
 def test_a_wrong_file_is_refused(folder, content, message):
     (folder / "wrong.toml").write_text(content)
     result = run("train", "model.onnx", "--data", "data.npz", "--config", "wrong.toml")

@@ -12,6 +12,7 @@ import pytest
 
 from burnish.models import dlrm
 from burnish.program import Program
+from oracles.combinations import spread
 
 LOSS = ("--loss", "bce_with_logits", "--optimizer", "adagrad")
 
@@ -22,16 +23,16 @@ def clicks(folder):
     return "clicks.onnx"
 
 
-@pytest.mark.parametrize(
+@spread(
     ("given", "option", "tables"),
     [
         (("auto",), "auto", {"table_1", "table_2"}),
         (("table_2",), ["table_2"], {"table_2"}),
         (("*_1", "table_2"), ["*_1", "table_2"], None),
     ],
+    test=1,
     ids=["auto", "name", "patterns"],
 )
-@pytest.mark.quick_cases(1)
 def test_compile_keeps_the_gradients_of_tables_as_rows(run, folder, clicks, given, option, tables):
     run("compile", clicks, "-o", "program", *LOSS, *(part for table in given for part in ("--sparse", table)))
     program = Program.load(folder / "program")

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from burnish.models import bert, gpt2
+from oracles.combinations import spread
 from oracles.small_tokenizers import word_tokenizer
 
 pytest.importorskip("tokenizers")
@@ -71,9 +72,7 @@ def test_a_causal_model_reports_perplexity_over_tokens_and_its_run_goes_on(run, 
     assert "was started with" in result.output
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "message"),
-    [
+@spread(("command", "code", "message"), [
         (("train", "gaps.onnx", "--data", "train.txt"), 1, "texts become tokens by a tokenizer: name one"),
         (("train", "gaps.onnx", "--data", "train.txt", "--tokenizer", "none.json", "--task", "masked"), 1, "cannot be read"),
         (("train", "gaps.onnx", "--data", "train.csv", "--tokenizer", "words.json", "--loss", "cross_entropy:class_axis=-1"), 1,
@@ -82,8 +81,6 @@ def test_a_causal_model_reports_perplexity_over_tokens_and_its_run_goes_on(run, 
          "--buckets 4,x: give whole numbers with commas between"),
         (("train", "classes.onnx", "--data", "data.npz", "--tokenizer", "words.json"), 1, "these data hold none: leave it out"),
         (("train", "model.onnx", "--data", "train.csv", "--tokenizer", "words.json"), 1, "take a model that reads tokens"),
-    ],
-)  # fmt: skip
-@pytest.mark.quick_cases(2)
+    ], test=2)  # fmt: skip
 def test_options_that_do_not_fit(run, texts, command, code, message):
     assert message in " ".join(run(*command, code=code).output.replace("│", " ").split())

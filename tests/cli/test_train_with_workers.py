@@ -17,6 +17,7 @@ import pytest
 import burnish
 from burnish.cli import launch
 from burnish.cli.worker_options import Exchange, join_workers
+from oracles.combinations import spread
 
 COMMAND = (sys.executable, "-m", "burnish")
 
@@ -264,7 +265,7 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
     assert "--workers 3, and a launcher has started 2 on this machine: leave --workers out, or the launcher" in result.stderr
 
 
-@pytest.mark.parametrize(
+@spread(
     ("options", "message"),
     [
         (("--workers", "0"), "'--workers': Input should be greater than or equal to 1"),
@@ -295,8 +296,8 @@ def test_a_count_that_torchrun_contradicts_is_refused(run, data, monkeypatch):
         ),
         (("--compression", "zip", "--workers", "2"), "there is no compression 'zip'; choose among bfloat16, float16"),
     ],
+    test=6,
 )
-@pytest.mark.quick_cases(6)
 def test_options_of_workers_that_are_refused(run, data, options, message):
     result = run(*arguments("run", *options), code=2)
     assert message in " ".join(result.stderr.replace("│", " ").split())

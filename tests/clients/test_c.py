@@ -21,6 +21,7 @@ import vectors
 
 import burnish
 from burnish.errors import CheckpointError
+from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 from oracles.standard_operators import STANDARD
 
@@ -36,8 +37,7 @@ QUICK = ("dropout", "mobile")
 SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in programs.PROGRAMS if name not in QUICK)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
-@pytest.mark.quick_cases(1)
+@spread("name", [*QUICK, *SLOW], test=1)
 def test_steps_and_checkpoints_are_pythons_bit_for_bit(client, folder, tmp_path, name: str) -> None:
     batch = programs.program(name)[1]
     steps = 100 if name == "dropout" else 5

@@ -15,6 +15,7 @@ import burnish
 from burnish import losses, optim
 from burnish.errors import ObjectiveWarning
 from burnish.program import Role
+from oracles.combinations import diagonal
 from oracles.several_workers import largest_difference, train_alone, train_in_threads
 
 CLASSES, IGNORED = 5, -100
@@ -85,9 +86,7 @@ def trained(program: burnish.Program, batches: list[dict[str, np.ndarray]], engi
     return session.state()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
-@pytest.mark.each_value
+@diagonal(("engine", ["reference", "onnxruntime", "torch"]), ("name", LOSSES))
 def test_micro_batches_weigh_what_their_losses_are_divided_by(name: str, engine: str) -> None:
     batches, inside = micro_batches(), optim.adam(lr=0.1, eps=1e-3)
     accumulated = trained(compiled(optim.accumulate(inside, len(batches)), name), batches, engine)

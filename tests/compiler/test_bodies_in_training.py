@@ -12,6 +12,7 @@ import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, GradientError
 from oracles.central_differences import central_differences
+from oracles.combinations import diagonal
 from oracles.gradient_harness import assert_close
 from oracles.several_workers import largest_difference, train_alone, train_in_threads
 
@@ -124,9 +125,7 @@ def test_states_that_no_stack_holds_are_refused() -> None:
         burnish.grad(onnx.parser.parse_model(text), "w")
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.quick_cases(4)
+@diagonal((("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)]), ("engine", ["onnxruntime", "torch", "reference"]), test=4)
 def test_a_recurrent_layer_over_frames_whose_rank_nobody_says(kind: str, gates: int, engine: str) -> None:
     """In a loop, and without the states that it begins with."""
     source = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>

@@ -11,6 +11,7 @@ from torch import nn
 import burnish
 import burnish.torch
 from burnish.errors import ConfigurationError, ModelError
+from oracles.combinations import spread
 
 
 class Network(nn.Module):
@@ -193,8 +194,7 @@ class Detached(nn.Module):
         return self.head(self.second(x) * gate + x.detach())
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.quick_cases(1)
+@spread("engine", ["onnxruntime", "torch"], test=1)
 def test_what_is_detached_passes_no_gradient(engine):
     torch.manual_seed(0)
     module, word, labels = Detached(), torch.tensor([1, 0, 3, 5]), torch.tensor([0, 2, 1, 0])

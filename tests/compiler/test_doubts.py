@@ -12,6 +12,7 @@ import torch
 import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.importer import folded_layers
+from oracles.combinations import spread
 
 
 class Network(torch.nn.Module):
@@ -159,7 +160,7 @@ def test_layers_that_do_not_train_are_no_matter(tmp_path):
     assert problems(exported(Network(), tmp_path / "kept.onnx", dynamo=False), trainable=["head.*"]) == []
 
 
-@pytest.mark.parametrize(
+@spread(
     ("module", "options"),
     [
         (Network(), {"dynamo": True, "optimize": False}),
@@ -167,9 +168,9 @@ def test_layers_that_do_not_train_are_no_matter(tmp_path):
         (Plain(), {"dynamo": True}),
         (Plain(), {"dynamo": False}),
     ],
+    test=2,
     ids=["kept by dynamo", "kept by torchscript", "none, dynamo", "none, torchscript"],
 )
-@pytest.mark.quick_cases(2)
 def test_nothing_is_said_where_nothing_was_folded(tmp_path, module, options):
     assert problems(exported(module, tmp_path / "model.onnx", **options)) == []
 

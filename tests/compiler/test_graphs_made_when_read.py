@@ -12,6 +12,7 @@ import burnish
 from burnish.compiler import draft, executable, lowered_graphs
 from burnish.lowering import Target
 from burnish.models import residual_network
+from oracles.combinations import diagonal, named, spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import train_in_threads
 from oracles.standard_operators import STANDARD
@@ -71,8 +72,7 @@ def test_another_optimizer_lowers_what_it_changes(lowered):
     assert lowered == AT_ONCE | {"init": 2, "apply": 2, "grad": 1, "step": 2}
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "reference"])
-@pytest.mark.quick_cases(2)
+@spread("engine", ["torch", "onnxruntime", "reference"], test=2)
 def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     program = small_program()
     made: list[str] = []
@@ -95,9 +95,11 @@ def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     assert made.count("grad") == (0 if engine == "torch" else 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["whole", "sharded"])
-@pytest.mark.parametrize("optimizer", ["adam", burnish.optim.accumulate(burnish.optim.adam(), 2)], ids=["plain", "accumulating"])
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("optimizer", named(["adam", burnish.optim.accumulate(burnish.optim.adam(), 2)], ["plain", "accumulating"])),
+    ("options", named([{}, {"shard_optimizer": True}], ["whole", "sharded"])),
+    test=1,
+)
 def test_several_workers_lower_nothing_more(lowered, options, optimizer):
     program = burnish.compile(residual(), optimizer=optimizer)
     assert lowered == AT_ONCE

@@ -17,6 +17,7 @@ from burnish.formats.identity import graph_hashes
 from burnish.formats.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from oracles.combinations import diagonal, spread
 from oracles.kernel_graphs import kernel_graphs
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
@@ -66,17 +67,19 @@ def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypat
     assert [name for name, target in made if not target.kernels].count("grad") == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"recompute": "layers"}])
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "sgd",
-        "adafactor",
-        burnish.optim.adam(lr=burnish.optim.schedules.cosine(0.1, steps=10)),
-        burnish.optim.groups(burnish.optim.sgd(lr=0.1, momentum=0.9), {"stem*": "frozen"}),
-    ],
+@diagonal(
+    (
+        "optimizer",
+        [
+            "sgd",
+            "adafactor",
+            burnish.optim.adam(lr=burnish.optim.schedules.cosine(0.1, steps=10)),
+            burnish.optim.groups(burnish.optim.sgd(lr=0.1, momentum=0.9), {"stem*": "frozen"}),
+        ],
+    ),
+    ("options", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"recompute": "layers"}]),
+    test=2,
 )
-@pytest.mark.quick_cases(2)
 def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, options):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, **options)
     for name, model in program.graphs.items():
@@ -112,8 +115,7 @@ def test_activations_are_computed_again_behind_the_kernels():
     assert not any(node.metadata_props.get(RECOMPUTES_METADATA) for node in recomputed.semantic["grad"].graph)
 
 
-@pytest.mark.parametrize("recompute", [None, "layers"])
-@pytest.mark.quick_cases(1)
+@spread("recompute", [None, "layers"], test=1)
 def test_an_engine_that_rewrites_graphs_leaves_the_program_as_it_is(recompute):
     program = burnish.compile(residual_network(width=4, blocks=(1, 1)), recompute=recompute)
     before = graph_hashes(program)

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 import burnish
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 
 WEIGHT = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
@@ -33,8 +34,7 @@ def dense(data: str = "x", logits: str = "logits", *, passed_through: bool = Fal
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-@pytest.mark.parametrize("name", ["labels", "lr", "step", "rng/key", "opt/momentum/w", "loss", "next:param/w", "grad:w"])
-@pytest.mark.quick_cases(2)
+@spread("name", ["labels", "lr", "step", "rng/key", "opt/momentum/w", "loss", "next:param/w", "grad:w"], test=2)
 def test_an_output_may_have_a_name_of_the_program(name, tmp_path):
     session = burnish.Session(burnish.compile(dense(logits=name), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
     plain = burnish.Session(burnish.compile(dense(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
@@ -104,8 +104,7 @@ BODIES = {
 BLOCK = f"""<domain: "own", opset_import: ["": 18]> block (x, w, b, v) => (ao) {{ {CONVOLUTIONS.format(t="a", x="x")} }}"""
 
 
-@pytest.mark.parametrize("kind", BODIES)
-@pytest.mark.quick_cases(2)
+@spread("kind", BODIES, test=2)
 def test_what_is_computed_in_bodies_has_names_of_its_own(kind, tmp_path):
     """Passes emit into a body, and into the graph around it, after names were told apart."""
     text = f"""<ir_version: 9, opset_import: ["": 18, "own": 1]> g (float[N, 2, 8] x, bool flag) => (float[N, 2, 8] y)

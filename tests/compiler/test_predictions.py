@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 import burnish
 from burnish.errors import ConfigurationError, ObjectiveWarning
+from oracles.combinations import diagonal, spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 N, T, C, WIDTH = 3, 6, 4, 5
@@ -174,9 +175,7 @@ def evaluated(proto: onnx.ModelProto, loss: str, batch: dict[str, np.ndarray]) -
             return session.evaluate(batch)["loss"]
 
 
-@pytest.mark.parametrize("loss", CLASS_LOSSES)
-@pytest.mark.parametrize("ending", CLASSES)
-@pytest.mark.quick_cases(7)
+@diagonal(("ending", CLASSES), ("loss", CLASS_LOSSES), test=7)
 def test_losses_over_classes_read_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     proto = ending_in(CLASSES[ending])
     x = rng.standard_normal((N, WIDTH)).astype(np.float32)
@@ -197,8 +196,7 @@ def test_losses_of_yes_or_no_read_logits(ending: str, loss: str, rng: np.random.
     np.testing.assert_allclose(evaluated(proto, loss, {"x": x, "targets": targets}), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("ending", FRAMES)
-@pytest.mark.quick_cases(3)
+@spread("ending", FRAMES, test=3)
 def test_ctc_reads_logits(ending: str, rng: np.random.Generator) -> None:
     proto = ending_in(FRAMES[ending], rows="rows")
     x = rng.standard_normal((N * T, WIDTH)).astype(np.float32)
@@ -334,9 +332,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("loss", CLASS_LOSSES)
-@pytest.mark.parametrize("ending", PAIRS)
-@pytest.mark.quick_cases(7)
+@diagonal(("ending", PAIRS), ("loss", CLASS_LOSSES), test=7)
 def test_two_classes_of_one_logit_are_read_as_logits(ending: str, loss: str, rng: np.random.Generator) -> None:
     """As classical toolkits write the probabilities of no and yes."""
     whole = Ending(PAIRS[ending], "n, 2")

@@ -16,6 +16,7 @@ from burnish.data import open_dataset
 from burnish.errors import CheckpointError
 from burnish.training.trained_model import open_model
 from oracles import small_networks
+from oracles.combinations import diagonal
 from oracles.sixteen_bit_files import BLOCKED, NETWORKS, UNIT, array_in, classifier, converted, single, weights_of
 
 HALF = onnx.TensorProto.FLOAT16
@@ -30,11 +31,12 @@ def operators(proto: onnx.ModelProto, form: str) -> list[str]:
     return names if form != "blocked" else [name for name in names if name not in ("Cast", "Constant")]
 
 
-@pytest.mark.parametrize("fold_norm", [False, True])
-@pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("network", ["perceptron", "mobile"])
-@pytest.mark.each_value
+@diagonal(
+    ("network", ["perceptron", "mobile"]),
+    ("dtype", DTYPES),
+    ("form", ["own_io", "float32_io", "blocked"]),
+    ("fold_norm", [False, True]),
+)
 def test_the_export_has_the_dtypes_of_the_file(network: str, dtype: str, form: str, fold_norm: bool, tmp_path: Path) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     file = converted(source, dtype, form != "own_io", BLOCKED[network] if form == "blocked" else ())
@@ -102,10 +104,7 @@ def test_what_a_float32_file_computes_in_float16_is_trained_in_float32(tmp_path:
     assert weights_of(exported)["weight"].dtype == np.float32
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("dtype", DTYPES), ("engine", ENGINES), test=1)
 def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: str, engine: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     session = burnish.Session(burnish.compile(file), engine)

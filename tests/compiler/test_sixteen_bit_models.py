@@ -19,6 +19,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ModelError
 from oracles import small_networks
+from oracles.combinations import diagonal, named, spread
 from oracles.sixteen_bit_files import BLOCKED, NETWORKS, UNIT, array_in, classifier, converted, single, weights_of
 from oracles.standard_operators import STANDARD
 
@@ -90,11 +91,7 @@ def trained(proto: onnx.ModelProto, engine: str, batch: dict[str, np.ndarray], s
     return [session.step(batch)["loss"] for _ in range(steps)]
 
 
-@pytest.mark.parametrize("keep_io", [False, True], ids=["own_io", "float32_io"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("engine", ENGINES), ("dtype", DTYPES), ("keep_io", named([False, True], ["own_io", "float32_io"])), test=1)
 def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: str, keep_io: bool, tmp_path: Path) -> None:
     """Updates of 1e-4 of the gradient are below what sixteen bits hold beside the weights."""
     source = single("perceptron", dtype)
@@ -113,11 +110,7 @@ def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: s
     assert losses[0] - losses[-1] == pytest.approx(first - last, rel=0.05)
 
 
-@pytest.mark.parametrize("form", ["own_io", "float32_io", "blocked"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.each_value(("network", "form"))
-@pytest.mark.quick_cases(1)
+@diagonal(("network", NETWORKS), ("dtype", DTYPES), ("form", ["own_io", "float32_io", "blocked"]), test=1)
 def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: str, form: str) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     batch = {
@@ -137,10 +130,7 @@ def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: s
     assert {array.dtype for name, array in state.items() if name.startswith(("param/", "stat/"))} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.each_value
+@diagonal(("network", NETWORKS), ("dtype", DTYPES), ("engine", ENGINES))
 def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str) -> None:
     """ONNX Runtime has no kernels of bfloat16: what the file says is computed in float32 there."""
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
@@ -154,10 +144,7 @@ def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str
     )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("dtype", DTYPES), ("engine", ENGINES), test=1)
 def test_a_frozen_base_stays_in_the_dtype_of_the_file(dtype: str, engine: str, tmp_path: Path) -> None:
     source = single("transformer", dtype)
     file, batch = converted(source, dtype), small_networks.batch_of(small_networks.transformer())
@@ -217,8 +204,7 @@ def test_gradients_below_the_smallest_float16_still_move_weights() -> None:
     assert (session.state()["param/weight"] != 0).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick_cases(1)
+@spread("dtype", DTYPES, test=1)
 def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
     source, batch = single("mobile", dtype), small_networks.batch_of(small_networks.mobile())
     options = {"optimizer": burnish.optim.sgd(lr=0.05), "precision": "float16", "norm": "train"}
@@ -229,8 +215,7 @@ def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
     assert reports[0]["loss"] - reports[-1]["loss"] == pytest.approx(first - last, rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick_cases(1)
+@spread("dtype", DTYPES, test=1)
 def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     program = burnish.compile(file, optimizer=burnish.optim.ema(burnish.optim.sgd(lr=0.05)), trainable=["head.*", "last.*"])
@@ -377,8 +362,7 @@ def test_the_loss_that_a_model_computes_itself_and_integer_outputs() -> None:
     assert session.step(x)["loss"] == pytest.approx(predicted["logits"].astype(np.float64).mean(), rel=2e-2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.quick_cases(1)
+@spread("engine", ENGINES, test=1)
 def test_statistics_of_a_bfloat16_file_are_recalibrated(engine: str) -> None:
     source, batch = single("mobile", "bfloat16"), small_networks.batch_of(small_networks.mobile())
     results = []

@@ -18,6 +18,7 @@ from burnish.comparison import check_gradients, compare_engines
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError, DenseGradientWarning, NonFiniteLossError
 from burnish.program import Program, Signature
+from oracles.combinations import diagonal, named
 
 ROWS, WIDTH, CLASSES, SAMPLES, LENGTH = 9, 4, 3, 5, 3
 INT64 = onnx.TensorProto.INT64
@@ -91,9 +92,9 @@ def compiled(optimizer: Any, sparse: Any = "auto", **model: Any) -> Program:
         return burnish.compile(classifier(**model), optimizer=optimizer, sparse=sparse)
 
 
-@exact
-@pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
-@pytest.mark.quick_cases(3)
+@diagonal(
+    ("optimizer", named(EXACT, lambda optimizer: optimizer.name)), ("engine", ["reference", "onnxruntime", "torch"]), test=3
+)
 def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None), engine, batches())
     sparse = state_after(compiled(optimizer), engine, batches())
@@ -102,9 +103,9 @@ def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Op
         assert array.tobytes() == sparse[name].tobytes(), name
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.parametrize("optimizer", EXACT[:3], ids=[optimizer.name for optimizer in EXACT[:3]])
-@pytest.mark.quick_cases(3)
+@diagonal(
+    ("optimizer", named(EXACT[:3], [optimizer.name for optimizer in EXACT[:3]])), ("engine", ["onnxruntime", "torch"]), test=3
+)
 def test_float32_keeps_its_digits(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None, dtype="float32"), engine, batches())
     sparse = state_after(compiled(optimizer, dtype="float32"), engine, batches())

@@ -21,6 +21,7 @@ from burnish.formats.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.program.state import averages
+from oracles.combinations import spread
 
 FROZEN = optim.groups(optim.sgd(lr=0.125, momentum=0.5), {"stage1*": "frozen", "stem*": "frozen"})
 BATCH = {
@@ -36,7 +37,10 @@ OPTIMIZERS = [
     optim.swa(optim.nadam(), start=2),
     optim.accumulate(optim.ema(optim.chain(optim.add_decayed_weights(0.01, on="weights"), FROZEN)), every=3),
 ]
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+
+
+def every_optimizer(*, test: int | None = None) -> pytest.MarkDecorator:
+    return spread("optimizer", OPTIMIZERS, test=test, ids=lambda optimizer: optimizer.name)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +77,7 @@ def run(program: Program, graph: str, state: dict[str, np.ndarray], extra: dict[
     return dict(zip(names, session.run(names, {entry.name: known[entry.name] for entry in signature.inputs}), strict=True))
 
 
-@every_optimizer
-@pytest.mark.quick_cases(1)
+@every_optimizer(test=1)
 def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, optimizer: optim.Optimizer) -> None:
     compiled = burnish.compile(one_block(), optimizer=optimizer, norm="train")
     derived = small.with_optimizer(optimizer)
@@ -86,8 +89,7 @@ def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, opt
         onnx.checker.check_model(onnx.load_from_string(model_bytes(model)), full_check=True)
 
 
-@every_optimizer
-@pytest.mark.quick_cases(1)
+@every_optimizer(test=1)
 def test_step_is_grad_and_then_apply(small: Program, optimizer: optim.Optimizer) -> None:
     derived = small.with_optimizer(optimizer)
     for optimized in (False, True):
@@ -107,8 +109,7 @@ def test_step_is_grad_and_then_apply(small: Program, optimizer: optim.Optimizer)
                 np.testing.assert_array_equal(parts[name], array, err_msg=name)
 
 
-@every_optimizer
-@pytest.mark.quick_cases(4)
+@every_optimizer(test=4)
 def test_it_trains_without_loading_anything_at_the_second_step(
     small: Program, optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,8 +126,7 @@ def test_it_trains_without_loading_anything_at_the_second_step(
     assert losses[-1] < losses[0]
 
 
-@every_optimizer
-@pytest.mark.quick_cases(1)
+@every_optimizer(test=1)
 def test_a_loaded_program_takes_another_optimizer_too(
     small: Program, optimizer: optim.Optimizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,6 @@ def test_other_colours_become_rgb_as_pillow_converts_them(tmp_path, mode, suffix
     np.testing.assert_array_equal(decoded(path), np.asarray(Image.open(path).convert("RGB")))
 
 
-@pytest.mark.quick_cases(1)
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch):
     """A smooth picture: a quarter of the size, resized by the rest, is within 3 of 255 of all of it resized at once."""
     rows, columns = np.mgrid[0:1200, 0:1600]

@@ -128,7 +128,6 @@ def test_shifted_images_are_moved_by_at_most_so_many_pixels():
     changed=st.booleans(),
     data=st.data(),
 )
-@pytest.mark.quick_cases(2)
 def test_the_parts_of_all_workers_are_the_batch_of_one(samples, batch_size, seed, workers, changed, data):
     def add_noise(batch, generator):
         return {**batch, "x": batch["x"] + generator.normal(size=batch["x"].shape)}

@@ -72,7 +72,6 @@ def properties(path):
     return {entry.key: entry.value for entry in onnx.load(path).metadata_props if entry.key != OBJECTIVE}
 
 
-@pytest.mark.quick_cases(1)
 def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_path):
     expected = {"other": "kept", **KNOWN.metadata()}
     assert properties(exported) == expected
@@ -86,14 +85,12 @@ def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_
         assert properties(tmp_path / "again.onnx") == expected
 
 
-@pytest.mark.quick_cases(1)
 def test_a_model_made_of_a_program_in_one_file_is_none(exported, tmp_path):
     burnish.compile(exported).save(tmp_path / "program.onnx")
     burnish.Session(burnish.compile(tmp_path / "program.onnx")).export(tmp_path / "again.onnx")
     assert properties(tmp_path / "again.onnx") == {"other": "kept", **KNOWN.metadata()}
 
 
-@pytest.mark.quick_cases(1)
 def test_a_checkpoint_keeps_what_is_known(exported, tmp_path):
     program = burnish.compile(residual_network((3, 4, 4), classes=3, width=2, blocks=(1,)))
     session = burnish.Session(program)

@@ -28,7 +28,6 @@ def everything(dataset) -> dict[str, np.ndarray]:
     return dataset.batch(np.arange(len(dataset)))
 
 
-@pytest.mark.quick_cases(1)
 def test_digits_are_split_once_and_for_all():
     wanted = classification(1, 8, 8, classes=10)
     train, test = everything(open_dataset("digits", wanted)), everything(open_dataset("digits:test", wanted))

@@ -11,6 +11,7 @@ import burnish
 from burnish import optim
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import EngineError
+from oracles.combinations import diagonal, named, spread
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import (
     Batch,
@@ -74,22 +75,19 @@ def in_one_process(name: str) -> tuple[burnish.Program, list[Batch], Outcome]:
     return program, batches, train_alone(program, batches)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("sizes", named([TWO, THREE], ["2 workers", "3 workers"])), ("name", OPTIMIZERS), test=1)
 def test_every_state_is_that_of_one_process(name, sizes):
     program, batches, alone = in_one_process(name)
     for outcome in train_in_threads(program, batches, sizes):
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@pytest.mark.parametrize(
+@spread(
     "options",
     [{"norm": "sync"}, {"bucket_size": 1}, {"share": False}, {"deterministic": True}, {"shard_optimizer": True}],
+    test=1,
     ids=lambda options: next(iter(options)),
 )
-@pytest.mark.quick_cases(1)
 def test_options_of_the_exchange(options):
     program, batches, alone = in_one_process("sgd")
     for outcome in train_in_threads(program, batches, THREE, **options):
@@ -106,8 +104,7 @@ def test_masks_and_weights_of_classes():
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@pytest.mark.parametrize(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)])
-@pytest.mark.quick_cases(1)
+@spread(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)], test=1)
 def test_there_is_one_exchange_of_gradients_for_an_update(bucket_size, buckets):
     """Of six convolutions and a dense layer's weight and bias; and of twelve vectors of the normalization layers."""
     program, batches, _ = in_one_process("sgd")

@@ -20,6 +20,7 @@ import burnish
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.joining import join
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import Batch, Outcome, largest_difference, part_of, train_alone, train_in_threads, train_part
 from oracles.small_networks import Network
@@ -141,8 +142,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_cases(5)
+@spread("name", CASES, test=5)
 def test_workers_come_to_what_pytorch_comes_to_with_the_whole_batch(pool, tmp_path, name):
     case = CASES[name]
     program, batches = case.program(), case.batches()
@@ -258,7 +258,7 @@ def test_a_batch_without_samples(pool, tmp_path):
             assert all(np.isfinite(value).all() for value in values.values())
 
 
-@pytest.mark.parametrize(
+@spread(
     ("policy", "norm"),
     [
         ("train", "sync"),
@@ -267,8 +267,8 @@ def test_a_batch_without_samples(pool, tmp_path):
         ("train:momentum=cumulative", "sync"),
         ("renorm", "sync"),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_a_batch_without_samples_leaves_the_running_statistics(policy, norm):
     program = burnish.compile(residual(), optimizer="sgd:lr=0.05", norm=policy)
     full = image_batches(2, 8)

@@ -20,6 +20,7 @@ from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network
@@ -47,17 +48,18 @@ def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.
     return [node for node in derived.semantic["grad"].graph if is_exchange(node)]
 
 
-@pytest.mark.parametrize(
-    "norm", ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"]
+@spread(
+    "norm",
+    ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_policies_of_the_whole_batch(norm):
     alone = in_one_process(norm)
     for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), UNEVEN):
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@pytest.mark.parametrize(
+@spread(
     ("norm", "meaning", "sizes", "alone"),
     [
         ("train", "local", EVEN, "ghost:4"),
@@ -66,23 +68,23 @@ def test_policies_of_the_whole_batch(norm):
         ("sync:2", "sync", [[3, 3, 3, 3]] * STEPS, "ghost:6"),
         pytest.param("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6", marks=pytest.mark.slow),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
     expected = in_one_process(alone)
     for outcome in train_in_threads(compiled(norm), image_batches(STEPS, 12), sizes, norm=meaning):
         assert largest_difference(outcome, expected) < 1e-11
 
 
-@pytest.mark.parametrize(
+@spread(
     "loss",
     [
         burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.5, 2.0], label_smoothing=0.2, ignore_index=3),
         burnish.losses.cross_entropy(reduction="sum"),
         "focal",
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_losses_divide_by_the_weight_of_all(loss):
     program, batches = compiled(loss=loss, optimizer="sgd:lr=0.01"), image_batches(STEPS, 12)
     alone = train_alone(program, batches)
@@ -131,8 +133,7 @@ def joined():
     return train_in_threads(compiled(), image_batches(STEPS, 12), EVEN)
 
 
-@pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
-@pytest.mark.quick_cases(1)
+@spread("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}], test=1)
 def test_how_exchanges_are_joined_changes_no_bit(joined, options):
     apart = train_in_threads(compiled(), image_batches(STEPS, 12), EVEN, **options)
     for one, other in zip(joined, apart, strict=True):

@@ -12,6 +12,7 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.random.places import NOT_NOTED, PLACES_METADATA
+from oracles.combinations import spread
 from oracles.several_workers import Outcome, in_threads, largest_difference, part_of, train, train_alone, train_in_threads
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -186,14 +187,12 @@ def assert_as_one_process(program: burnish.Program, batches: list[Mapping[str, n
         assert largest_difference(outcome, alone) < 1e-14
 
 
-@pytest.mark.parametrize("body", DRAWS.values(), ids=DRAWS)
-@pytest.mark.quick_cases(1)
+@spread("body", DRAWS.values(), test=1, ids=DRAWS)
 def test_samples_are_found_where_they_stand(body):
     assert_as_one_process(compiled(body), batches_of())
 
 
-@pytest.mark.parametrize(("body", "reason"), REFUSED.values(), ids=REFUSED)
-@pytest.mark.quick_cases(3)
+@spread(("body", "reason"), REFUSED.values(), test=3, ids=REFUSED)
 def test_samples_that_cannot_be_found_are_refused(body, reason):
     program = compiled(body)
     with pytest.raises(ConfigurationError, match=reason) as caught:

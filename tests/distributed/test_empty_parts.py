@@ -13,6 +13,7 @@ import torch
 import burnish
 from burnish.engines.torch.native import kernels
 from burnish.errors import ObjectiveWarning
+from oracles.combinations import diagonal, named, spread
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads
 
@@ -44,11 +45,12 @@ def assert_like(outcomes: list[Outcome], expected: Outcome, double: bool) -> Non
         assert largest_difference(outcome, expected) < (1e-11 if double else 2e-6)
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("norm", "sizes"), ALONE, ids=[norm.partition(":")[0] for norm, _ in ALONE])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    (("norm", "sizes"), named(ALONE, [norm.partition(":")[0] for norm, _ in ALONE])),
+    ("model", MODELS),
+    ("double", named([True, False], ["float64", "float32"])),
+    test=1,
+)
 def test_policies_of_the_whole_batch(model, norm, sizes, double):
     program = compiled(MODELS[model](double), norm)
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)
@@ -146,8 +148,7 @@ def tokens(steps: int, samples: int = SAMPLES) -> list[dict[str, np.ndarray]]:
     return [{"ids": rng.integers(3, 10, samples), "labels": rng.integers(0, 3, samples)} for _ in range(steps)]
 
 
-@pytest.mark.parametrize("body", NOTHING_TO.values(), ids=NOTHING_TO)
-@pytest.mark.quick_cases(1)
+@spread("body", NOTHING_TO.values(), test=1, ids=NOTHING_TO)
 def test_operators_that_have_no_result_for_nothing(body):
     program, batches = of_nothing(body), tokens(3)
     assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=True)
@@ -162,10 +163,11 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("options", "tolerance"), OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: burnish.optim.accumulate(optimizer, 2)])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("wrap", [lambda optimizer: optimizer, lambda optimizer: burnish.optim.accumulate(optimizer, 2)]),
+    (("options", "tolerance"), named(OPTIONS.values(), OPTIONS)),
+    test=1,
+)
 def test_every_kind_of_exchange(options, tolerance, wrap):
     """Workers come to the same bits, and to what those with samples come to."""
     program = of_nothing(NOTHING_TO["reshape"]).with_optimizer(wrap(burnish.optim.sgd(lr=0.05, momentum=0.9)))
@@ -235,11 +237,12 @@ g (double[batch, 4] x) => (double[batch, 3] logits) <double[4, 3] w = {1, 2, 3, 
         assert np.isfinite(states[-1]["param/w"]).all()
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("norm", "sizes"), APART, ids=["local", "sync"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    (("norm", "sizes"), named(APART, ["local", "sync"])),
+    ("model", MODELS),
+    ("double", named([True, False], ["float64", "float32"])),
+    test=1,
+)
 def test_policies_of_parts(model, norm, sizes, double):
     program, apart = (compiled(MODELS[model](double), policy) for policy in (norm, "local"))
     batches = image_batches(len(sizes), SAMPLES, np.float64 if double else np.float32)

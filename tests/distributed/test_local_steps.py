@@ -12,6 +12,7 @@ from burnish import optim, surgery
 from burnish.distributed.runners.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, part_of, train_alone
 from oracles.small_networks import CLASSES, Network, perceptron
@@ -87,10 +88,11 @@ def reference(start, batches, sizes, every, lr, momentum, outer=None):
     return weights, slots, velocity
 
 
-@pytest.mark.parametrize("outer", [None, (0.7, 0.9)], ids=["local SGD", "DiLoCo"])
-@pytest.mark.parametrize("sizes", [TWO, THREE], ids=["2 workers", "3 workers"])
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
-@pytest.mark.each_value
+@diagonal(
+    ("engine", ["torch", "onnxruntime"]),
+    ("sizes", named([TWO, THREE], ["2 workers", "3 workers"])),
+    ("outer", named([None, (0.7, 0.9)], ["local SGD", "DiLoCo"])),
+)
 def test_rounds_of_four_steps_are_the_formula(outer, sizes, engine):
     inner = optim.sgd(lr=0.25, momentum=0.8)
     program, batches = classifier(inner if outer is None else optim.diloco(inner, *outer)), batches_of()

@@ -24,6 +24,7 @@ from burnish.distributed.connection.encodings import BFloat16
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
+from oracles.combinations import spread
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is shared on Linux"),
@@ -106,7 +107,7 @@ def _train(rank, names, layout, engine, options):
     return largest_difference(found, trained(program, engine, None)), found[1]
 
 
-@pytest.mark.parametrize(
+@spread(
     ("engine", "options"),
     [
         ("torch", {}),
@@ -115,9 +116,9 @@ def _train(rank, names, layout, engine, options):
         ("torch", {"shard_optimizer": True}),
         ("torch", {"shard_tables": "auto"}),
     ],
+    test=2,
     ids=str,
 )
-@pytest.mark.quick_cases(2)
 def test_four_workers_on_two_machines_train_as_one_process(link, engine, options):
     (first, state), *others = run(_train, 4, link.machines, LAYOUTS[0], engine, options)
     assert max(first, *(difference for difference, _ in others)) <= 1e-10
@@ -142,7 +143,7 @@ def _lose_one(rank, names, lost, how, patience):
         return str(error)
 
 
-@pytest.mark.parametrize(
+@spread(
     ("lost", "how", "cause", "patience"),
     [
         (2, "kill", r"Rank 2 of 4 \(.+, process {process}\) is gone", 3000.0),
@@ -162,9 +163,9 @@ def _lose_one(rank, names, lost, how, patience):
         ),
         (2, "stop", r"[Rr]ank 2 of 4 \(.+\) (shows|has shown) no sign of life.*", 4.0),
     ],
+    test=3,
     ids=lambda value: value if isinstance(value, int) or (isinstance(value, str) and value.isalpha()) else "",
 )
-@pytest.mark.quick_cases(3)
 def test_workers_of_every_machine_name_the_rank_that_is_gone_or_late(link, lost, how, cause, patience):
     with Workers(_lose_one, 4, link.machines, lost, how, patience) as workers:
         for rank in range(4):

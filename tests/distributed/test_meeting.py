@@ -22,6 +22,7 @@ from burnish.distributed.connection.environment import Place
 from burnish.distributed.connection.store import FolderStore, check_folder
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError, WorkerError
+from oracles.combinations import diagonal
 
 NOBODY = 65534
 LAUNCHERS = {name for names in environment.LAUNCHERS for name in names} | {"MASTER_ADDR", "MASTER_PORT", environment.FOLDER}
@@ -34,15 +35,17 @@ def _comes_as(rank, ranks, sizes, seconds):
     return str(raised.value)
 
 
-@pytest.mark.parametrize("meets_in_folder", [False, True])
-@pytest.mark.parametrize(
-    ("ranks", "sizes", "reason"),
-    [
-        (["0", "1", "1"], ["4"] * 3, r"another process has come as rank 1"),
-        (["0", "1", "2"], ["4", "4", "3"], r"it is one of 3 workers, and rank 0 of 4"),
-    ],
+@diagonal(
+    (
+        ("ranks", "sizes", "reason"),
+        [
+            (["0", "1", "1"], ["4"] * 3, r"another process has come as rank 1"),
+            (["0", "1", "2"], ["4", "4", "3"], r"it is one of 3 workers, and rank 0 of 4"),
+        ],
+    ),
+    ("meets_in_folder", [False, True]),
+    test=2,
 )
-@pytest.mark.quick_cases(2)
 def test_workers_that_contradict_each_other_are_told(ranks, sizes, reason, meets_in_folder, tmp_path):
     own = {environment.FOLDER: str(tmp_path / "meeting")} if meets_in_folder else {}
     results = run(_comes_as, 3, ranks, sizes, 3.0, environment=own)

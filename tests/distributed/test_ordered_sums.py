@@ -15,6 +15,7 @@ from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Enc
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
 
@@ -165,8 +166,7 @@ def test_deterministic_runs_are_one_run_and_that_of_one_worker(program, batches,
     assert largest_difference(runs[0][0], alone) < 1e-12
 
 
-@pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
-@pytest.mark.quick_cases(1)
+@spread(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)], test=1)
 def test_training_with_compressed_gradients(program, batches, alone, compression, bound):
     outcomes = train_in_threads(program, batches, PARTS[2], compression=compression)
     assert 1e-9 < largest_difference(outcomes[0], alone) < bound

@@ -15,6 +15,7 @@ from burnish.distributed.connection import rendezvous
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
+from oracles.combinations import diagonal, named
 
 
 def _exchanges(rank):
@@ -62,9 +63,7 @@ def _groups_of_groups(rank, size):
         return [made.all_reduce(torch.tensor([10**rank])).item() for made in groups]
 
 
-@SHARING
-@pytest.mark.parametrize(("workers", "size"), [(3, 2), (4, 3), (5, 4)])
-@pytest.mark.quick_cases(3)
+@diagonal((("workers", "size"), [(3, 2), (4, 3), (5, 4)]), ("share", named(["on", "off"], ["by memory", "by Gloo"])), test=2)
 def test_groups_are_made_of_workers_that_are_of_different_numbers_of_groups(workers, size, share):
     def total(first, count):
         return sum(10**rank for rank in range(first, min(first + count, workers)))

@@ -27,6 +27,7 @@ from burnish.models import residual_network
 from burnish.norms import get
 from burnish.rewriting import run_in_order
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import diagonal, named, spread
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
@@ -101,8 +102,7 @@ def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:
             assert [name for name in expected if state[name].tobytes() != expected[name].tobytes()] == []
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
+@spread(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
 @pytest.mark.slow
 def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, name, requested):
     plain, again = both(name, requested)
@@ -116,7 +116,7 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
 
 
 # Without exchanges inside of a layer, and with one for each; sharded is an optimizer below.
-@pytest.mark.parametrize(
+@spread(
     ("norm", "options"),
     [
         ("train", {"norm": "local"}),
@@ -130,9 +130,9 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
         ("train", {"share": False, "bucket_size": 1}),
         pytest.param("train", {"shard_optimizer": True}, marks=pytest.mark.slow),
     ],
+    test=1,
     ids=str,
 )
-@pytest.mark.quick_cases(1)
 def test_policies_and_options_keep_their_bits(norm, options):
     plain, again = both("rows in float64", norm=norm)
     sizes = [[6, 6]] * STEPS if norm == "ghost:2" else [[5, 7], [1, 11], [6, 6]]
@@ -140,12 +140,15 @@ def test_policies_and_options_keep_their_bits(norm, options):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=str)
-@pytest.mark.parametrize(
-    "optimizer",
-    [optim.accumulate(optim.adam(lr=0.01), 2), optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01))],
-    ids=["accumulated", "clipped"],
+@diagonal(
+    (
+        "optimizer",
+        named(
+            [optim.accumulate(optim.adam(lr=0.01), 2), optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01))],
+            ["accumulated", "clipped"],
+        ),
+    ),
+    ("options", named([{}, {"shard_optimizer": True}], str)),
 )
 @pytest.mark.slow
 def test_optimizers_keep_their_bits(optimizer, options):
@@ -155,8 +158,7 @@ def test_optimizers_keep_their_bits(optimizer, options):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
-@pytest.mark.quick_cases(1)
+@spread("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"], test=1)
 def test_precisions_keep_their_bits(precision):
     plain, again = both("rows", precision=precision)
     assert copies(step_of(again))
@@ -164,9 +166,7 @@ def test_precisions_keep_their_bits(precision):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("norm", ["sync", "local", "sync:2"])
-@pytest.mark.parametrize("requested", ["layers", ("*",)], ids=["layers", "all"])
-@pytest.mark.quick_cases(1)
+@diagonal(("requested", named(["layers", ("*",)], ["layers", "all"])), ("norm", ["sync", "local", "sync:2"]), test=1)
 def test_exchanges_are_those_of_the_program_that_keeps_all(requested, norm):
     def exchanges(model: ir.Model) -> list[tuple]:
         found = [node for node in model.graph if is_exchange(node)]
@@ -194,8 +194,7 @@ def test_a_layer_that_runs_again_uses_the_statistics_that_were_exchanged():
         assert merge.inputs[0] in gathered
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.quick_cases(1)
+@spread("workers", [1, 2, 3], test=1)
 def test_what_is_planned_falls(workers):
     plain, again = (planned_peak(step_of(program, workers), 64) for program in both())
     assert again.without_recompute == plain.bytes
@@ -218,8 +217,7 @@ def test_memory_of_tensors_falls(monkeypatch, workers):
 
 
 @pytest.mark.skipif(not kernels.expected(), reason="needs a C++ compiler for the fused kernels")
-@pytest.mark.parametrize("requested", ["layers", ("*",)], ids=["layers", "all"])
-@pytest.mark.quick_cases(1)
+@spread("requested", ["layers", ("*",)], test=1, ids=["layers", "all"])
 def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
     plain, again = both("residual in float32", requested)
     for program, workers in ((again, 0), (again, 2)):

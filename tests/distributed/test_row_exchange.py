@@ -11,6 +11,7 @@ from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, replace_node
 from burnish.operators.collectives import ALL_REDUCE_ROWS
 from burnish.training.checkpoint import place_of, read_checkpoint
+from oracles.combinations import spread
 from oracles.embedding_tables import ROWS, table_batches, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
 
@@ -33,8 +34,7 @@ def assert_like_one_process(outcomes, expected):
             assert array.tobytes() == outcomes[0][1][-1][name].tobytes(), f"{name} is not the same bits on all workers"
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.quick_cases(1)
+@spread("name", OPTIMIZERS, test=1)
 def test_three_workers_are_one_process(name):
     program, batches = tables_program(OPTIMIZERS[name]), table_batches()
     assert_like_one_process(train_in_threads(program, batches, PARTS[3]), train_alone(program, batches))

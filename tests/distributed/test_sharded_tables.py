@@ -15,6 +15,7 @@ from burnish.distributed.graphs.table_shards import TableShards, look_up_rows
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 from burnish.models import dlrm
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import diagonal
 from oracles.embedding_tables import FEW, ROWS, table_batches, tables_model, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
 
@@ -56,10 +57,7 @@ def test_an_optimizer_that_looks_at_all_rows_of_a_batch_is_refused():
     in_threads(2, refused)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("name", OPTIMIZERS), ("workers", [2, 3]), test=1)
 def test_workers_that_hold_rows_are_one_process(name, workers):
     outcomes = train_in_threads(program(name), table_batches(), PARTS[workers], shard_tables="auto")
     assert_like_one_process(outcomes, train_alone(program(name), table_batches()))

@@ -18,6 +18,7 @@ from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.lowering import TARGETS
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.same_state import assert_same_state
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
@@ -61,8 +62,7 @@ def batches():
 TOGETHER = {"accumulated", "averaged"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS])
-@pytest.mark.quick_cases(1)
+@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS], test=1)
 def test_sharded_training_is_training(program, batches, name):
     changed = program.with_optimizer(OPTIMIZERS[name])
     whole = train_in_threads(changed, batches, PARTS[3])
@@ -157,8 +157,7 @@ def test_one_worker_has_everything(program, batches):
     assert_same_state(outcome[0][1][-1], whole[0][1][-1])
 
 
-@pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
-@pytest.mark.quick_cases(1)
+@spread(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)], test=1)
 def test_compressed_gradients(program, batches, compression, bound):
     """As without shares, but for the rounding of the sums, which are not rounded here."""
     options = {"compression": compression, "bucket_size": 1000}
@@ -217,8 +216,7 @@ def sent(program, batches, workers, **options):
     return sum(in_threads(workers, counted), Counter())
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.quick_cases(1)
+@spread("workers", [2, 3], test=1)
 def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     clipped = program.with_optimizer(OPTIMIZERS["adam, clipped"])
     owned = [[] for _ in range(workers)]
@@ -236,7 +234,7 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     assert sharded["summed", "statistics"] == whole["summed", "statistics"]
 
 
-@pytest.mark.parametrize(
+@spread(
     ("optimizer", "figures"),
     [
         (optim.accumulate(optim.adam(lr=0.01), 3), 0),
@@ -244,9 +242,9 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
         (optim.accumulate(optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01)), 3), 1),
         (optim.chain(optim.clip_by_value(0.5), optim.accumulate(optim.adam(lr=0.01), 3)), 0),
     ],
+    test=1,
     ids=["accumulated", "averaged", "clipped by the norm of the mean", "clipped before it is added"],
 )
-@pytest.mark.quick_cases(1)
 def test_between_updates_no_parameters_travel(program, batches, optimizer, figures):
     """Nor do the figures that an update alone is computed of."""
     changed, workers = program.with_optimizer(optimizer), 3

@@ -20,6 +20,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import diagonal
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_array_threads, in_threads, part_of
 from oracles.small_networks import CLASSES, Network, perceptron
@@ -88,9 +89,7 @@ def assert_close(results, expected, tolerance):
             np.testing.assert_allclose(worker_state[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.quick_cases(2)
+@diagonal(("name", PROGRAMS), ("split", SPLITS), test=2)
 def test_workers_come_to_what_one_does(name, split):
     results = stepped(program(name), batches_of(), SPLITS[split])
     assert_close(results, alone(program(name), batches_of()), 1e-10)

@@ -17,6 +17,7 @@ from burnish.errors import CheckpointError, DataError, WorkerError
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
 from burnish.training.workers import agree, on_all, on_first, spread
+from oracles import combinations
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def alone(saved, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.quick_cases(1)
+@combinations.spread("workers", [2, 3], test=1)
 def test_a_run_of_workers_is_that_of_one_process(saved, alone, tmp_path, workers):
     folder = tmp_path / "run"
     results = run(train, workers, saved, str(folder), {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import burnish
+from oracles.combinations import diagonal
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import largest_difference, train_alone, train_part
 
@@ -48,10 +49,11 @@ def trained_alone(tmp_path_factory):
     return {name: (path, batches, train_alone(burnish.Program.load(path), batches)) for name, path in saved.items()}
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("workers", [1, 2, 3, 4]),
+    ("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"]),
+    test=1,
+)
 def test_workers_with_uneven_and_empty_parts(pool, trained_alone, name, workers):
     saved, batches, alone = trained_alone[name]
     outcomes = pool.run(workers, train_part, saved, batches, SIZES[workers], {})

@@ -16,6 +16,7 @@ from burnish.cli.application import app
 from burnish.comparison import compare_engines
 from burnish.errors import ConfigurationError, EngineError, UnsupportedOperatorError
 from burnish.models import residual_network
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.small_networks import CLASSES, perceptron
 
@@ -57,7 +58,6 @@ def test_it_is_small():
     assert sum(len(path.read_text().splitlines()) for path in files) < 200
 
 
-@pytest.mark.quick_cases(1)
 def test_it_trains_as_the_reference_does(program, accelerator):
     batches = image_batches(1, SAMPLES, np.float32) * 12
     session = burnish.Session(program, engine=accelerator.AcceleratorEngine())
@@ -69,13 +69,12 @@ def test_it_trains_as_the_reference_does(program, accelerator):
     assert session.predict({"x": batches[0]["x"]})["logits"].shape == (SAMPLES, CLASSES)
 
 
-@pytest.mark.quick_cases(1)
 def test_comparison_with_the_reference(program, accelerator):
     comparison = compare_engines(program, ["reference", accelerator.AcceleratorEngine()], steps=2)
     assert comparison.message() == "reference and accelerator agree over 2 steps"
 
 
-@pytest.mark.parametrize(
+@spread(
     "operator",
     [
         "Conv",
@@ -83,8 +82,8 @@ def test_comparison_with_the_reference(program, accelerator):
         "ConvWeightGrad",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("LogSoftmax", "ReduceSum")),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_an_operator_that_is_wrong_is_found(accelerator, operator):
     right = accelerator.OPERATORS[operator]
 

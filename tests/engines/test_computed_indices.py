@@ -11,6 +11,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.errors import EngineError
+from oracles.combinations import diagonal
 
 ROWS = 7
 ROWS_IN = {"reference": "axis 0 with size 7", "onnxruntime": "inclusive range [-7,6]", "torch": "there are 7 rows"}
@@ -30,10 +31,12 @@ def program(sparse: str | None) -> burnish.Program:
     return burnish.compile(onnx.parser.parse_model(text), optimizer=optim.rowwise_adagrad(lr=0.1), sparse=sparse)
 
 
-@pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
-@pytest.mark.parametrize("sparse", [None, "auto"])
-@pytest.mark.parametrize(("given", "computed"), [(4, 7), (-11, -8)])
-@pytest.mark.quick_cases(5)
+@diagonal(
+    (("given", "computed"), [(4, 7), (-11, -8)]),
+    ("sparse", [None, "auto"]),
+    ("engine", ["reference", "onnxruntime", "torch"]),
+    test=5,
+)
 def test_the_error_names_table_index_and_rows(engine: str, sparse: str | None, given: int, computed: int) -> None:
     session = burnish.Session(program(sparse), engine=engine)
     session.step({"x": np.array([[1, 2]]), "labels": np.array([1])})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from burnish import engines
+from oracles.combinations import diagonal, named
 from oracles.gradient_harness import assert_close, cast_inputs, differentiated, feeds_of, gradient_graph, random_cotangents
 from oracles.torch_gradients import torch_gradients
 from specs.control import SPECS, recurrence
@@ -14,10 +15,12 @@ from specs.operator_spec import OperatorSpec, Sample
 CASES = [(spec, sample) for spec in SPECS for sample in spec.samples(np.random.default_rng(0))]
 
 
-@pytest.mark.parametrize("engine", ["torch", "reference"])
-@pytest.mark.parametrize("shapes", ["static", "symbolic"])
-@pytest.mark.parametrize(("spec", "sample"), CASES, ids=[f"{spec.op_type}-{sample.name}" for spec, sample in CASES])
-@pytest.mark.quick_cases(7)
+@diagonal(
+    (("spec", "sample"), named(CASES, [f"{spec.op_type}-{sample.name}" for spec, sample in CASES])),
+    ("shapes", ["static", "symbolic"]),
+    ("engine", ["torch", "reference"]),
+    test=7,
+)
 def test_gradients(spec, sample, shapes: str, engine: str) -> None:
     cotangents = random_cotangents(spec, sample, np.random.default_rng(1))
     wrt = differentiated(sample)

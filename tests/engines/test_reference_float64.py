@@ -49,8 +49,7 @@ def torch_function(case: Case) -> Callable | None:
     return case.sample.torch or case.spec.torch
 
 
-@cases_where(lambda case: torch_function(case) is not None and case.sample.build is None and case.takes_float64)
-@pytest.mark.quick_cases(116)
+@cases_where(lambda case: torch_function(case) is not None and case.sample.build is None and case.takes_float64, test=116)
 def test_an_operator(case: Case) -> None:
     sample = case.sample
     graph, _, outputs = forward_graph(case.spec, sample, "float64")

@@ -66,14 +66,12 @@ def comparable(case: Case) -> bool:
     return attributes.get("sorted", 1) != 0
 
 
-@cases_where(comparable)
-@pytest.mark.quick_cases(124)
+@cases_where(comparable, test=124)
 def test_the_reference_engine_computes_what_onnxruntime_does(case: Case) -> None:
     compare(forward, case)
 
 
-@cases_where(lambda case: comparable(case) and case in FIRST_OF_EACH.values())
-@pytest.mark.quick_cases(41)
+@cases_where(lambda case: comparable(case) and case in FIRST_OF_EACH.values(), test=41)
 def test_a_gradient_is_what_onnxruntime_computes(case: Case) -> None:
     compare(backward, case)
 

@@ -8,6 +8,7 @@ import pytest
 
 import burnish
 from burnish import engines
+from oracles.combinations import diagonal, named
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 SHAPED = {
@@ -71,10 +72,12 @@ def model(operator: str, length: int | str, extents: str = "N, 3, 4") -> onnx.Mo
         {SHAPED[operator]} y = Mul (r, w) }}""")
 
 
-@pytest.mark.parametrize("engine", ["torch", "reference"])
-@pytest.mark.parametrize("known", ["length", "rank", "nothing"])
-@pytest.mark.parametrize(("operator", "s"), CASES, ids=[f"{operator} {s}" for operator, s in CASES])
-@pytest.mark.quick_cases(60)
+@diagonal(
+    (("operator", "s"), named(CASES, [f"{operator} {s}" for operator, s in CASES])),
+    ("known", ["length", "rank", "nothing"]),
+    ("engine", ["torch", "reference"]),
+    test=60,
+)
 def test_a_shape_that_is_an_input(operator: str, s: list[int], known: str, engine: str) -> None:
     # The standard's inference takes sizes of an unknown number for none.
     length = "k" if known != "length" and operator != "Resize" else len(s)

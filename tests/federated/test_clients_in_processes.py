@@ -15,6 +15,7 @@ from burnish import federated, optim
 from burnish.errors import ConfigurationError, WorkerError
 from burnish.federated import ProcessClient, Round, Server, Update, run_rounds
 from burnish.federated.rounds import evaluate
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.same_state import assert_same_state
 
@@ -73,7 +74,7 @@ def test_a_command_trains_and_evaluates_as_a_client_here_does(files):
     assert evaluate(server, [other]) == evaluate(server, [here])
 
 
-@pytest.mark.parametrize(
+@spread(
     ("code", "message"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9"),
@@ -82,8 +83,8 @@ def test_a_command_trains_and_evaluates_as_a_client_here_does(files):
         ("print('done')", "printed no JSON as its last line"),
         ("print('{}')", "There is no checkpoint"),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_a_command_that_fails_costs_its_update_only(code, message):
     batch = image_batches(1, 8, np.float32)[0]
     timeout = 0.5 if "sleep" in code else None

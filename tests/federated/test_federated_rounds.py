@@ -14,6 +14,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated import Round, Server, Sharing, Update, run_rounds
 from burnish.federated.rounds import evaluate
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.same_state import assert_same_state
 from oracles.small_networks import CLASSES, Network, perceptron
@@ -243,8 +244,7 @@ def test_fedadam_steps_by_the_rate_where_all_clients_agree():
     np.testing.assert_allclose(moved, -0.02 * gradient / (np.abs(gradient) + 1e-3), rtol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["fedavg", "fedadam"])
-@pytest.mark.quick_cases(1)
+@spread("optimizer", ["fedavg", "fedadam"], test=1)
 def test_a_run_that_was_saved_goes_on_bit_for_bit(tmp_path, optimizer):
     program = linear()
     clients = [federated.client(program, [samples(8, seed=number)], number=number) for number in range(2)]

@@ -16,6 +16,7 @@ import burnish
 from burnish import surgery
 from burnish.errors import CheckpointError, ConfigurationError
 from oracles.adapted_models import batch, layered_model
+from oracles.combinations import spread
 
 VARIANTS = {
     "lora": {"rank": 2, "alpha": 3, "rslora": True},
@@ -44,8 +45,7 @@ def run(path, feeds, adapter=None):
     return onnxruntime.InferenceSession(str(path), settings).run(None, feeds, options)[0]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.quick_cases(1)
+@spread("variant", VARIANTS, test=1)
 def test_stock_onnx_runtime_gives_a_model_its_adapters(variant, tmp_path):
     session, feeds = trained(variant), {"ids": batch()["ids"]}
     path = session.export(tmp_path / "apart.onnx", adapters="apart")

@@ -17,6 +17,7 @@ from burnish.errors import CheckpointError
 from burnish.formats import export
 from burnish.formats.export import export_inference, save_inference
 from burnish.program import Program
+from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.tiny_program import tiny_program
 from torch_models import MobileNetV2, ResNet, export_onnx
@@ -52,8 +53,7 @@ def compiled(module: nn.Module) -> tuple[Program, Arrays]:
     return program, state
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.quick_cases(1)
+@spread("network", NETWORKS, test=1)
 def test_agrees_with_pytorch_folded_or_not(network: str) -> None:
     module = randomized(network)
     program, state = compiled(module)

@@ -21,6 +21,7 @@ from burnish.formats.identity import graph_hashes
 from burnish.formats.metadata import TRAINING
 from burnish.models import residual_network
 from formats.stamping import model_bytes
+from oracles.combinations import spread
 from oracles.standard_operators import STANDARD
 
 
@@ -118,12 +119,13 @@ def combined(model):
     return whole
 
 
-@pytest.fixture(params=PROGRAMS, name="program")
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (place > 0)) for place, name in enumerate(PROGRAMS)], name="program"
+)
 def each_program(request):
     return compiled(request.param)
 
 
-@pytest.mark.quick_cases(1)
 def test_the_checker_accepts_the_model_and_the_graphs_that_a_trainer_runs(program):
     model = program.to_onnx()
     onnx.checker.check_model(model, full_check=True)
@@ -150,7 +152,6 @@ def metadata_of(model):
     return json.loads(next(entry.value for entry in model.metadata_props if entry.key == TRAINING))
 
 
-@pytest.mark.quick_cases(1)
 def test_a_plain_runtime_runs_the_model_for_inference(program):
     session = trained(program)
     model = program.to_onnx(session.state())
@@ -171,7 +172,6 @@ def test_initializers_keep_the_names_of_the_source():
     assert set(residual().graph.initializers) <= names
 
 
-@pytest.mark.quick_cases(1)
 def test_the_program_comes_back_whole(program, tmp_path):
     path = tmp_path / "program.onnx"
     path.write_bytes(program.to_onnx().SerializeToString())
@@ -184,7 +184,6 @@ def test_the_program_comes_back_whole(program, tmp_path):
     assert_same_state(loaded.initial_state(seed=5), program.initial_state(seed=5))
 
 
-@pytest.mark.quick_cases(1)
 def test_training_goes_on_to_bitwise_the_same_state(program, tmp_path):
     session = trained(program)
     path = tmp_path / "program.onnx"
@@ -234,8 +233,7 @@ def test_checkpoints_pass_between_the_two(tmp_path):
     assert_same_state(other.state(), session.state())
 
 
-@pytest.mark.parametrize("name", ["residual, adam", "dropout, mean squared error"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["residual, adam", "dropout, mean squared error"], test=1)
 def test_the_bindings_alone_train_the_model(name):
     """Without burnish: run the combined graph, and put the values of the update bindings into the initializers."""
     program = compiled(name)
@@ -381,8 +379,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "error", "message"), DAMAGES)
-@pytest.mark.quick_cases(3)
+@spread(("damage", "error", "message"), DAMAGES, test=3)
 def test_damaged_models_are_refused_by_name(written, tmp_path, damage, error, message):
     path = tmp_path / "damaged.onnx"
     path.write_bytes(model_bytes(damaged(written, damage)))

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 import burnish
 from burnish.engines import get as engine
 from oracles.central_differences import central_differences
+from oracles.combinations import diagonal
 
 X = np.random.default_rng(0).normal(size=(4, 2, 3))
 ROW = "row = Gather <axis = 0> (x, i) t = Tanh (row) h = Add (t, before) e = Mul (h, w)"
@@ -72,9 +73,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
-@pytest.mark.parametrize("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"])
-@pytest.mark.quick_cases(4)
+@diagonal(("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"]), ("read", READS), test=4)
 def test_a_list_becomes_what_the_loop_scans(read: str, insert: str) -> None:
     left = check(model(READS[read], insert=insert))
     assert not [name for name in left if "Sequence" in name]
@@ -98,12 +97,15 @@ def test_elements_that_may_differ_in_shape_stay_a_list() -> None:
     assert left["SequenceInsert"] == left["ConcatFromSequence"] == 1
 
 
-@pytest.mark.parametrize("read", ["stacked", "joined", "the last"])
-@pytest.mark.parametrize("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"])
-@pytest.mark.parametrize(
-    "first", ["empty = SequenceConstruct (start, first)", "one = SequenceConstruct (first) empty = SequenceInsert (one, start)"]
+@diagonal(
+    (
+        "first",
+        ["empty = SequenceConstruct (start, first)", "one = SequenceConstruct (first) empty = SequenceInsert (one, start)"],
+    ),
+    ("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"]),
+    ("read", ["stacked", "joined", "the last"]),
+    test=3,
 )
-@pytest.mark.quick_cases(3)
 def test_a_list_may_begin_with_elements(read: str, insert: str, first: str) -> None:
     left = check(model(READS[read], insert=insert, first=first))
     assert not [name for name in left if "Sequence" in name]

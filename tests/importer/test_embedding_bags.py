@@ -12,6 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import burnish
+from oracles.combinations import diagonal, spread
 
 ROWS, WIDTH = 20, 4
 
@@ -83,11 +84,9 @@ def check(module: torch.nn.Module, model: onnx.ModelProto, arguments: tuple) -> 
         np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
-@pytest.mark.parametrize("include_last_offset", [False, True])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("mode", ["sum", "mean"]), ("include_last_offset", [False, True]), ("exporter", ["older", "newer", "newer, open"]), test=1
+)
 def test_bags_between_offsets(mode, include_last_offset, exporter):
     module = Bags(mode, include_last_offset)
     model = export(module, arguments_of(include_last_offset, factors=False, empty=False), exporter)
@@ -95,17 +94,13 @@ def test_bags_between_offsets(mode, include_last_offset, exporter):
         check(module, model, arguments_of(include_last_offset, factors=False, empty=empty))
 
 
-@pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
-@pytest.mark.quick_cases(1)
+@spread("exporter", ["older", "newer", "newer, open"], test=1)
 def test_bags_whose_indices_have_weights(exporter):
     module, arguments = Bags("sum", False), arguments_of(False, factors=True, empty=False)
     check(module, export(module, arguments, exporter), arguments)
 
 
-@pytest.mark.parametrize("exporter", ["older", "newer"])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("mode", ["sum", "mean"]), ("exporter", ["older", "newer"]), test=1)
 def test_bags_of_one_size(mode, exporter):
     module = EqualBags(mode)
     arguments = (torch.randint(0, ROWS, (5, 3), generator=torch.Generator().manual_seed(0)),)

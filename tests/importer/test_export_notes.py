@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.importer import InitializerKind, classify_initializers
+from oracles.combinations import spread
 
 VOCABULARY, WIDTH, LENGTH = 24, 8, 5
 
@@ -67,8 +68,7 @@ def of_kind(model: onnx.ModelProto, kind: InitializerKind) -> set[str]:
     return {name for name, other in classify_initializers(burnish.load(model)).items() if other is kind}
 
 
-@pytest.mark.parametrize("optimize", [True, False])
-@pytest.mark.quick_cases(1)
+@spread("optimize", [True, False], test=1)
 def test_what_was_no_parameter_is_no_weight(optimize):
     model = exported(optimize)
     weights = of_kind(model, InitializerKind.WEIGHT)

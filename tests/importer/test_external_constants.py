@@ -19,6 +19,7 @@ from burnish.engines import Engine
 from burnish.errors import ModelError
 from burnish.formats.identity import graph_hash
 from burnish.importer import FileTensor, external_data, load
+from oracles.combinations import spread
 from oracles.standard_operators import STANDARD
 
 RANDOM = np.random.default_rng(0)
@@ -225,8 +226,7 @@ def assert_same(program: burnish.Program, expected: burnish.Program, engine: str
         np.testing.assert_array_equal(array, state[name])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.quick_cases(1)
+@spread("engine", ENGINES, test=1)
 def test_a_session_finds_constants_of_a_file_that_was_moved(moved: MovedAway, expected: burnish.Program, engine: str) -> None:
     program = burnish.compile(moved.path)
     moved.leave()
@@ -323,8 +323,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.quick_cases(1)
+@spread("engine", ENGINES, test=1)
 def test_what_pytorch_exports_by_default_trains(exported: Path, engine: str) -> None:
     assert exported.with_name("encoder.onnx.data").is_file()
     inputs = {"ids": np.arange(16).reshape(2, 8), "labels": np.array([1, 3])}

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 
 from burnish import engines
 from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.graph import Builder, Tensor, static_shape
 from burnish.importer import load
 from oracles.batches import assert_as_alone
+from oracles.combinations import spread
 
 GRAPHS, SAMPLES, LARGEST = 60, 3, 2000
 
@@ -188,8 +188,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return shape
 
 
-@pytest.mark.parametrize("block", range(5))
-@pytest.mark.quick_cases(1)
+@spread("block", range(5), test=1)
 def test_samples_go_through_a_graph_together_as_alone(block):
     equal = 0
     for seed in range(block * GRAPHS, (block + 1) * GRAPHS):

@@ -11,6 +11,7 @@ from torch import nn
 
 import burnish
 from burnish.engines import registry
+from oracles.combinations import diagonal, named
 
 
 class VisionTransformer(nn.Module):
@@ -96,9 +97,9 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["torchscript", "dynamo"])
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("dynamo", named([False, pytest.param(True, marks=pytest.mark.slow)], ["torchscript", "dynamo"])), ("name", MODELS), test=1
+)
 def test_three_samples_of_a_model_that_was_exported_for_one(name: str, dynamo: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     make, inputs = MODELS[name]

@@ -16,6 +16,7 @@ from torch import nn
 import burnish
 from burnish import engines
 from oracles.batches import assert_as_alone
+from oracles.combinations import spread
 
 CLASSES, SAMPLES, TOKENS = 3, 4, 5
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -159,22 +160,22 @@ def folder(tmp_path_factory):
 EXPORTS = [
     (module, exporter, training) for module in MODULES for exporter in ("dynamo", "torchscript") for training in (False, True)
 ]
-every_export = pytest.mark.parametrize(("module", "exporter", "training"), EXPORTS)
+every_export = spread(("module", "exporter", "training"), EXPORTS, test=1, test_all=16)
 
 
 def drawn(module: type[nn.Module], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(module.inputs[0])
 
 
-every_export_of_fixed_statistics = pytest.mark.parametrize(
+every_export_of_fixed_statistics = spread(
     ("module", "exporter", "training"),
     [(module, exporter, training) for module, exporter, training in EXPORTS if not (training and module is Convolutions)],
+    test=1,
+    test_all=16,
 )
 
 
 @every_export_of_fixed_statistics
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
 def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
     single, opened = burnish.load(path), burnish.load(path, batch="open")
@@ -182,8 +183,6 @@ def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training,
 
 
 @every_export
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
 def test_loss_and_gradient_of_a_batch_are_the_mean_over_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
     # In training, batch normalization takes its statistics of the batch, and a mean over samples is something else.
@@ -224,8 +223,7 @@ def test_batch_normalization_takes_statistics_of_the_whole_batch(folder):
     np.testing.assert_allclose(session.state()["stat/layers.1.running_mean"], norm.running_mean.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
-@pytest.mark.quick_cases(1)
+@spread("path", sorted(LIGHT.glob("*.onnx")), test=1, ids=lambda path: path.stem)
 def test_every_model_of_the_onnx_package_opens(path):
     """They were exported at batch 1, which most of them write into the target of a Reshape."""
     single, opened = burnish.load(path), burnish.load(path, batch="open")
@@ -240,8 +238,7 @@ def test_the_onnx_package_has_nine_models_of_batch_1():
     assert len(list(LIGHT.glob("*.onnx"))) == 9
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.quick_cases(1)
+@spread("engine", ["onnxruntime", "torch"], test=1)
 def test_a_model_of_the_onnx_package_trains_at_batch_4(engine):
     """Its weights are written by their shapes alone; classes stand along the second of four axes."""
     program = burnish.compile(LIGHT / "light_squeezenet.onnx", optimizer=burnish.optim.sgd(lr=0.001), batch="open")

@@ -14,6 +14,7 @@ from burnish.errors import BurnishError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, static_shape
 from burnish.importer import load
 from oracles.batches import assert_as_alone
+from oracles.combinations import spread
 from oracles.gradient_harness import as_stored, cast_inputs
 from oracles.operator_cases import CASES, FIRST_OF_EACH, Case
 
@@ -163,8 +164,7 @@ def is_refused(case: Case) -> bool:
     return case.spec.op_type in ("Compress", "If", "Loop", "MaxRoiPool", "Range", "RoiAlign", "Scan", "Unique")
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES.values())), ids=list(CASES))
-@pytest.mark.quick_cases(129)
+@spread(("number", "case"), list(enumerate(CASES.values())), test=129, ids=list(CASES))
 def test_some_form_of_each_case(number, case):
     """Each case begins with another of its forms, so that the cases of an operator go through them all."""
     every = list(forms(case))

@@ -7,13 +7,13 @@ from functools import cache
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper, numpy_helper
 
 from burnish import engines
 from burnish.errors import BurnishError, UnsupportedOperatorError
 from burnish.importer import load
 from oracles.batches import assert_as_alone
+from oracles.combinations import spread
 from oracles.standard_cases import standard_cases
 
 OPERATORS = "AffineGrid Attention CenterCropPad CumProd DFT DeformConv RotaryEmbedding STFT".split()
@@ -67,8 +67,7 @@ def _fed(
     return model, fed
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.quick_cases(1)
+@spread("operator", OPERATORS, test=1)
 def test_samples_together_are_as_each_alone(operator):
     rng = np.random.default_rng(3)
     equal = 0

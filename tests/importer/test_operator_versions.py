@@ -15,6 +15,7 @@ import torch
 
 import burnish
 from burnish.importer import load
+from oracles.combinations import spread
 from oracles.float64_values import (
     Arrays,
     Function,
@@ -134,8 +135,7 @@ def check_gradients(model: onnx.ModelProto, feeds: Arrays, wrt: list[str], funct
             assert error <= tolerance, f"d {of} / d {name}: {actual}, and differences give {reference}"
 
 
-@pytest.mark.parametrize(("op_type", "opset"), versions(), ids=lambda item: str(item))
-@pytest.mark.quick_cases(48)
+@spread(("op_type", "opset"), versions(), test=48, ids=lambda item: str(item))
 def test_version(op_type: str, opset: int) -> None:
     """Versions of an operator take turns in its samples."""
     every = samples_of(op_type)
@@ -165,8 +165,7 @@ def models() -> dict[str, tuple[ModelCase, int]]:
     return {f"{case.name}-{opset}": (case, opset) for case in MODELS if case.differentiable for opset in opsets_of_versions(case)}
 
 
-@pytest.mark.parametrize(("case", "opset"), list(models().values()), ids=list(models()))
-@pytest.mark.quick_cases(36)
+@spread(("case", "opset"), list(models().values()), test=36, ids=list(models()))
 def test_gradient_of_a_model(case: ModelCase, opset: int) -> None:
     """What ``test_opset_changes`` compares the values of: operators whose form or meaning changed."""
     model = case.make(opset)

@@ -13,6 +13,7 @@ import burnish
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ModelError, UnsupportedOperatorError
 from burnish.importer import load
+from oracles.combinations import diagonal, spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from specs.opset_models import CASES, LAST, Case, Draft, opsets_of_versions
 
@@ -29,8 +30,7 @@ def _input(case: Case) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(7).normal(size=case.shape).astype(np.float32)}
 
 
-@pytest.mark.parametrize(("case", "opset"), PAIRS)
-@pytest.mark.quick_cases(51)
+@spread(("case", "opset"), PAIRS, test=51)
 def test_canonical_model_computes_the_same(case: Case, opset: int) -> None:
     source = case.make(opset)
     canonical = load(source)
@@ -135,9 +135,9 @@ def _double(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("opset", [7, 8, 9, 13])
-@pytest.mark.parametrize("names", [SAVED, ["y", "", "", "saved_mean", "saved_var"], ["y", "", "", "", "saved_var"]])
-@pytest.mark.quick_cases(7)
+@diagonal(
+    ("names", [SAVED, ["y", "", "", "saved_mean", "saved_var"], ["y", "", "", "", "saved_var"]]), ("opset", [7, 8, 9, 13]), test=7
+)
 def test_saved_statistics_have_the_values_and_gradients_of_pytorch(opset: int, names: list[str]) -> None:
     """A mean of a thousand deviations costs their gradients no digits either."""
     wanted = [name for name in names if name]

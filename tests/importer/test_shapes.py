@@ -12,6 +12,7 @@ import burnish
 from burnish.errors import BurnishError, InputError, ModelError, UnsupportedOperatorError
 from burnish.importer import load
 from burnish.program import Role
+from oracles.combinations import diagonal
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 
@@ -372,9 +373,7 @@ def with_open_axes(operator: str, before: str = "h = Relu (x)") -> onnx.ModelPro
     return model
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
-@pytest.mark.parametrize("operator", LAYERS)
-@pytest.mark.quick_cases(5)
+@diagonal(("operator", LAYERS), ("engine", ["onnxruntime", "torch", "reference"]), test=5)
 def test_an_open_axis_has_the_length_of_a_normalization_layer_s_parameters(operator: str, engine: str) -> None:
     axis = 2 if operator.startswith(("Layer", "RMS")) else 1
     program = burnish.compile(with_open_axes(operator), loss="mse", optimizer="sgd:lr=0.1")
@@ -426,9 +425,7 @@ TAKING_FOUR = {
 """Layers of four channels or features: what the model reads, its weights, its nodes, and along which axis of the input."""
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
-@pytest.mark.parametrize("operator", TAKING_FOUR)
-@pytest.mark.quick_cases(8)
+@diagonal(("operator", TAKING_FOUR), ("engine", ["onnxruntime", "torch", "reference"]), test=8)
 def test_an_open_axis_has_the_length_that_the_weight_of_a_layer_has(operator: str, engine: str) -> None:
     taken, weights, nodes, axis = TAKING_FOUR[operator]
     zero = "float[1] zero = {0}, " if "zero" in nodes else ""

@@ -16,6 +16,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
 from burnish.losses.detection.anchors import default_boxes
 from oracles import detectors
+from oracles.combinations import diagonal, spread
 from oracles.scaled_model import scaled_outputs
 from oracles.small_graphs import SmallGraph
 
@@ -130,9 +131,7 @@ def distances(seed: int, bins: int, given: Mapping[str, np.ndarray]) -> dict[str
     return {"distances": read, "scores": 2 * rng.standard_normal((3, CELLS, CLASSES))}
 
 
-@pytest.mark.parametrize(("bins", "has_crowd"), [(4, False), (4, True), (1, False)])
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.quick_cases(1)
+@diagonal(("seed", range(2)), (("bins", "has_crowd"), [(4, False), (4, True), (1, False)]), test=1)
 def test_task_aligned(seed: int, bins: int, has_crowd: bool) -> None:
     loss = losses.task_aligned(grids=GRIDS, bins=bins, candidates=3, crowd=has_crowd)
     given = with_crowd(objects(3, seed), seed) if has_crowd else objects(3, seed)
@@ -171,9 +170,7 @@ def queries(seed: int, focal: bool, count: int = 7) -> dict[str, np.ndarray]:
     return {"queries": boxes, "scores": 2 * rng.standard_normal((3, count, CLASSES + (not focal)))}
 
 
-@pytest.mark.parametrize("focal", [False, True])
-@pytest.mark.parametrize(("seed", "count"), [(0, 7), (1, 7), (2, 2)])
-@pytest.mark.quick_cases(2)
+@diagonal((("seed", "count"), [(0, 7), (1, 7), (2, 2)]), ("focal", [False, True]), test=2)
 def test_detr(seed: int, count: int, focal: bool) -> None:
     """With two predictions for four objects, those that are found are the cheapest two."""
     loss = losses.detr(class_loss="focal" if focal else "cross_entropy")
@@ -279,8 +276,7 @@ def test_what_does_not_fit_is_refused(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize(("loss", "make"), MADE, ids=[loss.name for loss, _ in MADE])
-@pytest.mark.quick_cases(1)
+@spread(("loss", "make"), MADE, test=1, ids=[loss.name for loss, _ in MADE])
 def test_engines_take_the_same_steps(loss: losses.Loss, make: Any) -> None:
     predictions = make()
     batch = {**{f"in:{name}": array for name, array in predictions.items()}, **objects(3, 1)}

@@ -19,6 +19,7 @@ from burnish import losses
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.program import Role
+from oracles.combinations import spread
 
 FEATURES, CLASSES, SAMPLES = 5, 4, 7
 RATE = 2.0**-4
@@ -116,8 +117,7 @@ def test_two_steps_beside_a_teacher_are_those_of_torch(softmax: bool, alpha: flo
     assert {name for name in session.state() if name.startswith("param/")} == {"param/first", "param/second"}
 
 
-@pytest.mark.parametrize(("projection", "width"), [("auto", 9), ("auto", 3), ("always", 3)])
-@pytest.mark.quick_cases(2)
+@spread(("projection", "width"), [("auto", 9), ("auto", 3), ("always", 3)], test=2)
 def test_hints_on_layers_are_those_of_torch(projection: Any, width: int, tmp_path: Path) -> None:
     teacher, student = network(width, 1, normalized=True), network(3, 2)
     path = file_of(teacher, tmp_path / "teacher.onnx")

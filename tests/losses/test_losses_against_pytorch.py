@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from burnish import losses
+from oracles.combinations import spread
 from oracles.loss_graphs import label_specs, loss_graph
 from specs.losses import CASES, LossCase, one_per_loss
 
@@ -82,8 +83,7 @@ FEW = {id(case) for case in (*one_per_loss(), *CASES[::3])}
 IN_FLOAT32 = [pytest.param(case, marks=() if id(case) in FEW else pytest.mark.slow) for case in CASES]
 
 
-@pytest.mark.parametrize("case", IN_FLOAT32, ids=str)
-@pytest.mark.quick_cases(31)
+@spread("case", IN_FLOAT32, test=31, ids=str)
 def test_value_and_gradients_in_float32(case: LossCase) -> None:
     value, gradients = expected(case, "float32")
     results = graph_of(case, "float32", "static").run(**feeds(case, "float32"))
@@ -126,8 +126,7 @@ def test_totals_and_weights_of_batches_add_up_to_the_whole(case: LossCase) -> No
         np.testing.assert_allclose(sum(part[name] for part in parts), whole[name], rtol=1e-13)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.quick_cases(195)
+@spread("case", CASES, test=195, ids=str)
 def test_options_make_the_loss_again(case: LossCase) -> None:
     options = json.loads(json.dumps(case.loss.options(), allow_nan=False))
     assert losses.get(options) == case.loss

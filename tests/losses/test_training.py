@@ -16,6 +16,7 @@ from burnish import losses
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Tensor
 from burnish.training.totals import Means, Sums
+from oracles.combinations import spread
 from oracles.scaled_model import RATE, scaled_outputs
 from specs.losses import LossCase, one_per_loss
 
@@ -41,8 +42,7 @@ def trained_by_torch(case: LossCase, start: Mapping[str, np.ndarray], steps: int
 TRAINED = [case for case in one_per_loss() if next(iter(case.predictions.values())).ndim > 0]
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=str)
-@pytest.mark.quick_cases(6)
+@spread("case", TRAINED, test=6, ids=str)
 def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
     program = burnish.compile(scaled_outputs(case.predictions), loss=case.loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0))
     assert {entry.name for entry in program.signature["step"].inputs_of(burnish.program.Role.LABEL)} == set(case.labels)
@@ -57,8 +57,7 @@ def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
         np.testing.assert_allclose(session.state()[name], weight, rtol=1e-10)
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=str)
-@pytest.mark.quick_cases(13)
+@spread("case", TRAINED, test=13, ids=str)
 def test_a_data_set_adds_up_from_batches_of_any_size(case: LossCase) -> None:
     session = burnish.Session(burnish.compile(scaled_outputs(case.predictions), loss=case.loss), threads=1)
     batch = batch_of(case)
@@ -75,8 +74,7 @@ SUMMED = [
 ]
 
 
-@pytest.mark.parametrize("loss", SUMMED, ids=lambda loss: loss.name)
-@pytest.mark.quick_cases(4)
+@spread("loss", SUMMED, test=4, ids=lambda loss: loss.name)
 def test_a_sum_over_a_data_set_is_the_sum_over_its_batches(loss: losses.Loss, tmp_path: Any) -> None:
     case = next(case for case in TRAINED if case.loss.name == loss.name)
     batch = batch_of(case)

@@ -11,6 +11,7 @@ from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.lowering import TARGETS, Support, Target, check_allowed, target_from_dict, target_to_dict
 from burnish.rewriting.compute_without_float64 import compute_without_float64
 from burnish.rewriting.further_outputs import compute_further_outputs
+from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import batch_of, mobile, perceptron
@@ -89,8 +90,7 @@ def test_float64_is_computed_in_float32_and_nothing_becomes_zero():
     np.testing.assert_array_equal(outputs["narrow"], np.array([2 * limits.tiny, -limits.max / 2], np.float32))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "nadam"])
-@pytest.mark.quick_cases(1)
+@spread("optimizer", ["adamw", "nadam"], test=1)
 def test_a_program_for_webgpu_trains_as_another_without_what_it_lacks(optimizer, tmp_path):
     model = mobile()
     schedule = burnish.optim.schedules.cosine(1e-3, 50)

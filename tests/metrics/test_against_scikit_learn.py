@@ -10,6 +10,7 @@ import pytest
 from sklearn import metrics as scikit
 
 from burnish import losses, metrics
+from oracles.combinations import diagonal, named
 from oracles.metric_graphs import FIGURE, added, metric_graph
 
 CLASSES = 5
@@ -72,10 +73,9 @@ def check(name: str, loss: losses.Loss, x: np.ndarray, label: np.ndarray, expect
     return totals
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted", 0, 2])
-@pytest.mark.parametrize("name", RETRIEVALS)
-@pytest.mark.quick_cases(9)
+@diagonal(
+    ("name", RETRIEVALS), ("average", ["macro", "micro", "weighted", 0, 2]), ("shape", named([(), (3,), (2, 2)], str)), test=9
+)
 def test_retrieval_of_classes(name: str, average: str | int, shape: tuple[int, ...]) -> None:
     x, labels = classified(shape=shape)
     rows, flat = counted(x, labels)
@@ -127,10 +127,9 @@ YES_OR_NO = {
 }
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)], ids=str)
-@pytest.mark.parametrize("scale", YES_OR_NO)
-@pytest.mark.parametrize("name", [*RETRIEVALS, "accuracy", "auc"])
-@pytest.mark.quick_cases(12)
+@diagonal(
+    ("name", [*RETRIEVALS, "accuracy", "auc"]), ("scale", YES_OR_NO), ("shape", named([(), (1,), (3,), (2, 2)], str)), test=12
+)
 def test_yes_or_no(name: str, scale: str, shape: tuple[int, ...]) -> None:
     loss, predict, target = YES_OR_NO[scale]
     x, y = answered(shape)
@@ -141,9 +140,7 @@ def test_yes_or_no(name: str, scale: str, shape: tuple[int, ...]) -> None:
     assert metrics.get(name).combine(totals) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted", 2])
-@pytest.mark.parametrize("name", [*RETRIEVALS, "auc"])
-@pytest.mark.quick_cases(9)
+@diagonal(("name", [*RETRIEVALS, "auc"]), ("average", ["macro", "micro", "weighted", 2]), test=9)
 def test_several_questions(name: str, average: str | int) -> None:
     x, y = answered((3,))
     if name == "auc":
@@ -166,9 +163,7 @@ def test_a_threshold(threshold: float, scale: str) -> None:
     assert metrics.f1(threshold=threshold).combine(totals) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
-@pytest.mark.parametrize("average", ["macro", "weighted", "micro", 0, 2])
-@pytest.mark.quick_cases(3)
+@diagonal(("average", ["macro", "weighted", "micro", 0, 2]), ("shape", named([(), (3,)], str)), test=3)
 def test_one_class_against_the_others(average: str | int, shape: tuple[int, ...]) -> None:
     x, labels = classified(shape=shape)
     rows, flat = counted(x, labels)

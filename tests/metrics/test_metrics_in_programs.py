@@ -18,6 +18,7 @@ from burnish.cli.compilation_values import read_metrics
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.training.totals import Means
+from oracles.combinations import diagonal, named, spread
 
 CLASSES = [
     "accuracy",
@@ -64,9 +65,7 @@ def cut(batch: Mapping[str, np.ndarray], sizes: tuple[int, ...]) -> list[dict[st
     return [{name: array[end - size : end] for name, array in batch.items()} for end, size in zip(ends, sizes, strict=True)]
 
 
-@pytest.mark.parametrize(("loss", "names"), CASES, ids=[case[0] for case in CASES])
-@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
-@pytest.mark.quick_cases(1)
+@diagonal(("engine", ["onnxruntime", "reference"]), (("loss", "names"), named(CASES, [case[0] for case in CASES])), test=1)
 def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: list[str], engine: str, tmp_path: Path) -> None:
     compiled = burnish.compile(linear(), loss=loss, metrics=names)
     program = burnish.Program.load(compiled.save(tmp_path / "program"))
@@ -96,8 +95,7 @@ def test_batches_of_any_size_come_to_the_figures_of_the_whole(loss: str, names: 
         assert array.dtype == (np.float64 if is_sum else np.int64), name
 
 
-@pytest.mark.parametrize("watched", ["f1:macro", "auc:macro", "perplexity", None])
-@pytest.mark.quick_cases(1)
+@spread("watched", ["f1:macro", "auc:macro", "perplexity", None], test=1)
 def test_a_metric_says_which_epoch_is_the_best(watched: str | None, tmp_path: Path) -> None:
     program = burnish.compile(linear(), optimizer=burnish.optim.sgd(lr=3.0), metrics=["f1:macro", "auc:macro", "perplexity"])
     trainer = burnish.Trainer(

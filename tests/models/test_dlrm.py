@@ -13,6 +13,7 @@ import burnish
 from burnish.data import synthetic_clicks
 from burnish.errors import ConfigurationError, InputError
 from burnish.models import dlrm
+from oracles.combinations import spread
 
 ROWS, NUMBERS, WIDTH = (5, 40, 300), 4, 6
 
@@ -73,8 +74,7 @@ def test_every_table_is_updated_by_rows() -> None:
     assert by_rows == expected
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.quick_cases(1)
+@spread("engine", ["onnxruntime", "torch"], test=1)
 def test_it_trains_as_pytorch_trains_it(engine: str) -> None:
     model, data = small(), synthetic_clicks(20 * 16, ROWS, NUMBERS)
     network = Network(model)

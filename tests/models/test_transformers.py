@@ -18,6 +18,7 @@ import burnish
 from burnish import optim
 from burnish.errors import ConfigurationError, DenseGradientWarning
 from burnish.models import bert, gpt2
+from oracles.combinations import spread
 from oracles.float64_values import widened
 
 VOCABULARY, WIDTH, HEADS, POSITIONS = 23, 8, 2, 9
@@ -103,8 +104,7 @@ def inputs_of(program: burnish.Program, batch: Batch) -> Batch:
     return {entry.name: batch[entry.name] for entry in program.signature["step"].inputs if entry.name in batch}
 
 
-@pytest.mark.parametrize("name", ["gaps", "classes", "tied", "untied"])
-@pytest.mark.quick_cases(2)
+@spread("name", ["gaps", "classes", "tied", "untied"], test=2)
 def test_the_networks_are_those_of_pytorch(name: str) -> None:
     model = built(name)
     onnx.checker.check_model(model, full_check=True)
@@ -199,8 +199,7 @@ def test_an_untied_table_trains_by_rows_as_the_dense_one_of_pytorch() -> None:
     np.testing.assert_allclose(session.state()["param/embeddings.tokens"], table, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.quick_cases(1)
+@spread("engine", ["onnxruntime", "torch"], test=1)
 def test_padding_changes_neither_loss_nor_gradient(engine: str) -> None:
     batch = next(iter(batches(1)))
     added = {"input_ids": 0, "attention_mask": 0, "labels": -100}

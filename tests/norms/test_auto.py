@@ -15,6 +15,7 @@ import burnish
 import burnish.torch
 from burnish.cli.application import app
 from burnish.errors import ObjectiveWarning
+from oracles.combinations import diagonal
 from oracles.several_workers import largest_difference, train_alone, train_in_threads
 
 LAYERS = ("stem", "middle", "head")
@@ -61,9 +62,7 @@ HEAD = {
 }
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.parametrize("way", HEAD)
-@pytest.mark.quick_cases(2)
+@diagonal(("way", HEAD), ("engine", ["onnxruntime", "torch"]), test=2)
 def test_a_frozen_part_stays_what_the_file_computes(way: str, engine: str) -> None:
     proto = network()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("middle", onnx.TensorProto.FLOAT, ["n", 4]))

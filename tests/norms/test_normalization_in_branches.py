@@ -12,6 +12,7 @@ import torch
 import burnish
 from burnish.distributed.graphs.synchronization import effective_policies
 from burnish.errors import ConfigurationError
+from oracles.combinations import diagonal
 
 HEAD = """<ir_version: 10, opset_import: ["": 18]>
 g (double[N, 3] x, bool c, bool d) => (double[N, 3] y) <double[3, 3] w = {1, 0.2, 0.3, 1, 0.5, 0.6, 0.7, 0.8, 0.9},
@@ -81,9 +82,7 @@ def batches() -> list[dict[str, np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick_cases(1)
+@diagonal(("name", MODELS), ("engine", ["onnxruntime", "torch", "reference"]), test=1)
 def test_steps_are_pytorchs(name: str, engine: str) -> None:
     text, function = MODELS[name]
     program = compiled(text)

@@ -15,6 +15,7 @@ import burnish
 from burnish import norms
 from burnish.errors import ConfigurationError, InputError, ModelError, ObjectiveWarning
 from burnish.program import Role
+from oracles.combinations import diagonal, spread
 from oracles.normalization_policies import MOMENTUM, batches, frozen, ghost, network, reference, renorm, train
 from oracles.standard_operators import STANDARD
 
@@ -78,17 +79,13 @@ def follow(norm, layers, rank=4, rule="onnx", dtype=np.float64, momentum=None, b
     return program
 
 
-@pytest.mark.parametrize(("rank", "rule"), [(2, "onnx"), (3, "onnx"), (4, "pytorch")])
-@pytest.mark.parametrize("norm", CASES)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(2)
+@diagonal(("norm", CASES), (("rank", "rule"), [(2, "onnx"), (3, "onnx"), (4, "pytorch")]), test=2)
 def test_a_policy_against_pytorch_in_float64(norm, rank, rule):
     layer = CASES[norm](0 if rule == "onnx" else 1)
     follow(norm, {"bn1": layer, "bn2": layer}, rank, rule)
 
 
-@pytest.mark.parametrize("norm", CASES)
-@pytest.mark.quick_cases(2)
+@spread("norm", CASES, test=2)
 def test_a_policy_against_pytorch_in_float32(norm):
     follow(norm, {"bn1": CASES[norm](1), "bn2": CASES[norm](1)}, 4, "pytorch", np.float32)
 
@@ -134,8 +131,7 @@ def test_the_default_schedule_of_renorm():
             close(outputs[f"grad:{name}"], gradients[name])
 
 
-@pytest.mark.parametrize("norm", [*CASES, "frozen:all", "train:momentum=cumulative"])
-@pytest.mark.quick_cases(3)
+@spread("norm", [*CASES, "frozen:all", "train:momentum=cumulative"], test=3)
 def test_evaluation_and_prediction_use_the_running_statistics(norm):
     program = burnish.compile(network(4), loss="mse", norm=norm)
     session = burnish.Session(program)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
 import torch
 
 import burnish
+from oracles.combinations import diagonal
 
 TEXT = """<ir_version: 11, opset_import: ["": 23]>
 g (float[B, QUERY, S, 4] q, float[B, KEY, S, 4] k, float[B, KEY, S, 4] v) => (float[B, QUERY, S, 4] y)
@@ -15,9 +15,11 @@ g (float[B, QUERY, S, 4] q, float[B, KEY, S, 4] k, float[B, KEY, S, 4] v) => (fl
     a = MatMul (q, w) b = MatMul (k, w) c = MatMul (v, w) y = Attention (a, b, c) }"""
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
-@pytest.mark.parametrize(("query", "key"), [("H", "H"), ("H", "G"), ("4", "G"), ("H", "2"), ("4", "2")])
-@pytest.mark.quick_cases(8)
+@diagonal(
+    (("query", "key"), [("H", "H"), ("H", "G"), ("4", "G"), ("H", "2"), ("4", "2")]),
+    ("engine", ["onnxruntime", "torch", "reference"]),
+    test=8,
+)
 def test_heads_whose_number_is_known_when_the_graph_runs(query: str, key: str, engine: str) -> None:
     source = onnx.parser.parse_model(TEXT.replace("QUERY", query).replace("KEY", key))
     rng = np.random.default_rng(0)

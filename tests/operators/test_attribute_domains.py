@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from burnish.operators.registry import differentiable_operators
 from oracles.attribute_domains import DRAWN, uses
+from oracles.combinations import spread
 from oracles.gradient_harness import (
     GradientGraph,
     as_stored,
@@ -78,8 +79,7 @@ def check(spec: OperatorSpec, sample: Sample, chosen: dict[str, str]) -> None:
         compare(spec, other, graph, chosen["dtype"])
 
 
-@pytest.mark.parametrize("op_type", DRAWN)
-@pytest.mark.quick_cases(17)
+@spread("op_type", DRAWN, test=17)
 def test_drawn_uses(op_type: str) -> None:
     drawn_uses(op_type, 4)
 

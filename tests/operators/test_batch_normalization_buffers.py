@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import burnish
+from oracles.combinations import diagonal, named, spread
 
 
 def two_layers(channels: int, second: str) -> onnx.ModelProto:
@@ -37,9 +38,7 @@ def batch(channels: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     return {"x": x * np.float32(scale), "targets": generator.normal(size=(6, channels)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("second", ["scale2,bias2", "scale1,bias1"], ids=["apart", "tied"])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.quick_cases(1)
+@diagonal(("channels", [1, 3]), ("second", named(["scale2,bias2", "scale1,bias1"], ["apart", "tied"])), test=1)
 def test_layers_of_equal_size_keep_their_own_statistics(channels, second):
     program = burnish.compile(two_layers(channels, second), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     states = []
@@ -52,8 +51,7 @@ def test_layers_of_equal_size_keep_their_own_statistics(channels, second):
         np.testing.assert_allclose(states[0][name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.quick_cases(1)
+@spread("value", [np.nan, np.inf], test=1)
 def test_a_step_that_failed_leaves_no_trace_in_the_next(value):
     program = burnish.compile(two_layers(3, "scale2,bias2"), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     session, untouched = burnish.Session(program), burnish.Session(program)

@@ -17,6 +17,7 @@ from burnish.autodiff import differentiate
 from burnish.graph import Builder, Tensor
 from burnish.lowering import lower_semantic_operators
 from burnish.operators.normalization.group import group_norm_training
+from oracles.combinations import diagonal, named
 from oracles.gradient_harness import Evaluator, assert_close
 
 EPSILON = 0.25
@@ -38,11 +39,9 @@ def in_numpy_names(arrays: dict[str, np.ndarray]) -> list[torch.Tensor]:
     return [torch.from_numpy(arrays[name]).requires_grad_() for name in ("x", "scale", "bias")]
 
 
-@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (2, 6, 35)])
-@pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
-@pytest.mark.parametrize("groups", [0, 1, 3])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("groups", [0, 1, 3]), ("known", named([True, False], ["static", "symbolic"])), ("shape", [(2, 6, 5, 7), (2, 6, 35)]), test=1
+)
 def test_first_to_third_derivatives(groups, known, shape):
     """Gradients of gradients by x, scale and bias, each time of products with new random cotangents, against PyTorch."""
     rng = np.random.default_rng(groups)
@@ -98,9 +97,7 @@ def run(model: ir.Model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     return dict(zip(names, session.run(names, arrays), strict=True))
 
 
-@pytest.mark.parametrize("groups", [0, 2])
-@pytest.mark.parametrize("start", [0.0, 50.0, -3000.0])
-@pytest.mark.each_value
+@diagonal(("start", [0.0, 50.0, -3000.0]), ("groups", [0, 2]))
 def test_images_that_begin_unlike_the_rest_keep_their_digits(start, groups):
     """The eighth that is averaged for the pilot may be a margin of one colour: the pilot is then off the mean by deviations."""
     rng = np.random.default_rng(0)

@@ -26,6 +26,7 @@ from burnish.lowering import lower_semantic_operators
 from burnish.modes import bind_as_exported
 from burnish.operators import has_gradient
 from burnish.operators.normalization.standardize import root_mean_square_normalize, standardize
+from oracles.combinations import diagonal, named, spread
 from oracles.gradient_harness import Evaluator, assert_close
 
 EPSILON = 1e-5
@@ -185,8 +186,7 @@ def check_digits(layer: Layer, n: int, symbolic: bool) -> None:
 DIGITS = [(name, n) for name in LAYERS for n in LONG if (name, n) != ("mean_variance", 2)]
 
 
-@pytest.mark.parametrize(("name", "n"), DIGITS)
-@pytest.mark.quick_cases(7)
+@spread(("name", "n"), DIGITS, test=7)
 def test_digits_kept(name, n):
     check_digits(LAYERS[name], n, symbolic=False)
 
@@ -198,9 +198,7 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("n", [4200, 200_000])
-@pytest.mark.parametrize("name", list(LAYERS))
-@pytest.mark.each_value
+@diagonal(("name", list(LAYERS)), ("n", [4200, 200_000]))
 def test_digits_kept_where_no_extent_is_known(name, n):
     layer = LAYERS[name]
     check_digits(replace(layer, shape=IMAGES.get(name, layer.shape)), n, symbolic=True)
@@ -210,8 +208,7 @@ def test_digits_kept_in_a_sequence_of_unknown_length():
     check_digits(LAYERS["group"], 200_000, symbolic=True)
 
 
-@pytest.mark.parametrize("name", ["layer", "root_mean_square", "instance"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["layer", "root_mean_square", "instance"], test=1)
 def test_digits_kept_over_a_million(name):
     check_digits(LAYERS[name], 1_000_000, symbolic=False)
 
@@ -233,9 +230,7 @@ def test_the_row_where_implementations_part(dy):
     np.testing.assert_allclose(y, [[-0.84543, 0.84543]], atol=5e-6)
 
 
-@pytest.mark.parametrize("epsilon", [1e-12, 1e-5, 1.0])
-@pytest.mark.parametrize("name", ["layer", "root_mean_square", "group", "instance"])
-@pytest.mark.each_value
+@diagonal(("name", ["layer", "root_mean_square", "group", "instance"]), ("epsilon", [1e-12, 1e-5, 1.0]))
 def test_constant_rows(name, epsilon):
     """A constant row is its own mean: y = 0 and, with an inverse std of 1/sqrt(epsilon), dx = (dy - mean(dy)) / sqrt(epsilon)."""
     layer = LAYERS[name]
@@ -358,10 +353,7 @@ SECOND_ORDER = {
 }
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["static", "symbolic"])
-@pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("name", list(SECOND_ORDER))
-@pytest.mark.each_value(("name", "axis"))
+@diagonal(("name", list(SECOND_ORDER)), ("axis", [-1, -2]), ("known", named([True, False], ["static", "symbolic"])))
 def test_second_and_third_derivatives(name, axis, known):
     """Gradients of gradients of all outputs, each time of the product with a new random cotangent, against PyTorch."""
     emit, in_pytorch, epsilon, offset = SECOND_ORDER[name]

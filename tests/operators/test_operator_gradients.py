@@ -23,7 +23,7 @@ from oracles.gradient_harness import (
     run_gradients,
     weighted_output,
 )
-from oracles.operator_cases import FIRST_OF_EACH, Case, cases_where, cotangents_of, every_case, in_turn, specs
+from oracles.operator_cases import FIRST_OF_EACH, Case, cases_where, cotangents_of, in_turn, specs
 from oracles.torch_gradients import torch_gradients
 from specs.operator_spec import ErrorInput, OperatorSpec, Sample
 
@@ -76,8 +76,7 @@ def against_torch(case: Case, dtype: str, tolerance: float) -> None:
         assert_close(actual, expected, tolerance, f"{dtype}: gradient of input {index}")
 
 
-@cases_where(lambda case: torch_function(case) is None)
-@pytest.mark.quick_cases(8)
+@cases_where(lambda case: torch_function(case) is None, test=8)
 def test_matches_central_differences(case: Case) -> None:
     assert is_measured(case), "PyTorch is the only oracle here: give a torch function"
     expected = numerical_gradients(case.spec, case.sample, cotangents_of(case), case.wrt)
@@ -107,8 +106,7 @@ def test_matches_torch_in_float32(case: Case) -> None:
     against_torch(case, "float32", case.spec.tolerance)
 
 
-@cases_where(lambda case: torch_function(case) is None)
-@pytest.mark.quick_cases(12)
+@cases_where(lambda case: torch_function(case) is None, test=12)
 def test_float32_matches_float64(case: Case) -> None:
     sample = rounded(case, "float32")
     _, expected = run_gradients(gradient_graph(case.spec, sample, "float64"), sample, "float64", cotangents_of(case))
@@ -116,8 +114,7 @@ def test_float32_matches_float64(case: Case) -> None:
         assert_close(single, double, case.spec.tolerance, f"gradient of input {index}")
 
 
-@cases_where(lambda case: "float16" in case.spec.dtypes)
-@pytest.mark.quick_cases(40)
+@cases_where(lambda case: "float16" in case.spec.dtypes, test=40)
 def test_half_precision_stays_half(case: Case) -> None:
     sample = rounded(case, "float16")
     graph = gradient_graph(case.spec, sample, "float16")
@@ -134,8 +131,7 @@ def symbolic(case: Case) -> list[str]:
     return [shapes for shapes in case.spec.shapes if shapes != "static"]
 
 
-@every_case
-@pytest.mark.quick_cases(125)
+@cases_where(lambda case: True, test=125)
 def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
     graph = static_graph(case, case.widest)
     check_standard(graph)
@@ -144,7 +140,7 @@ def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
 
 
 @pytest.mark.campaign
-@every_case
+@cases_where(lambda case: True)
 def test_standard_operators_under_every_other_shape_knowledge(case: Case) -> None:
     done = in_turn(case, symbolic(case))
     check_shape_knowledge(case, [shapes for shapes in symbolic(case) if shapes not in done])
@@ -173,8 +169,7 @@ def check_newest_opset(case: Case) -> None:
 
 
 # Rules go by the opset, if at all, in the same way for every sample of an operator.
-@cases_where(lambda case: case in FIRST_OF_EACH.values())
-@pytest.mark.quick_cases(61)
+@cases_where(lambda case: case in FIRST_OF_EACH.values(), test=61)
 def test_newest_opset(case: Case) -> None:
     check_newest_opset(case)
 
@@ -189,15 +184,13 @@ def alone(case: Case) -> list[tuple[int, int]]:
     return list(enumerate(case.wrt))
 
 
-@cases_where(lambda case: len(case.wrt) > 1)
-@pytest.mark.quick_cases(49)
+@cases_where(lambda case: len(case.wrt) > 1, test=49)
 def test_some_gradient_alone(case: Case) -> None:
     check_gradients_alone(case, in_turn(case, alone(case)))
 
 
 @pytest.mark.slow
-@pytest.mark.slow_cases(100)
-@cases_where(lambda case: len(case.wrt) > 1 and case not in FIRST_OF_EACH.values())
+@cases_where(lambda case: len(case.wrt) > 1 and case not in FIRST_OF_EACH.values(), test_all=100)
 def test_every_other_gradient_alone(case: Case) -> None:
     done = in_turn(case, alone(case))
     check_gradients_alone(case, [each for each in alone(case) if each not in done])
@@ -215,8 +208,7 @@ def check_gradients_alone(case: Case, chosen: list[tuple[int, int]]) -> None:
         )
 
 
-@cases_where(lambda case: case.sample.outputs > 1)
-@pytest.mark.quick_cases(12)
+@cases_where(lambda case: case.sample.outputs > 1, test=12)
 def test_absent_cotangents(case: Case) -> None:
     """Gradients are linear in the cotangents: those of each output alone add up to those of all."""
     total = [np.zeros_like(gradient) for gradient in results(case, case.widest)[1]]

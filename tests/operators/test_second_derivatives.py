@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
 from numpy.testing import assert_allclose
 
 import burnish
 from burnish.engines import get as engine
 from oracles.central_differences import central_differences
+from oracles.combinations import spread
 
 ZEROS = np.array([[1.5, 2.0, -0.5, 3.0], [2.0, 0.0, 3.0, 0.5], [0.0, 2.0, 0.0, -1.5]])
 DISTINCT = np.array([[1.5, 2.0, -0.5, 3.0], [2.5, 0.7, -3.0, 0.5], [-1.0, 1.2, 0.9, -1.7]])
@@ -40,8 +40,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_cases(5)
+@spread("name", CASES, test=5)
 def test_a_gradient_has_its_gradient(name: str) -> None:
     opset, constants, nodes, x = CASES[name]
     shape = ",".join(map(str, x.shape))

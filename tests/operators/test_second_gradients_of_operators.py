@@ -40,15 +40,13 @@ def check(case: Case, choose: Callable[[list[str]], list[str]]) -> None:
         assert second.problem(of, rng) == ""
 
 
-@cases_where(lambda case: case in SMALLEST.values())
-@pytest.mark.quick_cases(18)
+@cases_where(lambda case: case in SMALLEST.values(), test=18)
 def test_smallest_sample_twice(case: Case) -> None:
     check(case, lambda gradients: gradients[:1])
 
 
 @pytest.mark.slow
-@pytest.mark.slow_cases(110)
-@cases_where(is_measured)
+@cases_where(is_measured, test_all=110)
 def test_every_sample_twice(case: Case) -> None:
     check(case, lambda gradients: in_turn(case, gradients[:3]))
 

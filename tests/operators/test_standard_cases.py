@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from oracles.combinations import spread
 from oracles.operator_cases import CASES
 from oracles.standard_gradients import STORED_KINDS, Case, compare, node_cases, node_modules, stored_cases
 
@@ -42,8 +43,7 @@ def check(cases: Iterable[Case]) -> int:
     return len(findings)
 
 
-@pytest.mark.parametrize("module", [module for module in node_modules() if module not in IN_THE_TABLES])
-@pytest.mark.quick_cases(29)
+@spread("module", [module for module in node_modules() if module not in IN_THE_TABLES], test=29)
 def test_first_case_of_an_operator_without_samples(module: str) -> None:
     cases = node_cases(module)
     single = [case for case in cases if len(case.model.graph.node) == 1]

@@ -19,6 +19,7 @@ from burnish.errors import GradientError
 from burnish.graph.function_bodies import has_function
 from burnish.operators import has_gradient
 from burnish.operators.functions import passes_gradient
+from oracles.combinations import spread
 from oracles.gradient_harness import assert_close, check_standard, gradient_graph, run_gradients
 from oracles.operator_cases import CASES, Case, cotangents_of
 
@@ -41,8 +42,7 @@ def cases_of_functions() -> Iterator[tuple[str, Case]]:
 FUNCTIONS = dict(cases_of_functions())
 
 
-@pytest.mark.parametrize("label", FUNCTIONS)
-@pytest.mark.quick_cases(12)
+@spread("label", FUNCTIONS, test=12)
 def test_the_function_of_an_operator_has_the_gradient_of_its_rule(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = FUNCTIONS[label]
     operator = case.spec.op_type

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from burnish import optim
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.optimizers import (
     LR,
     SHAPES,
@@ -160,8 +161,7 @@ def test_the_equal_average_is_torchs(make: Any, torch_optimizer: Any, options: d
     assert history[-1]["opt/average_count"] == taken
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=range(len(WRAPPERS)))
-@pytest.mark.quick_cases(2)
+@spread("wrap", WRAPPERS, test=2, ids=range(len(WRAPPERS)))
 def test_wrapped_optimizers_keep_dtypes_and_go_through_their_options(wrap: Callable[[optim.Optimizer], optim.Optimizer]) -> None:
     optimizer = wrap(optim.adam(lr=0.1))
     assert isinstance(optimizer, optim.Optimizer)

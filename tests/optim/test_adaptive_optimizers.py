@@ -12,6 +12,7 @@ import torch
 
 from burnish import optim
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.optimizers import (
     LR,
     SHAPES,
@@ -81,8 +82,7 @@ def name_of(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> str:
     return f"{name}-{list(options.values())}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-@pytest.mark.quick_cases(18)
+@spread("case", CASES, test=18, ids=name_of)
 def test_matches_torch_in_float64(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> None:
     name, torch_optimizer, options = case
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float64")
@@ -90,8 +90,7 @@ def test_matches_torch_in_float64(case: tuple[str, Callable[..., Any], dict[str,
 
 
 # Those with the larger eps: beside it, the rounding of a small mean square does not decide over the update.
-@pytest.mark.parametrize("case", [case for case in CASES if case[2]["eps"] == 1e-3][::3], ids=name_of)
-@pytest.mark.quick_cases(11)
+@spread("case", [case for case in CASES if case[2]["eps"] == 1e-3][::3], test=11, ids=name_of)
 def test_float32_stays_near_float64(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> None:
     name, torch_optimizer, options = case
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float32")

@@ -18,6 +18,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.optim import schedules
+from oracles.combinations import spread
 from oracles.optimizers import (
     LR,
     SHAPES,
@@ -43,8 +44,11 @@ CASES: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     *(("asgd", torch.optim.ASGD, options) for options in ASGD_OPTIONS),
     *(("rprop", torch.optim.Rprop, options) for options in RPROP_OPTIONS),
 ]
-every_case = pytest.mark.parametrize(
-    ("name", "torch_optimizer", "options"), CASES, ids=[f"{name}-{list(options.values())}" for name, _, options in CASES]
+every_case = spread(
+    ("name", "torch_optimizer", "options"),
+    CASES,
+    test=9,
+    ids=[f"{name}-{list(options.values())}" for name, _, options in CASES],
 )
 SLOTS = {
     "asgd": {"average": "ax"},
@@ -77,7 +81,6 @@ def torch_states(make: Callable[..., Any], options: dict[str, Any], slots: dict[
 
 
 @every_case
-@pytest.mark.quick_cases(9)
 def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
     """Parameters and state, over fifty steps."""
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float64")

@@ -28,6 +28,7 @@ from burnish.optim.loss_scale import LossScaled
 from burnish.optim.schedules import exponential
 from burnish.optim.slots import parameter_of, slot_of, slots_of
 from burnish.program import Program, Role
+from oracles.combinations import diagonal, named, spread
 from oracles.optimizers import LR, SHAPES, Arrays, UpdateGraph, next_state, parabola, random_problem, rosenbrock, run_steps
 from oracles.small_graphs import SmallGraph
 
@@ -107,30 +108,38 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rprop": {"etas": (0.25, 1.5), "step_sizes": (1e-4, 0.05)},
     "sgd": {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},
 }
-every_name = pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
-every_optimizer = pytest.mark.parametrize(
-    "optimizer",
-    [
-        *(make() for make in optim.OPTIMIZERS.values()),
-        *(optim.OPTIMIZERS[name](**options) for name, options in SETTINGS.items()),
-    ],
-    ids=lambda optimizer: "-".join(map(str, optimizer.options().values())),
-)
 
 
-@every_name
-@pytest.mark.quick_cases(9)
+def every_name(*, test: int | None = None) -> pytest.MarkDecorator:
+    return spread("name", sorted(optim.OPTIMIZERS), test=test)
+
+
+EVERY = [
+    *(make() for make in optim.OPTIMIZERS.values()),
+    *(optim.OPTIMIZERS[name](**options) for name, options in SETTINGS.items()),
+]
+
+
+def name_of(optimizer: optim.Optimizer) -> str:
+    return "-".join(map(str, optimizer.options().values()))
+
+
+def every_optimizer(*, test: int | None = None) -> pytest.MarkDecorator:
+    return spread("optimizer", EVERY, test=test, ids=name_of)
+
+
+@every_name(test=9)
 def test_finds_the_bottom_of_a_parabola(name: str) -> None:
     np.testing.assert_allclose(parabola(**PARABOLA[name].of(name)), 0.0, atol=1e-6)
 
 
-@every_name
+@every_name()
 @pytest.mark.slow
 def test_goes_down_the_valley_of_rosenbrock(name: str) -> None:
     assert rosenbrock(**ROSENBROCK[name].of(name)) < 1e-4
 
 
-@every_name
+@every_name()
 def test_is_public_under_its_name_and_described(name: str) -> None:
     optimizer = optim.OPTIMIZERS[name]()
     assert optimizer.name == name
@@ -158,8 +167,7 @@ AVERAGED = [
 ]
 
 
-@every_optimizer
-@pytest.mark.quick_cases(14)
+@every_optimizer(test=14)
 def test_it_declares_what_it_keeps(optimizer: optim.Optimizer) -> None:
     shapes = {"w": (4, 3, 2, 2), "matrix": (4, 3), "bias": (4,), "offset": (3,), "scalar": ()}
     infos = {name: optim.ParameterInfo(name, shape, ir.DataType.FLOAT) for name, shape in shapes.items()}
@@ -175,7 +183,7 @@ def test_it_declares_what_it_keeps(optimizer: optim.Optimizer) -> None:
             assert slot.entry(parameter_of(f"opt/{name}") or "") == f"opt/{name}" or ":" in name
 
 
-@every_optimizer
+@every_optimizer()
 def test_its_options_build_it_again(optimizer: optim.Optimizer) -> None:
     assert isinstance(optimizer, optim.Optimizer)
     assert optim.get(optimizer) is optimizer
@@ -183,8 +191,7 @@ def test_its_options_build_it_again(optimizer: optim.Optimizer) -> None:
     assert hash(optimizer) == hash(optim.get(optimizer.options()))
 
 
-@every_optimizer
-@pytest.mark.quick_cases(7)
+@every_optimizer(test=7)
 def test_every_dtype_and_shape_is_kept_and_a_gradient_of_zero_leaves_all_finite(optimizer: optim.Optimizer) -> None:
     shapes: dict[str, tuple[int, ...]] = {"half": (4, 3), "single": (2, 3), "double": (5,), "filters": (2, 3, 2, 2), "scale": ()}
     dtypes = {"half": "float16", "double": "float64"}
@@ -211,8 +218,7 @@ def test_every_dtype_and_shape_is_kept_and_a_gradient_of_zero_leaves_all_finite(
             state = results
 
 
-@every_optimizer
-@pytest.mark.quick_cases(6)
+@every_optimizer(test=6)
 def test_the_reference_evaluator_computes_the_same(optimizer: optim.Optimizer) -> None:
     initial, gradients = random_problem("float64")
     graphs = UpdateGraph(optimizer, SHAPES, "float64")
@@ -255,7 +261,7 @@ class EverSmaller:
         return {"name": self.name}
 
 
-@every_name
+@every_name()
 def test_a_schedule_takes_the_place_of_the_rate_and_keeps_its_state(name: str) -> None:
     initial, gradients = random_problem("float64")
 
@@ -270,7 +276,7 @@ def test_a_schedule_takes_the_place_of_the_rate_and_keeps_its_state(name: str) -
             np.testing.assert_array_equal(ours[key], array, err_msg=key)
 
 
-@every_optimizer
+@every_optimizer()
 def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer) -> None:
     initial, gradients = random_problem("float32")
     last = run_steps(optimizer, initial, lambda step, _: gradients[step], 3, lambda _: 0.0)[-1]
@@ -278,8 +284,7 @@ def test_a_learning_rate_of_zero_changes_no_parameter(optimizer: optim.Optimizer
         np.testing.assert_array_equal(last[f"param/{name}"], array)
 
 
-@every_optimizer
-@pytest.mark.quick_cases(9)
+@every_optimizer(test=9)
 def test_a_group_of_equal_settings_and_an_accumulation_of_one_step_change_nothing(optimizer: optim.Optimizer) -> None:
     """State that belongs to no parameter is each group's own."""
     initial, gradients = random_problem("float64")
@@ -331,10 +336,10 @@ def run_graph(engine: OnnxRuntimeEngine, program: Program, graph: str, values: A
     return engine.run(getattr(program, graph), {entry.name: known[entry.name] for entry in inputs})
 
 
-@pytest.mark.parametrize(("optimization", "tolerance"), [("none", 0.0), ("all", 1e-6)], ids=["as_written", "rewritten"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@every_optimizer
-@pytest.mark.each_value
+@diagonal(
+    ("optimizer", named(EVERY, name_of)),
+    (("dtype", "optimization", "tolerance"), [("float32", "none", 0.0), ("float64", "all", 1e-6), ("float64", "none", 0.0)]),
+)
 def test_a_step_is_gradients_and_their_application(
     optimizer: optim.Optimizer, dtype: str, optimization: Any, tolerance: float
 ) -> None:
@@ -353,8 +358,7 @@ def test_a_step_is_gradients_and_their_application(
             assert not np.array_equal(whole[key], first[key]), key
 
 
-@every_optimizer
-@pytest.mark.quick_cases(6)
+@every_optimizer(test=6)
 def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     load = OnnxRuntimeEngine.inference_session
@@ -370,8 +374,7 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
     assert loaded == ["step"]
 
 
-@every_optimizer
-@pytest.mark.quick_cases(6)
+@every_optimizer(test=6)
 def test_a_program_is_saved_and_goes_on_from_a_checkpoint(optimizer: optim.Optimizer, tmp_path: Path) -> None:
     program = compiled(optimizer)
     program.save(tmp_path / "program")

@@ -13,7 +13,7 @@ import torch
 
 from burnish import optim
 from burnish.errors import ConfigurationError
-from oracles.combinations import covering
+from oracles.combinations import covering, spread
 from oracles.layerwise_optimizers import LAYERS, layers_problem, optax_lamb, optax_lars, optax_layers, run_layers, torch_layers
 from oracles.optimizers import LR, UpdateGraph, assert_same_history, run_steps
 
@@ -55,14 +55,16 @@ EVERY_VALUE = [case for case in OPTAX_CASES if case[2] in QUICK_OPTIONS]
 """Cases in which every value of every option stands; how any three combine is seen by make test-all."""
 
 
-def optax_cases(cases: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]) -> pytest.MarkDecorator:
+def optax_cases(
+    cases: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]], *, test: int | None = None
+) -> pytest.MarkDecorator:
     ids = [f"{make.__name__}-{list(options.values())}" for make, _, options in cases]
     rows = [pytest.param(*case, marks=() if case in EVERY_VALUE else pytest.mark.slow) for case in cases]
-    return pytest.mark.parametrize(("make", "reference", "options"), rows, ids=ids)
+    return spread(("make", "reference", "options"), rows, test=test, ids=ids)
 
 
-def adafactor_cases(cases: list[dict[str, Any]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("options", cases, ids=lambda options: str(list(options.values())))
+def adafactor_cases(cases: list[dict[str, Any]], *, test: int | None = None) -> pytest.MarkDecorator:
+    return spread("options", cases, test=test, ids=lambda options: str(list(options.values())))
 
 
 @functools.cache
@@ -71,16 +73,14 @@ def of_optax(reference: Callable[..., optax.GradientTransformation], *options: t
     return reference(lr=LR, **dict(options))
 
 
-@optax_cases(OPTAX_CASES)
-@pytest.mark.quick_cases(1)
+@optax_cases(OPTAX_CASES, test=1)
 def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     expected = optax_layers(of_optax(reference, *options.items()), "float64")
     assert_same_history(run_layers(make(lr=LR, **options), "float64"), expected, rtol=1e-10, atol=1e-12)
 
 
 # How the values of the options combine, float64 covers.
-@optax_cases(EVERY_VALUE)
-@pytest.mark.quick_cases(4)
+@optax_cases(EVERY_VALUE, test=4)
 def test_float32_stays_near_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_layers(make(lr=LR, **options), "float32")
     assert all(array.dtype == np.float32 for array in actual[-1].values())
@@ -94,8 +94,7 @@ def torch_adafactor(options: dict[str, Any], dtype: str) -> tuple[list[dict[str,
     return torch_layers({name: lambda params: torch.optim.Adafactor(params, lr=LR, **settings) for name in LAYERS}, dtype)
 
 
-@adafactor_cases(ADAFACTOR_OPTIONS)
-@pytest.mark.quick_cases(3)
+@adafactor_cases(ADAFACTOR_OPTIONS, test=3)
 def test_adafactor_matches_torch_in_float64(options: dict[str, Any]) -> None:
     expected, states = torch_adafactor(options, "float64")
     actual = run_layers(optim.adafactor(lr=LR, **options), "float64")

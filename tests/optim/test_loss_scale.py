@@ -18,6 +18,7 @@ from burnish.optim import adam, sgd
 from burnish.optim.loss_scale import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, SMALLEST, LossScaled, all_finite
 from burnish.optim.schedules import linear
 from burnish.program import Role
+from oracles.combinations import diagonal
 
 GENERATOR = np.random.default_rng(0)
 BATCH = {"x": GENERATOR.normal(size=(16, 1, 8, 8)).astype(np.float32), "labels": GENERATOR.integers(0, 10, 16)}
@@ -176,9 +177,7 @@ def test_training_recovers_from_an_overflow_at_the_scale_that_fits():
             np.testing.assert_array_equal(session.state()[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("scale", [1024.0, 2.0**40])
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.quick_cases(2)
+@diagonal(("around", AROUND), ("scale", [1024.0, 2.0**40]), test=2)
 def test_grad_and_apply_make_the_step(around, scale):
     """Bitwise, with the runtime's graph optimizations off; also where the step is skipped, and around other wrappers."""
     program = network(loss_scale=scale, optimizer=AROUND[around])

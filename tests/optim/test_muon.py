@@ -14,6 +14,7 @@ import torch
 from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.schedules import exponential
+from oracles.combinations import spread
 from oracles.layerwise_optimizers import (
     LAYERS,
     MATRICES,
@@ -38,8 +39,8 @@ OPTIONS = [
 OTHERS_SCALE = 0.25
 
 
-def cases(options: list[dict[str, Any]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("options", options, ids=lambda values: str(list(values.values())))
+def cases(options: list[dict[str, Any]], *, test: int | None = None) -> pytest.MarkDecorator:
+    return spread("options", options, test=test, ids=lambda values: str(list(values.values())))
 
 
 @pytest.fixture
@@ -65,8 +66,7 @@ def muon_of_torch(options: dict[str, Any], flatten_kernels: bool = False) -> dic
 
 
 @pytest.mark.usefixtures("in_parameter_dtype")
-@cases(OPTIONS)
-@pytest.mark.quick_cases(6)
+@cases(OPTIONS, test=6)
 def test_matches_torch_in_float64(options: dict[str, Any]) -> None:
     expected, states = torch_layers(muon_of_torch(options), "float64")
     actual = run_layers(optim.muon(lr=LR, others="adamw", others_lr_scale=OTHERS_SCALE, **options), "float64")
@@ -77,8 +77,7 @@ def test_matches_torch_in_float64(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("in_parameter_dtype")
-@cases(OPTIONS[::7])
-@pytest.mark.quick_cases(4)
+@cases(OPTIONS[::7], test=4)
 def test_kernels_are_matrices_of_their_first_extent_by_the_rest(options: dict[str, Any]) -> None:
     expected, _ = torch_layers(muon_of_torch(options, flatten_kernels=True), "float64")
     optimizer = optim.muon(lr=LR, flatten_kernels=True, others="adamw", others_lr_scale=OTHERS_SCALE, **options)

@@ -13,6 +13,7 @@ import torch
 
 from burnish import optim
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.optimizers import (
     LR,
     UpdateGraph,
@@ -38,8 +39,11 @@ CASES = [
     *(("adam", torch.optim.Adam, options) for options in ADAM_OPTIONS),
     *(("adamw", torch.optim.AdamW, options) for options in ADAM_OPTIONS),
 ]
-every_case = pytest.mark.parametrize(
-    ("name", "torch_optimizer", "options"), CASES, ids=[f"{name}-{list(options.values())}" for name, _, options in CASES]
+every_case = spread(
+    ("name", "torch_optimizer", "options"),
+    CASES,
+    test=11,
+    ids=[f"{name}-{list(options.values())}" for name, _, options in CASES],
 )
 # Every switch of Adam is among these; how they combine, float64 covers.
 SOME_CASES = [*CASES[: len(SGD_OPTIONS)], *CASES[len(SGD_OPTIONS) :: 5]]
@@ -54,7 +58,6 @@ every_optimizer = pytest.mark.parametrize(
 
 
 @every_case
-@pytest.mark.quick_cases(11)
 def test_matches_torch_in_float64(name: str, torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_random_problem(getattr(optim, name)(lr=LR, **options), "float64")
     assert_same_history(actual, torch_steps(torch_optimizer, options, "float64"), rtol=1e-10, atol=1e-12)

@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from burnish.errors import ModelError
+from oracles.combinations import spread
 from oracles.gradient_harness import differentiated, forward_graph, random_cotangents
 from specs.operator_spec import OperatorSpec, Sample
 
@@ -92,14 +93,13 @@ def in_turn(case: Case, forms: Sequence[Form]) -> list[Form]:
     return [forms[NUMBERS[case] % len(forms)]]
 
 
-def cases_where(condition: Callable[[Case], bool]) -> pytest.MarkDecorator:
-    """A parameter ``case``; those whose sample is repeated are marked as slow."""
+def cases_where(
+    condition: Callable[[Case], bool], *, test: int | None = None, test_all: int | None = None
+) -> pytest.MarkDecorator:
+    """Return a parameter ``case``; those whose sample is repeated are marked as slow, and others as ``spread`` does."""
     chosen = {label: case for label, case in CASES.items() if condition(case)}
     rows = [pytest.param(case, marks=pytest.mark.slow if case.sample.repeated else ()) for case in chosen.values()]
-    return pytest.mark.parametrize("case", rows, ids=list(chosen))
-
-
-every_case = cases_where(lambda case: True)
+    return spread("case", rows, test=test, test_all=test_all, ids=list(chosen))
 
 
 @cache

@@ -17,6 +17,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError
 from burnish.formats.model_file import model_bytes
 from burnish.program import Program
+from oracles.combinations import diagonal, named, spread
 from oracles.several_workers import in_threads, part_of, train_in_threads
 
 ROWS, WIDTH, CLASSES, SAMPLES, LENGTH = 7, 3, 4, 6, 5
@@ -115,18 +116,15 @@ WRAPPED = {
     "schedule": optim.adam(lr=optim.schedules.cosine(0.1, 10)),
 }
 EVERY = DECAYED | WRAPPED
-every_optimizer = pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
+every_optimizer = spread("optimizer", EVERY.values(), test=6, ids=EVERY)
 
 
 @every_optimizer
-@pytest.mark.quick_cases(6)
 def test_the_rows_keep_their_bits_under_every_optimizer(optimizer):
     assert_held(trained(compiled(optimizer)))
 
 
-@pytest.mark.parametrize("engine", ["torch", "reference"])
-@pytest.mark.parametrize("name", ["adamw", "accumulated average", "decayed, then clipped"])
-@pytest.mark.each_value
+@diagonal(("name", ["adamw", "accumulated average", "decayed, then clipped"]), ("engine", ["torch", "reference"]))
 def test_the_rows_keep_their_bits_on_every_engine(engine, name):
     assert_held(trained(compiled(EVERY[name]), engine=engine))
 
@@ -135,8 +133,7 @@ def test_the_rows_keep_their_bits_on_every_engine(engine, name):
 COMPARED = [name for name in EVERY if name not in ("adafactor", "muon")]
 
 
-@pytest.mark.parametrize("name", COMPARED)
-@pytest.mark.quick_cases(6)
+@spread("name", COMPARED, test=6)
 def test_the_rest_trains_as_if_the_rows_were_constants(name):
     """Neither decay nor a norm of gradients, weights or updates sees the rows."""
     finite = weights()
@@ -221,9 +218,7 @@ def test_the_source_says_what_is_computed_for_it():
     assert sources == {"the optimizer"}
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["adamw", "accumulated average"])
-@pytest.mark.each_value
+@diagonal(("name", ["adamw", "accumulated average"]), ("precision", ["float16", "bfloat16"]))
 def test_mixed_precision(precision, name):
     state = trained(compiled(EVERY[name], precision=precision), 6, engine="torch")
     assert_held(state)
@@ -242,18 +237,18 @@ def test_an_overflow_in_a_row_that_is_held_skips_no_step():
 SIZES = [[2, 4], [6, 0], [3, 3], [1, 5]]
 
 
-@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"compression": "float16"}], ids=str)
-@pytest.mark.parametrize("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(2)
+@diagonal(
+    ("name", ["adamw", "decayed, then clipped", "accumulated", "accumulated average"]),
+    ("options", named([{}, {"shard_optimizer": True}, {"compression": "float16"}], str)),
+    test=2,
+)
 def test_several_workers(name, options):
     program = compiled(EVERY[name])
     for _, states in train_in_threads(program, batches(4), SIZES, **options):
         assert_held(states[-1])
 
 
-@pytest.mark.parametrize("name", ["decayed, then clipped", "accumulated", "accumulated average"])
-@pytest.mark.quick_cases(2)
+@spread("name", ["decayed, then clipped", "accumulated", "accumulated average"], test=2)
 def test_several_workers_come_to_what_one_comes_to(name):
     program = compiled(EVERY[name])
     alone = trained(program, 4, engine="torch")
@@ -275,8 +270,7 @@ class Counting:
         return found
 
 
-@pytest.mark.parametrize("name", ["accumulated", "accumulated average"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["accumulated", "accumulated average"], test=1)
 def test_sharing_workers_exchange_no_more_for_it(name):
     """Where gradients only accumulate, nobody is given what stays as it is."""
 

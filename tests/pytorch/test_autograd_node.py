@@ -80,7 +80,6 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.quick_cases(1)
 def test_outputs_and_gradients_are_those_of_pytorch(kind: str, loss: str) -> None:
     module, (x, rows) = wrapped(kind), inputs()
     reference = burnish.torch.unwrap(module)

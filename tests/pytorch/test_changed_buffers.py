@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import burnish
 import burnish.torch
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
+from oracles.combinations import spread
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -79,8 +80,7 @@ def trained(module: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor
     return [*results, *module.parameters(), *module.buffers()]
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_cases(1)
+@spread("name", CASES, test=1)
 def test_buffers_that_forward_changes_are_written_back(name: str) -> None:
     build, sample = CASES[name]
     torch.manual_seed(0)
@@ -131,8 +131,7 @@ def test_a_layer_of_normalized_weights_trains_as_a_program() -> None:
         np.testing.assert_allclose(state[f"param/{name}"], parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", [nn.Hardswish(), nn.Hardsigmoid()])
-@pytest.mark.quick_cases(1)
+@spread("activation", [nn.Hardswish(), nn.Hardsigmoid()], test=1)
 def test_a_sixth_has_all_digits_of_float64(activation: nn.Module) -> None:
     x = torch.linspace(-4.5, 4.4, 60, dtype=torch.float64)
     wrapped = burnish.torch.wrap(nn.Sequential(activation), x)
@@ -156,8 +155,7 @@ class Reshaping(nn.Module):
         return self.head(x.reshape(4, 6))
 
 
-@pytest.mark.parametrize("enter", [burnish.torch.wrap, lambda module, x: burnish.compile(module, example_inputs=(x,))])
-@pytest.mark.quick_cases(1)
+@spread("enter", [burnish.torch.wrap, lambda module, x: burnish.compile(module, example_inputs=(x,))], test=1)
 def test_a_warning_of_a_fixed_batch_names_the_line_of_the_caller(enter: Callable[..., object]) -> None:
     with pytest.warns(FixedBatchWarning) as caught:
         enter(Reshaping(), torch.randn(4, 2, 3))

@@ -11,6 +11,7 @@ import torch
 
 import burnish
 from burnish import optim
+from oracles.combinations import spread
 
 ROWS, WIDTH = 11, 3
 BAGS = torch.tensor([[1, 2, 2], [4, 4, 0], [9, 10, 1]])
@@ -59,11 +60,11 @@ def difference(mode: str, form: str, dynamo: bool, by_rows: bool) -> float:
     return float(max(abs(figures["loss"] - loss.item()), np.abs(session.state()["param/bag.weight"] - expected).max()))
 
 
-@pytest.mark.parametrize(
+@spread(
     ("mode", "form"),
     [(mode, form) for mode in ("sum", "mean", "max") for form in ("two axes", "offsets", "last offset")] + [("sum", "weights")],
+    test=4,
 )
-@pytest.mark.quick_cases(4)
 def test_exports_of_torchscript(mode: str, form: str) -> None:
     """That of a maximum reads the table in a loop over the bags, where a gradient is not kept by rows."""
     assert difference(mode, form, dynamo=False, by_rows=mode != "max") < 1e-10
@@ -90,8 +91,7 @@ DYNAMO = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "form"), DYNAMO)
-@pytest.mark.quick_cases(1)
+@spread(("mode", "form"), DYNAMO, test=1)
 def test_exports_of_dynamo(mode: str, form: str) -> None:
     """The exporter casts rows to float32 and back, also of a table in float64: the digits are those of float32."""
     assert difference(mode, form, dynamo=True, by_rows=True) < 1e-6

@@ -16,6 +16,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.models import residual_network
 from burnish.torch import Layer
+from oracles.combinations import spread
 from oracles.small_networks import perceptron
 
 LABELS = torch.arange(4)
@@ -128,8 +129,7 @@ def test_values_saved_for_one_backward_outlive_other_calls():
     assert all(torch.equal(results[index], wanted) for index, wanted in enumerate(expected))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.quick_cases(1)
+@spread("reentrant", [True, False], test=1)
 def test_a_checkpointed_layer_draws_the_same_dropout_again(reentrant):
     layer = Layer(perceptron(dropout=True))
     x = torch.randn(4, *_input_shape(perceptron()))

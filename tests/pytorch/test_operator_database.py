@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from oracles.combinations import spread
 from oracles.operator_database import NETWORKS, OPERATORS, WAYS, Outcome, module_samples, operator_samples, outcome
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -22,16 +23,12 @@ def check(outcomes: list[Outcome]) -> None:
     assert [found.why for found in outcomes if found.why.startswith("bare")] == []
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.quick_cases(4)
-@pytest.mark.slow_cases(40)
+@spread("name", OPERATORS, test=4, test_all=40)
 def test_an_operator_is_computed_as_by_pytorch_or_refused(name):
     check(outcomes_of_operator(name, 1))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.quick_cases(1)
-@pytest.mark.slow_cases(8)
+@spread("name", NETWORKS, test=1, test_all=8)
 def test_a_module_is_computed_as_by_pytorch_or_refused(name):
     check([outcome(*sample, way) for sample in module_samples(name, SAMPLES) for way in WAYS])
 

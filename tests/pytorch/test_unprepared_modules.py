@@ -15,6 +15,7 @@ import burnish.torch
 from burnish.errors import GradientError, InputError, UnsupportedOperatorError
 from burnish.torch import module_graphs
 from burnish.torch.backend import compile_graph, reported
+from oracles.combinations import spread
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -145,8 +146,7 @@ def of(name: str) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return module, shapes
 
 
-@pytest.mark.parametrize("name", ["checkpointed", "standardized", "filtered", pytest.param("translator", marks=pytest.mark.slow)])
-@pytest.mark.quick_cases(1)
+@spread("name", ["checkpointed", "standardized", "filtered", pytest.param("translator", marks=pytest.mark.slow)], test=1)
 def test_a_wrapped_module_computes_what_it_does_in_pytorch(name: str) -> None:
     reference, shapes = of(name)
     wrapped = burnish.torch.wrap(copy.deepcopy(reference), tuple(normal(2, *shape) for shape in shapes))
@@ -176,8 +176,7 @@ def test_one_example_for_several_inputs_leaves_them_apart() -> None:
     assert uses == {"first": 1, "second": 1, "scale": 1}
 
 
-@pytest.mark.parametrize(("name", "operators"), [("mixed", {"linear", "tanh"}), ("examined", {"ones", "triu", "linear", "tanh"})])
-@pytest.mark.quick_cases(1)
+@spread(("name", "operators"), [("mixed", {"linear", "tanh"}), ("examined", {"ones", "triu", "linear", "tanh"})], test=1)
 def test_what_is_complex_or_reads_nothing_is_captured_around(name: str, operators: set[str]) -> None:
     torch._dynamo.reset()
     reference, shapes = of(name)
@@ -218,8 +217,7 @@ RETURNED = {
 }
 
 
-@pytest.mark.parametrize("what", RETURNED)
-@pytest.mark.quick_cases(2)
+@spread("what", RETURNED, test=2)
 def test_what_forward_returns_and_writes_is_that_of_pytorch(what):
     torch.manual_seed(0)
     reference = Heads(*RETURNED[what])

@@ -18,6 +18,7 @@ import burnish.torch
 from burnish.errors import AttributesWarning, FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import conversion, translation
 from burnish.torch.bound import bind_export
+from oracles.combinations import spread
 
 onnxscript = pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -110,8 +111,7 @@ IGNORED = {
 }
 
 
-@pytest.mark.parametrize("what", IGNORED)
-@pytest.mark.quick_cases(4)
+@spread("what", IGNORED, test=4)
 def test_arguments_that_translations_do_not_read_count(what: str) -> None:
     torch.manual_seed(0)
     module = Function(IGNORED[what])

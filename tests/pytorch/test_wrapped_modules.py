@@ -17,6 +17,7 @@ from torch import nn
 import burnish.torch
 from burnish.errors import ConfigurationError, HooksWarning, InputError
 from burnish.torch import module_graphs
+from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, ModuleCase, tensors_of
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -55,8 +56,7 @@ def weighted(outputs: list[torch.Tensor]) -> torch.Tensor:
     return sum((y * torch.randn(y.shape, generator=generator(5), dtype=y.dtype)).sum() for y in outputs)
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.quick_cases(1)
+@spread("name", MODULES, test=1)
 def test_a_wrapped_module_is_the_module_in_float64(name):
     wrapped, reference, case = pair(name)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in (wrapped, reference)]
@@ -81,8 +81,7 @@ def test_a_wrapped_module_is_the_module_in_float64(name):
         torch.testing.assert_close(found, wanted, rtol=case.relative, atol=0.1 * case.relative)
 
 
-@pytest.mark.parametrize("name", ["residual", "vision_transformer", "recurrent"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["residual", "vision_transformer", "recurrent"], test=1)
 def test_steps_in_float32_follow_pytorch(name):
     wrapped, reference, case = pair(name, torch.float32)
     exact = copy.deepcopy(reference).double()
@@ -101,8 +100,7 @@ def test_steps_in_float32_follow_pytorch(name):
         assert abs(ours - true) <= 2 * abs(theirs - true) + 2e-5 * max(1.0, abs(true))
 
 
-@pytest.mark.parametrize("name", ["perceptron", "residual"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["perceptron", "residual"], test=1)
 def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name):
     wrapped, _, case = pair(name)
     wrapped.eval()
@@ -112,8 +110,7 @@ def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name
     assert torch.autograd.gradgradcheck(lambda *leaves: wrapped(*leaves[: len(inputs)]), (*inputs, *parameters), fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["residual", "recurrent", "unet"])
-@pytest.mark.quick_cases(1)
+@spread("name", ["residual", "recurrent", "unet"], test=1)
 def test_a_penalty_on_gradients_is_differentiated_as_by_pytorch(name):
     """As in a GAN: the gradient of the norm of a gradient, through batch normalization in training and recurrence."""
     wrapped, reference, case = pair(name)
@@ -145,8 +142,7 @@ class Stopped(nn.Module):
         return h * factor
 
 
-@pytest.mark.parametrize("detaches", [True, False])
-@pytest.mark.quick_cases(1)
+@spread("detaches", [True, False], test=1)
 def test_no_gradient_flows_where_the_module_stops_it_nor_a_second_one(detaches):
     module = Stopped(detaches).double()
     wrapped = burnish.torch.wrap(copy.deepcopy(module), torch.randn(3, 4, dtype=torch.float64))

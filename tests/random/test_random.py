@@ -11,6 +11,7 @@ import pytest
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
 from burnish.random import KEY_DTYPE, KEY_SHAPE, dropout, initial_key, keep_mask, key_from_seed, next_key, uniform_bits
+from oracles.combinations import spread
 from oracles.small_graphs import SmallGraph
 
 KEY = ("uint32", (2,))
@@ -103,8 +104,7 @@ def test_the_next_key() -> None:
         np.testing.assert_array_equal(key, reference)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.quick_cases(5)
+@spread("shape", SHAPES, test=5, ids=str)
 def test_the_same_words_on_every_runtime_and_under_every_shape_knowledge(shape: tuple[int, ...]) -> None:
     key = initial_key(42)
     expected = expected_words(key, 3, shape)

@@ -19,6 +19,7 @@ from burnish.graph import FLOATING, SIXTEEN_BIT
 from burnish.models import residual_network
 from burnish.optim import sgd
 from burnish.program import Role
+from oracles.combinations import spread
 
 GENERATOR = np.random.default_rng(0)
 BATCH = {"x": GENERATOR.normal(size=(16, 1, 8, 8)).astype(np.float32), "labels": GENERATOR.integers(0, 10, 16)}
@@ -63,8 +64,7 @@ def torch_gradients(dtype: torch.dtype, autocast: torch.dtype | None, scale: flo
     return {name: weight.grad.double().numpy() / scale for name, weight in weights.items()}
 
 
-@AUTOCAST
-@pytest.mark.quick_cases(1)
+@spread("precision", TORCH, test=1)
 def test_gradients_are_as_near_to_float64_as_those_of_autocast(precision):
     """On the engine that rounds at every cast. What rounding does to a gradient is the network's conditioning: both meet it."""
     scale = 65536.0 if precision == "float16" else 1.0
@@ -104,8 +104,7 @@ class Transformer(torch.nn.Module):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
-@pytest.mark.quick_cases(1)
+@spread(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)], test=1)
 def test_a_transformer_has_the_gradients_of_float32_to_the_digits_of_its_products(precision, unit, tmp_path):
     """With the same dropout masks. The network is well conditioned: a gradient's error is some units of its dtype."""
     torch.manual_seed(0)
@@ -216,8 +215,7 @@ def test_a_bfloat16_program_trains_on_the_reference_engine():
     }
 
 
-@pytest.mark.parametrize("norm", ["frozen", "ghost:8", "renorm"])
-@pytest.mark.quick_cases(1)
+@spread("norm", ["frozen", "ghost:8", "renorm"], test=1)
 def test_every_policy_of_batch_normalization_trains_in_float16(norm):
     plain, mixed = (run(network(precision, norm=norm), "step", "onnxruntime") for precision in ("float32", "float16"))
     assert mixed["skipped"] == 0

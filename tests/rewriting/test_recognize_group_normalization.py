@@ -14,6 +14,7 @@ from burnish.rewriting import (
     recognize_normalization,
     recognize_training_normalization,
 )
+from oracles.combinations import diagonal
 from oracles.recognition import (
     assert_gradients,
     assert_recognized,
@@ -135,9 +136,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("opset", [13, 18, 20])
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.quick_cases(9)
+@diagonal(("name", MODULES), ("opset", [13, 18, 20]), test=9)
 def test_pytorch_exports(name: str, opset: int) -> None:
     make, x = MODULES[name]
     module = random_weights(make())

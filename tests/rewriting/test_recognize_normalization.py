@@ -15,6 +15,7 @@ from torch import nn
 import burnish
 from burnish.importer import load
 from burnish.rewriting import recognize_normalization
+from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.recognition import exported, operators, random_weights, written
 
@@ -59,8 +60,7 @@ def network() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("opset", [13, 17, 20])
-@pytest.mark.quick_cases(2)
+@spread("opset", [13, 17, 20], test=2)
 def test_training_and_export_agree_with_pytorch(network: nn.Module, opset: int, tmp_path: Path) -> None:
     program = burnish.compile(exported(network, X, opset), optimizer=burnish.optim.sgd(lr=0.1))
     names = [name for name, _ in network.named_parameters()]

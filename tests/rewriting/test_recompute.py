@@ -19,6 +19,7 @@ from burnish.models import residual_network
 from burnish.rewriting.forward import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.rewriting.recompute_request import Recompute, get
+from oracles.combinations import diagonal, named, spread
 from oracles.standard_operators import STANDARD
 
 WIDTH, DEPTH, BATCH = 24, 12, 64
@@ -96,10 +97,7 @@ def compiled(model: str, recompute: str | tuple[str, ...] | None = None) -> burn
     return burnish.compile(MODELS[model](), recompute=recompute)
 
 
-@pytest.mark.parametrize("requested", ["layers", f"layers:batch={BATCH}", "budget", ("*",)], ids=str)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("model", MODELS), ("requested", named(["layers", f"layers:batch={BATCH}", "budget", ("*",)], str)), test=1)
 def test_gradients_and_statistics_keep_their_bits(model, requested):
     plain = compiled(model)
     if requested == "budget":
@@ -111,8 +109,7 @@ def test_gradients_and_statistics_keep_their_bits(model, requested):
         assert_same_bits(run_graph(plain, engine), run_graph(again, engine))
 
 
-@pytest.mark.parametrize("model", ["dropout", "convolutions"])
-@pytest.mark.quick_cases(1)
+@spread("model", ["dropout", "convolutions"], test=1)
 def test_a_session_ends_in_the_same_state(model):
     sessions = [burnish.Session(compiled(model, requested), engine=STANDARD) for requested in (None, "layers")]
     batches = [batch_of(sessions[0].program, seed=seed) for seed in range(3)]

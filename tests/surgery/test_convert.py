@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import burnish
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet, export_onnx
 
@@ -104,8 +105,7 @@ def converted_module(module: nn.Module, to: str) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("to", ["group:4", "layer", "instance"])
-@pytest.mark.quick_cases(1)
+@spread("to", ["group:4", "layer", "instance"], test=1)
 def test_a_converted_network_trains_like_pytorchs(to: str) -> None:
     torch.manual_seed(0)
     module = ResNet((1,), 8, 5)

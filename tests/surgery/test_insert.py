@@ -17,6 +17,7 @@ import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, EngineError, InputError
 from burnish.formats.export import export_inference
+from oracles.combinations import diagonal
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet, export_onnx
 
@@ -72,9 +73,7 @@ def batches(sizes: tuple[int, ...] = (5, 2, 9)) -> list[dict[str, np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize("after", ["Conv", "ConvTranspose", "Gemm", "*", ["conv", "fc?"]])
-@pytest.mark.each_value
+@diagonal(("after", ["Conv", "ConvTranspose", "Gemm", "*", ["conv", "fc?"]]), ("calibrated", [False, True]))
 def test_outputs_stay(after: str | list[str], calibrated: bool) -> None:
     proto = small_network()
     x = batches()[0]["x"]

@@ -12,6 +12,7 @@ from torch import nn
 
 import burnish
 from burnish.errors import ConfigurationError, EngineError, InputError
+from oracles.combinations import spread
 from torch_models import ResNet, export_onnx
 
 torch.set_num_threads(1)
@@ -64,8 +65,7 @@ def assert_close(state: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         assert np.linalg.norm(state[name] - wanted) <= tolerance * np.linalg.norm(wanted), name
 
 
-@pytest.mark.parametrize(("rule", "ddof"), [("pytorch", 1), ("onnx", 0)])
-@pytest.mark.quick_cases(1)
+@spread(("rule", "ddof"), [("pytorch", 1), ("onnx", 0)], test=1)
 def test_every_layer_agrees_with_a_loop_in_pytorch(rule: str, ddof: int) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, running_variance=rule))
@@ -131,8 +131,7 @@ def test_at_the_weights_of_now() -> None:
     session.step(batch)
 
 
-@pytest.mark.parametrize("policy", ["ghost:2", "renorm"])
-@pytest.mark.quick_cases(1)
+@spread("policy", ["ghost:2", "renorm"], test=1)
 def test_other_policies_take_the_statistics_of_whole_batches(policy: str) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, norm=policy, running_variance="onnx"))

@@ -27,6 +27,7 @@ from burnish.training import feature_dataset
 from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.features import Features
 from burnish.training.trainer import Trainer
+from oracles.combinations import diagonal
 from oracles.several_workers import in_threads, part_of
 from oracles.small_networks import Network
 
@@ -58,9 +59,9 @@ def part(begin: int, end: int) -> dict[str, np.ndarray]:
     return {name: array[begin:end] for name, array in data().items()}
 
 
-@pytest.mark.parametrize("frozen", [HEAD, STAGE])
-@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("torch", marks=pytest.mark.slow), "reference"])
-@pytest.mark.quick_cases(2)
+@diagonal(
+    ("engine", ["onnxruntime", pytest.param("torch", marks=pytest.mark.slow), "reference"]), ("frozen", [HEAD, STAGE]), test=2
+)
 def test_training_is_the_same(engine, frozen):
     """To the bit on the reference; elsewhere up to the last digit, as other kernels meet where the model was one."""
     whole, cached = program(frozen, False), program(frozen, True)

@@ -12,6 +12,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
 from burnish.training.callbacks import Callback
+from oracles.combinations import spread
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,7 @@ def test_by_default_there_is_one(program, tmp_path):
     assert names(tmp_path) == ["best.safetensors", "latest.safetensors"]
 
 
-@pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.quick_cases(1)
+@spread("resume", [False, True], test=1)
 def test_what_a_killed_save_left_is_removed(program, tmp_path, resume):
     """A process killed in its very first save leaves no checkpoint to resume, only files that are half written."""
     if resume:
@@ -108,8 +108,7 @@ def test_a_new_run_clears_the_rolling_set(program, tmp_path):
     assert names(tmp_path) == ["best.safetensors", "latest.safetensors"]
 
 
-@pytest.mark.parametrize("metric", ["loss", "accuracy", "top_3"])
-@pytest.mark.quick_cases(1)
+@spread("metric", ["loss", "accuracy", "top_3"], test=1)
 def test_the_best_epoch_by_a_named_metric(program, tmp_path, metric):
     result = trainer(program, tmp_path, epochs=4, best_metric=metric).run()
     # The last row of an epoch averages over the batches since the row before; a row per batch gives the epoch's mean.

@@ -15,6 +15,7 @@ import burnish
 from burnish.errors import ConfigurationError, EngineError, GradientError, InputError, ObjectiveWarning
 from burnish.surgery.replace_head import find_head, with_a_score_for_each_class
 from oracles import classical_files as files
+from oracles.combinations import diagonal, spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 RNG = np.random.default_rng(0)
@@ -63,9 +64,7 @@ def labels_of(classes: int) -> np.ndarray:
     return np.arange(len(X)) % classes
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", CLASSIFIERS)
-@pytest.mark.quick_cases(6)
+@diagonal(("name", CLASSIFIERS), ("engine", ENGINES), test=6)
 def test_classifiers_train_on_the_probabilities_of_the_file(name: str, engine: str) -> None:
     model = CLASSIFIERS[name]
     program, inputs = compiled(model, "cross_entropy"), data_of(model)
@@ -112,8 +111,7 @@ def test_the_step_of_logistic_regression(classes: int) -> None:
         np.testing.assert_allclose(session.state()[key], before[key] - LR * gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSIONS])
-@pytest.mark.quick_cases(3)
+@spread("name", [*CLASSIFIERS, *REGRESSIONS], test=3)
 def test_exported_with_the_outputs_that_it_came_with(name: str, tmp_path: Path) -> None:
     """By name, type and order; labels follow the tuned weights, which are the file's own numbers no more."""
     is_classifier = name in CLASSIFIERS

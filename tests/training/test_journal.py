@@ -18,6 +18,7 @@ from burnish.models import dlrm
 from burnish.training import journal, read_checkpoint
 from burnish.training.checkpoint import open_checkpoint, place_of
 from formats.stamping import write_arrays
+from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 
 ROWS = [400, 3000]
@@ -202,7 +203,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@spread(
     ("pattern", "change", "message"),
     [
         ("base-*", lambda content: None, r"goes on from '.*base-.*', which is not there: keep the folder 'journal' beside it"),
@@ -217,8 +218,8 @@ def written(tmp_path: Path) -> Path:
         ("*.journal", lambda content: content[:-1] + b"\xff", r"the record at byte [\d,]+ is not the one that was written"),
         ("*.journal", lambda content: b"NONE" + content[4:], "at byte 0 begins no record"),
     ],
+    test=4,
 )
-@pytest.mark.quick_cases(4)
 def test_what_is_not_whole_is_refused_by_name(written: Path, pattern: str, change, message: str) -> None:
     (path,) = (written.parent / "journal").glob(pattern)
     content = change(path.read_bytes())

@@ -25,6 +25,7 @@ from burnish.models import dlrm
 from burnish.training import read_checkpoint
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import place_of
+from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 
 ROWS = [40, 300]
@@ -127,8 +128,7 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
             session._tables._mapped.release = session._tables._mapped._lock.close
 
 
-@pytest.mark.parametrize("why", ["another start of the system", "no log", "a whole checkpoint", "an earlier checkpoint"])
-@pytest.mark.quick_cases(1)
+@spread("why", ["another start of the system", "no log", "a whole checkpoint", "an earlier checkpoint"], test=1)
 def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, expected = saved.parents[1] / "tables", in_memory()
     if why == "another start of the system":

@@ -20,6 +20,7 @@ from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.optim import schedules
 from burnish.program import Program, Role
 from burnish.training import TrainingInterrupted
+from oracles.combinations import spread
 
 pytestmark = pytest.mark.usefixtures("frequent_rows")
 
@@ -174,8 +175,7 @@ class StopAfter:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("stop", [None, 3, 4, 6])
-@pytest.mark.quick_cases(1)
+@spread("stop", [None, 3, 4, 6], test=1)
 def test_a_plateau_is_given_the_figures_of_each_epoch(tmp_path: Path, stop: int | None) -> None:
     program = compiled(schedules.plateau(0.1, factor=0.5, patience=0, threshold=0.5))
     options: dict[str, Any] = {"epochs": 6, "eval_data": data(1)}

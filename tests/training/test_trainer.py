@@ -20,6 +20,7 @@ from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpo
 from burnish.training.cursor import is_better
 from burnish.training.reports import draw_curves
 from burnish.training.trainer import STEPS_PER_ROW
+from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 from oracles.tiny_program import CLASSES, FEATURES, tiny_batch, tiny_program
 
@@ -134,8 +135,7 @@ def test_data_for_evaluation_that_do_not_fit_are_refused_before_training(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("steps", [1, 4, 5, 7, 14])
-@pytest.mark.quick_cases(2)
+@spread("steps", [1, 4, 5, 7, 14], test=2)
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(tmp_path, steps):
     whole = trainer(tmp_path / "whole")
     expected = whole.run()

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import burnish
 import torch_models
+from oracles.combinations import spread
 
 CLASSES = 10
 NARROW_MOBILE = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 2, 2))
@@ -109,15 +110,15 @@ def first_step(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> tupl
 
 
 # All gradients of a deep network are compared in resnet50_gelu; the smallest has the same kinds of layers, and another batch.
-@pytest.mark.parametrize(
+@spread(
     ("name", "batch_size"),
     [
         pytest.param(name, size, marks=() if name == "mobile" else pytest.mark.slow if size == 6 else pytest.mark.campaign)
         for name in MODULES
         for size in (6, 5)
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_loss_gradients_and_running_statistics_of_a_step(name, batch_size):
     x, labels = (tensor[:batch_size] for tensor in case(name).batches[0])
     program = burnish.compile(case(name).model, optimizer=burnish.optim.sgd(**SGD))

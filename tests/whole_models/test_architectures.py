@@ -21,6 +21,7 @@ import burnish
 from architectures.catalogue import ARCHITECTURES
 from burnish.errors import ObjectiveWarning
 from oracles import whole_models
+from oracles.combinations import spread
 from oracles.whole_models import BATCH, Trained
 
 ENGINES = ("onnxruntime", "torch")
@@ -169,7 +170,7 @@ CAMPAIGN_FORMS = [
 QUICK_FORMS = [("vit", "sdpa", "dynamo", 23), ("bert", "eager", "dynamo", 18), ("lstm", "eager", "torchscript", 18)]
 
 
-@pytest.mark.parametrize(
+@spread(
     ("name", "style", "exporter", "opset"),
     [
         pytest.param(
@@ -177,8 +178,8 @@ QUICK_FORMS = [("vit", "sdpa", "dynamo", 23), ("bert", "eager", "dynamo", 18), (
         )
         for form in DEFAULT_FORMS
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_the_default_form_trains_as_in_pytorch_or_says_what_does_not(
     name: str, style: str, exporter: str, opset: int, tmp_path: Path
 ) -> None:
@@ -219,8 +220,7 @@ def of_exporter(name: str, style: str, exporter: str, opset: int) -> burnish.Pro
         return whole_models.compiled(name, path, module, **({"trainable": None} if exporter == "dynamo" else {}))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ARCHITECTURES])
-@pytest.mark.quick_cases(1)
+@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ARCHITECTURES], test=1)
 def test_an_architecture_trains_as_in_pytorch(name: str) -> None:
     style, engine = ("sdpa", "torch") if len(name) % 2 else ("eager", "onnxruntime")
     program = of_exporter(name, style if ARCHITECTURES[name].attention else "eager", "torchscript", 18)
@@ -271,8 +271,7 @@ def test_the_head_of_gpt2_is_its_embedding(tmp_path) -> None:
     assert "param/head.weight" not in trained
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.quick_cases(1)
+@spread("engine", ENGINES, test=1)
 def test_the_mnist_network_trains_with_its_dropouts(engine: str, tmp_path) -> None:
     """Masks are drawn in another way than PyTorch's: the loss falls on the images it trains on."""
     architecture = ARCHITECTURES["mnist"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import burnish
+from oracles.combinations import spread
 
 ENGINES = ("onnxruntime", "torch", "reference")
 STEPS = 5
@@ -142,8 +143,7 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("export", "kind", "operator"), CASES)
-@pytest.mark.quick_cases(1)
+@spread(("export", "kind", "operator"), CASES, test=1)
 def test_five_steps(export, kind: type[Layers], operator: str) -> None:
     proto = export(kind)
     assert operator in {node.op_type for node in proto.graph.node}

@@ -11,6 +11,7 @@ from torch import nn
 
 import burnish
 from oracles import whole_models
+from oracles.combinations import diagonal
 
 OUTPUTS = {"yolo": ["grid"], "ssd": ["scores", "offsets"]}
 ENGINES = ("onnxruntime", "torch")
@@ -32,10 +33,12 @@ def files_of(name: str, module: nn.Module, folder: Path, exporter: str) -> tuple
     return detector, loss
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", list(OUTPUTS))
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("name", list(OUTPUTS)),
+    ("engine", ENGINES),
+    ("exporter", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)]),
+    test=1,
+)
 def test_a_detector_trains_by_a_loss_graph_as_in_pytorch(name: str, engine: str, exporter: str, tmp_path: Path) -> None:
     module = whole_models.build(name)
     given = whole_models.batches(name)

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import burnish
 import torch_models
+from oracles.combinations import spread
 
 STEPS, BATCH = 200, 64
 
@@ -42,8 +43,7 @@ def network(activation: type[nn.Module]) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh])
-@pytest.mark.quick_cases(1)
+@spread("activation", [nn.GELU, nn.Tanh], test=1)
 def test_two_hundred_steps_then_evaluation_and_export(activation, digits, tmp_path):
     images, labels = digits
     train, held_out = slice(0, 1400), slice(1400, None)

@@ -17,6 +17,7 @@ import burnish
 from architectures.catalogue import ARCHITECTURES
 from burnish.torch import load_into
 from oracles import whole_models
+from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, tensors_of
 from oracles.whole_models import Feeds, Trained
 
@@ -62,10 +63,7 @@ def gradients_agree(program: burnish.Program, batch: Feeds, expected: Trained) -
     assert {name: error for name, error in errors.items() if error > 1e-10} == {}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES]
-)
-@pytest.mark.quick_cases(1)
+@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES], test=1)
 def test_a_module_trains_as_in_pytorch(name: str) -> None:
     module = in_float64(whole_models.build(name, "sdpa" if len(name) % 2 else "eager"))
     batches, examples = feeds(name)

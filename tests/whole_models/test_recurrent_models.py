@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.errors import EngineError, GradientError
+from oracles.combinations import diagonal, named
 
 WORDS, EMBEDDED, HIDDEN, CLASSES = 12, 6, 5, 3
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -74,11 +75,12 @@ def batches(lengths: bool) -> list[dict[str, np.ndarray]]:
     return made
 
 
-@pytest.mark.parametrize("lengths", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(
+    ("kind", ["LSTM", "GRU", "RNN"]),
+    ("direction", ["forward", "bidirectional"]),
+    ("lengths", named([False, True], ["whole", "padded"])),
+    test=1,
+)
 def test_a_classifier_trains_alike_on_every_engine(kind: str, direction: str, lengths: bool) -> None:
     program = burnish.compile(
         classifier(kind, lengths, direction=direction), loss="cross_entropy", optimizer=burnish.optim.adam(0.03)
@@ -131,9 +133,7 @@ def test_a_layer_with_the_batch_in_front_trains_and_evaluates() -> None:
     assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float16, 1e-3)])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.quick_cases(3)
+@diagonal(("kind", ["LSTM", "GRU", "RNN"]), (("dtype", "tolerance"), [(np.float64, 1e-12), (np.float16, 1e-3)]), test=3)
 def test_a_model_of_another_type_evaluates_what_it_trains(kind: str, dtype, tolerance: float) -> None:
     """ONNX Runtime's kernels are for float32."""
     program = burnish.compile(classifier(kind, dtype=dtype), loss="cross_entropy", optimizer=burnish.optim.sgd(0.1))
@@ -186,9 +186,7 @@ class Tagger(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.each_value
+@diagonal(("kind", ["LSTM", "GRU", "RNN"]), ("engine", ["onnxruntime", "torch"]))
 def test_what_pytorch_exports_trains_as_in_pytorch(kind: str, engine: str) -> None:
     module, words = Tagger(kind), torch.from_numpy(batches(lengths=False)[0]["words"])
     file = io.BytesIO()

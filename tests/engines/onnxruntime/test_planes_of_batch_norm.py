@@ -11,6 +11,7 @@ import pytest
 
 from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -97,11 +98,7 @@ def drawn(shape, seed=0):
     return arrays
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("has_more", [False, True])
-@pytest.mark.parametrize("is_added", [False, True])
-@pytest.mark.parametrize("activation", [0, 1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@diagonal(("shape", SHAPES), ("activation", [0, 1, 2]), ("is_added", [False, True]), ("has_more", [False, True]))
 def test_any_shape_agrees_with_float64(shape, activation, is_added, has_more):
     arrays = drawn(shape, seed=shape[1])
     names = ["x", "dy", "scale", "bias", *(["added"] if is_added else []), *(["more"] if has_more else [])]

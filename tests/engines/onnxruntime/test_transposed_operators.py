@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, OptimizationWarning, optimizations
+from oracles.combinations import spread
 
 GENERATOR = np.random.default_rng(0)
 RANK = 3
@@ -93,8 +94,7 @@ def sandwich(name: str, order: Sequence[int], extents: Sequence[int]) -> onnx.Mo
     return model(helper.make_tensor_value_info("z", kind.elem_type, None))
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.quick_cases(9)
+@spread("name", OPERATORS, test=9)
 def test_an_operator_between_transpositions_means_the_same(name: str) -> None:
     for extents in EXTENTS:
         x = GENERATOR.normal(size=extents).astype(np.float32)

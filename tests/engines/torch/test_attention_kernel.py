@@ -9,6 +9,7 @@ from burnish.engines.torch.families.attention.dispatch import attention, attenti
 from burnish.engines.torch.families.thresholds import Attention
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.devices import has_wide_vectors
+from oracles.combinations import diagonal
 
 needs_kernel = pytest.mark.skipif(not kernels.available("attention"), reason="the engine's kernels cannot be built here")
 
@@ -40,9 +41,7 @@ def exact(operands: list[torch.Tensor], mask: torch.Tensor | None, scale: float,
 
 @needs_kernel
 @both
-@pytest.mark.each_value(("shape", "mask"), ("shape", "dtype"), ("mask", "dtype"), ("threads", "dtype"))
-@pytest.mark.parametrize("mask", ["none", "keys", "queries", "all", "strided"])
-@pytest.mark.parametrize("shape", SHAPES)
+@diagonal(("shape", SHAPES), ("mask", ["none", "keys", "queries", "all", "strided"]))
 def test_attention_and_its_gradient_keep_their_digits(shape, mask, threads, dtype):
     samples, heads, queries, keys, extent = shape
     counts = (queries, keys, keys, queries)
@@ -94,7 +93,6 @@ def with_one(bad: float, operand: int, keys: int, dtype: torch.dtype) -> list[to
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e36])
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "mask"])
 @pytest.mark.parametrize("keys", [4, 40, 300])
-@pytest.mark.quick_cases(59)
 def test_what_is_not_finite_is_never_lost(bad, operand, keys, dtype):
     *operands, mask = with_one(bad, operand, keys, dtype)
     query, key, value = (tensor.float() for tensor in operands)
@@ -108,7 +106,6 @@ def test_what_is_not_finite_is_never_lost(bad, operand, keys, dtype):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "mask"])
 @pytest.mark.parametrize("keys", [4, 40, 300])
-@pytest.mark.quick_cases(44)
 def test_what_is_not_finite_is_never_lost_in_gradients(bad, operand, keys, dtype):
     *operands, mask = with_one(bad, operand, keys, dtype)
     result, logarithms = torch.ops.burnish.attention(*operands, mask, 0.5, False)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from burnish.engines.torch import TorchEngine
 from burnish.importer import load
+from oracles.combinations import spread
 from oracles.standard_cases import standard_cases
 
 CASES = [case for case in standard_cases(["attention", "rotaryembedding"]) if "expanded" not in case.name]
 NOT_RUN = ("bfloat16",)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.quick_cases(53)
+@spread("case", CASES, test=53, ids=lambda case: case.name)
 def test_the_cases_of_the_standard(case) -> None:
     inputs, expected = case.data_sets[0]
     model = load(case.model)

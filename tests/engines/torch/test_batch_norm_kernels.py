@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.native import kernels
+from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 
@@ -61,11 +62,7 @@ def far_from_kinks(before, gap):
     return min(before.abs().min().item(), (before - LIMIT).abs().min().item()) > gap
 
 
-@pytest.mark.each_value(("dtype", "shape"), ("dtype", "activation"), ("dtype", "threads"))
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("activation", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SIZES)
+@diagonal(("shape", SIZES), ("dtype", [torch.float32, torch.bfloat16]), ("activation", [0, 1, 2]), ("threads", [1, 2]))
 def test_any_size_agrees_with_float64(shape, dtype, activation, threads):
     generator = torch.Generator().manual_seed(shape[1])
     x, dy, added = (images(shape, generator, dtype) for _ in range(3))

@@ -13,6 +13,7 @@ import torch
 from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
+from oracles.combinations import diagonal
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 HEADS = """graph (float[batch, 40, 3, 20] x, float[batch, 40, 3, 20] z) => (float[batch, 40, 60] y) {
@@ -42,22 +43,23 @@ def orders(model: ir.Model) -> list[list[int]]:
 
 
 @needs_kernel
-@pytest.mark.each_value(("dtype", "extents"), ("dtype", "threads"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(
-    "extents",
-    [
-        (2, 3, 17, 33, 50),
-        (1, 2, 128, 64, 128),
-        (2, 2, 128, 128, 64),
-        (1, 1, 1, 1, 1),
-        (2, 2, 9, 800, 5),
-        (2, 1, 3, 0, 5),
-        (1, 2, 71, 1601, 450),
-    ],
+@diagonal(
+    (
+        "extents",
+        [
+            (2, 3, 17, 33, 50),
+            (1, 2, 128, 64, 128),
+            (2, 2, 128, 128, 64),
+            (1, 1, 1, 1, 1),
+            (2, 2, 9, 800, 5),
+            (2, 1, 3, 0, 5),
+            (1, 2, 71, 1601, 450),
+        ],
+    ),
+    ("threads", [1, 2, 3]),
+    ("dtype", [torch.float32, torch.bfloat16]),
+    test=4,
 )
-@pytest.mark.quick_cases(4)
 def test_a_batch_keeps_its_digits_in_every_layout(dtype, threads, extents):
     outer, inner, rows, depth, columns = extents
     generator = torch.Generator().manual_seed(depth)

@@ -15,6 +15,7 @@ from burnish.engines.torch.families.thresholds import Pointwise
 from burnish.engines.torch.native import kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from oracles.combinations import diagonal
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 
@@ -115,10 +116,11 @@ def test_operands_that_do_not_fit_are_refused():
 
 
 @needs_kernels
-@pytest.mark.each_value(("channels", "way"), ("strides", "way"))
-@pytest.mark.parametrize("way", ["convolution", "linear", "product"])
-@pytest.mark.parametrize("strides", [[1, 1], [2, 1], [2, 2]])
-@pytest.mark.parametrize(("channels", "count", "side"), [(16, 17, 5), (512, 640, 9)])
+@diagonal(
+    (("channels", "count", "side"), [(16, 17, 5), (512, 640, 9)]),
+    ("strides", [[1, 1], [2, 1], [2, 2]]),
+    ("way", ["convolution", "linear", "product"]),
+)
 def test_convolutions_of_one_pixel(channels, count, side, strides, way, monkeypatch, threads):
     monkeypatch.setattr(Pointwise, "MOST_PIXELS", 0 if way == "convolution" else Pointwise.MOST_PIXELS)
     monkeypatch.setattr(pointwise, "_has_fast_pixels", lambda *_: way == "product")

@@ -11,6 +11,7 @@ from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.families.convolution import ways as convolution_ways
 from burnish.engines.torch.families.convolution.ways import Windows, places
 from burnish.engines.torch.runtime import kernel_choice
+from oracles.combinations import spread
 
 SINGLE = 2.0**-24
 # x, weight, strides, padding, dilations, groups
@@ -81,9 +82,7 @@ def take(monkeypatch):
     convolutions._known.clear()
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick_cases(4)
+@spread("case", CASES, test=4)
 def test_every_way_agrees_with_float64(case, threads, take, monkeypatch):
     x, weight, bias, dy, window = operands_of(case)
     expected = dict(zip(OPERATIONS, exactly(x, weight, bias, dy, window), strict=True))

@@ -12,6 +12,7 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.errors import NonFiniteLossError
+from oracles.combinations import diagonal, named
 from oracles.kernel_graphs import kernel_graphs
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
@@ -76,9 +77,11 @@ def test_the_loss_of_logits_of_more_axes_is_lowered():
     assert not {"FusedCrossEntropy", "SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad"} & set(found)
 
 
-@pytest.mark.parametrize("loss", [burnish.losses.cross_entropy(), burnish.losses.cross_entropy(reduction="sum", ignore_index=2)])
-@pytest.mark.parametrize("labels", [[0, 4, 1, 1, 3, 2, 0], [0, -1, 1, -1, 3, -1, 0], [-1] * 7], ids=["all", "some", "none"])
-@pytest.mark.quick_cases(3)
+@diagonal(
+    ("labels", named([[0, 4, 1, 1, 3, 2, 0], [0, -1, 1, -1, 3, -1, 0], [-1] * 7], ["all", "some", "none"])),
+    ("loss", [burnish.losses.cross_entropy(), burnish.losses.cross_entropy(reduction="sum", ignore_index=2)]),
+    test=3,
+)
 def test_steps_are_those_of_atens_operators(loss, labels):
     made = program(loss)
     given = {"x": np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32), "labels": np.array(labels)}

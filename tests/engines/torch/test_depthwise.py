@@ -16,6 +16,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import diagonal, spread
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -49,12 +50,7 @@ def kernel_for(name: str, extent: int, dtype: torch.dtype):
 
 
 @needs_kernels
-@pytest.mark.each_value(("dtype", "kernel", "stride", "pads"))
-@pytest.mark.parametrize("pads", PADS)
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.quick_cases(18)
+@diagonal(("dtype", [torch.float32, torch.bfloat16]), ("kernel", [3, 5]), ("stride", [1, 2]), ("pads", PADS), test=18)
 def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
     tolerance = TOLERANCES[dtype]
     convolution, gradients = (
@@ -86,7 +82,6 @@ def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
 
 @needs_kernels
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.quick_cases(1)
 def test_images_that_are_written_past_the_caches(stride, threads):
     x, weight = images(1, 16, 363, 364), images(16, 1, 3, 3, seed=1)
     assert x.nbytes > 8 << 20
@@ -219,7 +214,7 @@ def test_both_gradients_of_a_convolution_are_one_node():
     assert wanted == {(1, 2, 2, 2, 2): (0, 1), (2, 1, 0, 1, 2): (1, 1)}
 
 
-@pytest.mark.parametrize(
+@spread(
     ("attributes", "changed"),
     [
         ("dilations = [2, 2]", {}),
@@ -230,8 +225,8 @@ def test_both_gradients_of_a_convolution_are_one_node():
         ("pads = [0, 1, 0, 1]", {"kernel": "1, 3"}),
         ("pads = [3, 3, 3, 3]", {"kernel": "7, 7"}),
     ],
+    test=3,
 )
-@pytest.mark.quick_cases(3)
 def test_other_convolutions_stay_with_aten(attributes, changed):
     source = network(attributes, **changed)
     assert "Conv" in [node.op_type for node in step_graph(source)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +13,7 @@ from burnish.engines.torch.translate import translation
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
 from burnish.models import residual_network
+from oracles.combinations import diagonal
 from oracles.open_program import open_program
 from oracles.small_networks import perceptron, transformer
 
@@ -64,9 +64,7 @@ class Reductions(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("graph", ["step", "evaluate", "predict"])
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.quick_cases(2)
+@diagonal(("name", PROGRAMS), ("graph", ["step", "evaluate", "predict"]), test=2)
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
     runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0))

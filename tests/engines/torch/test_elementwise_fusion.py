@@ -17,6 +17,7 @@ from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.native import kernels
+from oracles.combinations import diagonal, named
 from oracles.float32_sums import within_float32
 from oracles.kernel_graphs import kernel_graphs
 
@@ -178,11 +179,14 @@ def test_groups_never_wait_for_each_other():
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    ("segment", "long", "recent"), [(elementwise.SEGMENT, elementwise.LONG, 12), (9, 6, 40)], ids=["one segment", "segments"]
+@diagonal(
+    ("seed", range(12)),
+    (
+        ("segment", "long", "recent"),
+        named([(elementwise.SEGMENT, elementwise.LONG, 12), (9, 6, 40)], ["one segment", "segments"]),
+    ),
+    test=10,
 )
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.quick_cases(10)
 def test_graphs_drawn_at_random_compute_the_same(seed, segment, long, recent, monkeypatch):
     """Nodes that read any two values made before, with passes of another kind among them that groups may not reach around."""
     monkeypatch.setattr(elementwise, "SEGMENT", segment)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.native import kernels
+from oracles.combinations import diagonal
 
 needs_kernels = pytest.mark.skipif(not kernels.available("group_norm"), reason="needs the engine's kernels")
 
@@ -57,9 +58,7 @@ def in_float64(
 
 
 @needs_kernels
-@pytest.mark.each_value(("shape", "activation"), ("shape", "groups"))
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-@pytest.mark.parametrize(("shape", "groups", "last"), CASES)
+@diagonal((("shape", "groups", "last"), CASES), ("activation", list(ACTIVATIONS)))
 def test_layers_and_their_gradients_keep_their_digits(shape, groups, last, activation, threads):
     kind, limit, function = ACTIVATIONS[activation]
     for mean in (0.0, 1000.0):

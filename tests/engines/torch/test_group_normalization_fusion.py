@@ -15,6 +15,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import diagonal, named
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available("group_norm"), reason="needs the engine's kernels")
@@ -65,9 +66,7 @@ def check_training(program: burnish.Program) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("ending", list(ENDINGS))
-@pytest.mark.parametrize("layer", [INSTANCE, GROUP], ids=["instance", "group"])
-@pytest.mark.quick_cases(3)
+@diagonal(("layer", named([INSTANCE, GROUP], ["instance", "group"])), ("ending", list(ENDINGS)), test=3)
 def test_a_layer_and_its_activation_are_one_call_and_so_are_their_gradients(layer, ending):
     model = network(layer, ENDINGS[ending], opset=24 if ending == "swish" else 21)
     program = burnish.compile(model, loss="mse", optimizer="sgd")

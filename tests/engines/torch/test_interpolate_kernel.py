@@ -18,6 +18,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import spread
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available("interpolate"), reason="needs the engine's kernels")
@@ -126,8 +127,7 @@ MODELS = {
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.quick_cases(4)
+@spread("name", list(MODELS), test=4)
 def test_programs_train_as_on_onnxruntime(name):
     program = burnish.compile(resizing(*MODELS[name]), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     known = translated_operators(BURNISH_DOMAIN) | FUSED

@@ -20,6 +20,7 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.runtime import kernel_choice
 from burnish.errors import EngineError
+from oracles.combinations import spread
 
 WAYS = ["usual", "other"]
 
@@ -307,8 +308,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.quick_cases(3)
+@spread("form", FORMS, test=3)
 def test_programs_train_alike_whichever_way_is_chosen(form, file):
     convolution, weight, rank = FORMS[form]
     source = network(convolution, weight, rank)

@@ -19,6 +19,7 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import KernelWarning
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
+from oracles.combinations import spread
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -141,8 +142,7 @@ def test_fused_and_unfused_programs_in_bfloat16_train_alike():
 
 
 @needs_kernels
-@pytest.mark.parametrize("extents", [(9,), (3, 5, 4)])
-@pytest.mark.quick_cases(1)
+@spread("extents", [(9,), (3, 5, 4)], test=1)
 def test_batch_normalization_of_signals_and_volumes_keeps_its_statistics_in_float32(extents):
     """The kernels take them as images, and read and write bfloat16 in the place of the casts around them."""
     sizes = ", ".join(map(str, extents))
@@ -180,8 +180,7 @@ network (float[batch, 2, {sizes}] x) => (float[batch, features] y)
 
 
 @needs_kernels
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
-@pytest.mark.quick_cases(1)
+@spread("optimizer", ["sgd", "adamw", "lion", "rmsprop"], test=1)
 def test_fused_and_unfused_programs_train_alike(optimizer):
     program = burnish.compile(residual_network(), optimizer=optimizer)
     generator = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from burnish.engines.torch.families.linear.products import linear, linear_gradie
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.operators.matmul import LINEAR_GRAD
+from oracles.combinations import diagonal
 from oracles.semantic_gradients import semantic_gradients
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
@@ -44,10 +45,12 @@ def computed(model: ir.Model, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
     return {name: tensor.numpy() for name, tensor in run(module, model, tensors).items()}
 
 
-@pytest.mark.parametrize("text", [LINEAR, GEMM])
-@pytest.mark.parametrize(("rows", "k", "n"), [(3, 7, 11), (1, 1, 1), (0, 4, 3), (64, 700, 130), (130, 520, 300), (130, 300, 520)])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.quick_cases(13)
+@diagonal(
+    ("threads", [1, 2]),
+    (("rows", "k", "n"), [(3, 7, 11), (1, 1, 1), (0, 4, 3), (64, 700, 130), (130, 520, 300), (130, 300, 520)]),
+    ("text", [LINEAR, GEMM]),
+    test=13,
+)
 def test_a_layer_and_its_gradients_keep_their_digits(text, rows, k, n, threads):
     model = semantic_gradients(onnx.parser.parse_model(HEADER + text.format(k=k, n=n)), wrt=["x", "w", "b"], of="y")
     kinds = fused(model)

@@ -17,6 +17,7 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.operators.normalization.local_response import LRN_GRAD
 from oracles.central_differences import TOLERANCE, central_differences
+from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs
 from oracles.semantic_gradients import semantic_gradients
 from specs.pooling import torch_local_response
@@ -55,11 +56,7 @@ def in_float64(x: torch.Tensor, dy: torch.Tensor, **settings: float) -> tuple[to
 
 
 @needs_kernels
-@pytest.mark.each_value(("name", "size"))
-@pytest.mark.parametrize("beta", [0.75, 0.5, 1.25])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9, 300])
-@pytest.mark.parametrize("name", list(SHAPES))
-@pytest.mark.quick_cases(42)
+@diagonal(("name", list(SHAPES)), ("size", [1, 2, 3, 4, 5, 9, 300]), ("beta", [0.75, 0.5, 1.25]), test=42)
 def test_results_and_gradients_are_those_of_float64(name, size, beta, threads):
     shape = SHAPES[name]
     for last in (False, True) if len(shape) == 4 else (False,):

@@ -15,6 +15,7 @@ from burnish.engines.torch.families.thresholds import NarrowConvolutions
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import translate
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import diagonal, named
 from oracles.small_networks import batch_of, mobile
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
@@ -69,9 +70,7 @@ def check(found: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> 
 
 
 @needs_kernels
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[:5])))
-@pytest.mark.quick_cases(34)
+@diagonal(("shape", named(SHAPES, lambda shape: "-".join(map(str, shape[:5])))), ("workers", [1, 2, 3, 5]), test=34)
 def test_gradients_of_kernels_are_exact_to_their_rounding(shape, workers):
     dy, x, window = operands(shape)
     before = torch.get_num_threads()

@@ -18,7 +18,7 @@ from burnish.lowering import lower_semantic_operators
 from burnish.operators.registry import differentiable_operators, semantic_operators
 from burnish.operators.row_gradients import COALESCE_ROWS
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
-from oracles.operator_cases import CASES, Case, cotangents_of, every_case, in_turn
+from oracles.operator_cases import CASES, Case, cases_where, cotangents_of, in_turn
 
 LOWERED = semantic_operators()
 # Without what the engine's own fusion makes of several nodes: that has no lowering.
@@ -90,14 +90,13 @@ def check_forms(case: Case, forms: list[tuple[str, str]], request: pytest.Fixtur
             compare(case, semantic, dtype, expected, in_any_order)
 
 
-@every_case
-@pytest.mark.quick_cases(125)
+@cases_where(lambda case: True, test=125)
 def test_some_form(case: Case, request: pytest.FixtureRequest) -> None:
     check_forms(case, few_forms(case), request)
 
 
 @pytest.mark.campaign
-@every_case
+@cases_where(lambda case: True)
 def test_every_other_form(case: Case, request: pytest.FixtureRequest) -> None:
     """All of them for the first sample of an operator, and one more in turn for each of its others."""
     check_forms(case, in_turn(case, other_forms(case)), request)

@@ -16,6 +16,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import spread
 from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile
 
@@ -114,7 +115,6 @@ def test_operands_that_do_not_fit_are_refused():
 @needs_kernels
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize(("count", "channels", "side"), [(64, 64, 15), (20, 80, 15), (16, 16, 15), (1024, 300, 15), (64, 64, 5)])
-@pytest.mark.quick_cases(14)
 def test_gradients_whichever_way_they_are_computed(count, channels, side, built, monkeypatch, threads):
     """Together; apart where there are many weights, few channels or few pixels; by PyTorch where there are no kernels."""
     given = operands((2, count, channels, side, side))
@@ -178,8 +178,7 @@ def test_layers_that_share_kernels_and_a_gradient_are_told_apart():
 
 
 @needs_kernels
-@pytest.mark.parametrize("recompute", [None, "layers"])
-@pytest.mark.quick_cases(1)
+@spread("recompute", [None, "layers"], test=1)
 def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
     monkeypatch.setattr(Pointwise, "LEAST_OF_WIDER", 1)
     monkeypatch.setattr(Pointwise, "LEAST_PIXELS", 0)

@@ -7,6 +7,7 @@ import torch
 
 from burnish.engines.torch.families.linear import products
 from burnish.engines.torch.native import kernels
+from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")
 
@@ -32,10 +33,7 @@ def normal(rows: int, columns: int, transposed: bool, generator: torch.Generator
     return torch.randn(rows, columns, generator=generator)
 
 
-@pytest.mark.each_value(("shape", "transposed"))
-@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.quick_cases(7)
+@diagonal(("shape", SHAPES), ("transposed", [(False, False), (False, True), (True, False), (True, True)]), test=7)
 def test_a_product_keeps_its_digits(transposed, shape, threads):
     rows, depth, columns = shape
     generator = torch.Generator().manual_seed(depth)

@@ -19,6 +19,7 @@ from burnish.engines.torch.translate.translation import Late
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.random.draws import keep_mask
+from oracles.combinations import diagonal, spread
 from oracles.open_program import open_program
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import BATCH, CLASSES, batch_of, mobile, perceptron, transformer
@@ -95,30 +96,25 @@ def batches(model: ir.Model) -> list[dict[str, np.ndarray]]:
     return [batch_of(model, seed) for seed in range(STEPS)]
 
 
-@pytest.mark.parametrize("compiled", ["regions", "none"])
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("name", NETWORKS), ("compiled", ["regions", "none"]), test=1)
 def test_networks(name: str, compiled: Literal["regions", "none"]) -> None:
     model = NETWORKS[name]()
     compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(compile=compiled))
 
 
-@pytest.mark.parametrize("norm", ["frozen", "ghost:4", "renorm", "train"])
-@pytest.mark.quick_cases(1)
+@spread("norm", ["frozen", "ghost:4", "renorm", "train"], test=1)
 def test_normalization_policies(norm: str) -> None:
     model = small_residual()
     compare(burnish.compile(model, norm=norm), batches(model))
 
 
-@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
-@pytest.mark.quick_cases(2)
+@spread("name", sorted(optim.OPTIMIZERS), test=2)
 def test_optimizers(name: str) -> None:
     model = perceptron()
     compare(burnish.compile(model, optimizer=name), batches(model))
 
 
-@pytest.mark.parametrize(
+@spread(
     ("loss", "targets"),
     [
         ("bce_with_logits", "bits"),
@@ -132,9 +128,9 @@ def test_optimizers(name: str) -> None:
         ("focal", "classes"),
         (losses.cross_entropy(label_smoothing=0.1), "classes"),
     ],
+    test=2,
     ids=lambda value: value if isinstance(value, str) else "label_smoothing",
 )
-@pytest.mark.quick_cases(2)
 def test_losses(loss: str | losses.Loss, targets: str) -> None:
     generator = np.random.default_rng(5)
     model = perceptron()
@@ -154,8 +150,7 @@ def test_losses(loss: str | losses.Loss, targets: str) -> None:
     compare(program, found)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.quick_cases(1)
+@spread("name", NETWORKS, test=1)
 def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: str) -> None:
     program = burnish.compile(NETWORKS[name](), optimizer="adam")
     runner = open_program(TorchEngine(), program, program.initial_state(0))
@@ -165,10 +160,7 @@ def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: s
         assert not [node for node in module.graph.nodes if node.target in ("item", "tolist")], graph
 
 
-@pytest.mark.parametrize("name", ["residual", "transformer", "dropout"])
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("precision", ["float16", "bfloat16"]), ("name", ["residual", "transformer", "dropout"]), test=1)
 def test_mixed_precision(name: str, precision: str) -> None:
     """What sixteen bits do to a gradient is the network's conditioning: the standard's reference, which rounds at every cast,
     meets it as this engine does, and neither by much more."""
@@ -202,10 +194,7 @@ def test_dropout_keeps_the_very_same_elements(ratio: float) -> None:
         assert abs(kept.mean() - (1 - ratio)) < 0.05
 
 
-@pytest.mark.parametrize(("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")])
-@pytest.mark.parametrize("name", ["residual", "dropout"])
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
+@diagonal(("name", ["residual", "dropout"]), (("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")]), test=1)
 def test_training_goes_on_with_the_other_engine(name: str, first: str, second: str, tmp_path: Path) -> None:
     model = NETWORKS[name]()
     program = burnish.compile(model, optimizer="adam")

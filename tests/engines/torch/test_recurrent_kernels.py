@@ -16,6 +16,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD
+from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available("lstm"), reason="needs the engine's kernels")
@@ -55,10 +56,7 @@ def steps(z: torch.Tensor, r: torch.Tensor, h: torch.Tensor, c: torch.Tensor, re
 
 
 @needs_kernels
-@pytest.mark.each_value(("name", "reverse"))
-@pytest.mark.parametrize("absent", ABSENT)
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", list(EXTENTS))
+@diagonal(("name", list(EXTENTS)), ("reverse", [False, True]), ("absent", ABSENT))
 def test_states_and_gradients_are_those_of_float64(name, reverse, absent, threads):
     given = operands(*EXTENTS[name])
     results = torch.ops.burnish.lstm_steps(*given, reverse)

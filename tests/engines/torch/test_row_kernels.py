@@ -18,6 +18,7 @@ from burnish.engines.torch.families.embedding.row_updates import GRADIENT, SCALA
 from burnish.engines.torch.native import kernels
 from burnish.errors import EngineError
 from burnish.models import dlrm
+from oracles.combinations import diagonal, spread
 
 needs_kernels = pytest.mark.skipif(not kernels.available("rows"), reason="needs the engine's kernels")
 pytestmark = needs_kernels
@@ -108,9 +109,7 @@ def test_an_index_of_no_row_is_refused_with_its_value(index: int) -> None:
     assert not any(table.any() for table in tables)  # neither was written
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 100, 700])
-@pytest.mark.each_value(("width", "threads"))
-@pytest.mark.parametrize("count", [1, 90, 3000])
+@diagonal(("count", [1, 90, 3000]), ("width", [1, 3, 16, 100, 700]))
 def test_an_update_reads_and_writes_each_row_once(width: int, count: int, threads: int) -> None:
     """Row-wise Adagrad, with a number for each row beside its elements."""
     extent = 500 if width > 100 else 5000
@@ -149,8 +148,7 @@ def batches(count: int = 4) -> Iterator[dict[str, np.ndarray]]:
         yield batch
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.quick_cases(2)
+@spread("name", OPTIMIZERS, test=2)
 def test_a_program_updates_its_rows_by_the_kernel(name: str) -> None:
     states = []
     for compiled in ("regions", "none"):

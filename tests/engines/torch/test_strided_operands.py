@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import burnish
 from burnish.engines.torch.native import kernels
 from burnish.models import residual_network
+from oracles.combinations import spread
 from oracles.small_networks import batch_of, mobile, transformer
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -67,15 +68,15 @@ def check(found: Any, expected: Any, operator: Any, index: int) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(
+@spread(
     ("network", "operators"),
     [
         (residual_network, {"batch_norm_training", "batch_norm_gradient", "cross_entropy"}),
         (mobile, {"depthwise_convolution", "depthwise_convolution_gradient"}),
         (transformer, {"standardize", "standardize_gradient", "elementwise"}),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_kernels_read_operands_wherever_they_lie(network, operators):
     model = network()
     session = burnish.Session(burnish.compile(model, optimizer="sgd"), engine="torch", threads=1)

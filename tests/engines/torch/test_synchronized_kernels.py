@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from burnish.engines.torch.native import kernels
+from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
 
@@ -76,11 +77,12 @@ def exactly(x, scale, bias, dy, y, activation):
     return before.detach(), [operand.grad for operand in operands], terms, flow
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("activation", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("extents", "sizes"), list(itertools.product(EXTENTS, PARTS)))
-@pytest.mark.each_value(("extents", "dtype"), ("sizes", "activation"))
+@diagonal(
+    (("extents", "sizes"), list(itertools.product(EXTENTS, PARTS))),
+    ("dtype", [torch.float32, torch.bfloat16]),
+    ("activation", [0, 1, 2]),
+    ("threads", [1, 2]),
+)
 def test_parts_come_to_what_the_whole_batch_does(extents, sizes, dtype, activation, threads):
     generator = torch.Generator().manual_seed(sum(extents))
     x, dy, added, more = (images((sum(sizes), *extents), generator, dtype) for _ in range(4))

@@ -19,6 +19,7 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
+from oracles.combinations import diagonal, spread
 from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
@@ -171,10 +172,7 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 }
 
 
-@pytest.mark.parametrize("with_kernels", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.each_value(("name", "with_kernels"))
-@pytest.mark.quick_cases(2)
+@diagonal(("name", NETWORKS), ("with_kernels", [True, False]), test=2)
 def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: bool, dtype: str) -> None:
     """But depthwise convolutions in bfloat16, which the engine has kernels for."""
     program = burnish.compile(NETWORKS[name](), precision=dtype)
@@ -186,10 +184,7 @@ def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: boo
 
 
 @pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.each_value
-@pytest.mark.quick_cases(1)
-@pytest.mark.slow_cases(4)
+@spread("name", NETWORKS, test=1, test_all=4)
 def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses of some steps, with the products of this processor and with widened ones: both near those of float32."""
     model = NETWORKS[name]()

@@ -67,7 +67,6 @@ def exact(x, weight, dy, padding, bias=None) -> Results:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:5])))
-@pytest.mark.quick_cases(15)
 def test_errors_are_near_those_of_direct_convolution(shape, threads):
     x, weight, dy = operands(shape)
     padding = list(shape[5])

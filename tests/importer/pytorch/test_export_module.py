@@ -11,6 +11,7 @@ import burnish
 import burnish.torch
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import ExportedModule, export_module
+from oracles.combinations import spread
 
 
 class Convolutional(nn.Module):
@@ -182,8 +183,7 @@ class FixedBatch(nn.Module):
         return self.head(x.reshape(self.samples, 6))
 
 
-@pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.quick_cases(1)
+@spread("samples", [1, 4], test=1)
 def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
     with pytest.warns(
         FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, .* batch_first=True"
@@ -211,8 +211,7 @@ class Scaled(nn.Module):
         return self.linear(x) * factor.detach()
 
 
-@pytest.mark.parametrize("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
-@pytest.mark.quick_cases(1)
+@spread("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)], test=1)
 def test_what_stops_gradients_needs_no_graph_of_its_own_for_evaluation(factor: nn.Module) -> None:
     exported = export_module(Scaled(factor), (torch.randn(4, 3),))
     assert exported.inference is None
@@ -243,8 +242,7 @@ class Keyword(nn.Module):
         return x * others["factor"] + others.get("shift", 0)
 
 
-@pytest.mark.parametrize("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}])
-@pytest.mark.quick_cases(1)
+@spread("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}], test=1)
 def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
     inputs = {"x": torch.ones(2, 3), "shift": torch.ones(2, 3), "factor": torch.tensor(2.0)}
     if shapes is not None:
@@ -257,8 +255,7 @@ def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
     ]
 
 
-@pytest.mark.parametrize("scale", [None, 8**-0.5, 0.3, 0.5])
-@pytest.mark.quick_cases(1)
+@spread("scale", [None, 8**-0.5, 0.3, 0.5], test=1)
 def test_the_scale_of_attention_has_all_digits_in_float64(scale):
     class Attention(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 import burnish
 from burnish.engines.reference import ReferenceEngine
 from burnish.importer.pytorch import export_module
+from oracles.combinations import diagonal, spread
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -29,10 +30,11 @@ class Sequences(nn.Module):
         return self.network(x)[0].mean(1)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("form", [{}, {"bidirectional": True, "bias": False}, {"batch_first": True, "bidirectional": True}])
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.quick_cases(1)
+@diagonal(
+    (("kind", "options"), KINDS),
+    ("form", [{}, {"bidirectional": True, "bias": False}, {"batch_first": True, "bidirectional": True}]),
+    test=1,
+)
 def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form: dict[str, bool]) -> None:
     torch.manual_seed(0)
     module = Sequences(kind, **options, **form).double()
@@ -51,8 +53,7 @@ def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form
         np.testing.assert_allclose(results[f"grad:{name}"], gradient.numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.quick_cases(1)
+@spread(("kind", "options"), KINDS, test=1)
 def test_dropout_is_drawn_between_layers(kind: str, options: dict[str, str]) -> None:
     torch.manual_seed(0)
     module = Sequences(kind, dropout=0.5, batch_first=True, **options)

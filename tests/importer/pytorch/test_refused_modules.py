@@ -10,6 +10,7 @@ from torch import nn
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.importer.pytorch import export_module
+from oracles.combinations import spread
 
 
 class Branching(nn.Module):
@@ -80,7 +81,7 @@ class Network(nn.Module):
         return self.blocks[0](self.first(x))
 
 
-@pytest.mark.parametrize(
+@spread(
     ("part", "line", "reason"),
     [
         (Branching, "if x.sum() > 0:", "data-dependent expression"),
@@ -93,8 +94,8 @@ class Network(nn.Module):
         ),
         (Reversing, "return Reversed.apply(x)", r"the torch\.autograd\.Function Reversed has a backward of its own"),
     ],
+    test=3,
 )
-@pytest.mark.quick_cases(3)
 def test_the_line_and_the_part_are_named(part, line, reason, capfd):
     module = Network(part())
     message = rf"Network cannot be exported at .*test_refused_modules\.py:\d+ \({re.escape(line)}\), in the part 'blocks\.0' "

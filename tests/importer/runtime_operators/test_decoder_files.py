@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 import burnish
 from burnish.errors import UntrainedWeightsWarning
 from burnish.importer import InitializerKind, classify_initializers
+from oracles.combinations import spread
 from oracles.decoder_files import KV_HEADS, LAYERS, SIZE, VOCABULARY, decoder
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -32,8 +33,7 @@ def with_scores(file: onnx.ModelProto) -> onnx.ModelProto:
     return file
 
 
-@pytest.mark.parametrize("quantized", [True, False])
-@pytest.mark.quick_cases(1)
+@spread("quantized", [True, False], test=1)
 def test_the_numbers_of_the_runtime(quantized: bool) -> None:
     file = decoder(quantized)
     feeds = TOKENS | cache(0)

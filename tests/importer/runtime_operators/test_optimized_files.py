@@ -16,6 +16,7 @@ from onnxruntime.transformers.fusion_options import AttentionOpType, FusionOptio
 
 import burnish
 from burnish.errors import ModelError
+from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.transformer_files import HEADS, VOCABULARY, WIDTH, Decoder, Encoder, Images, export
 
@@ -97,8 +98,7 @@ def same_in_other(array: np.ndarray, weights: dict[str, np.ndarray]) -> str | No
     return next((name for name, other in weights.items() if other.shape == array.shape and np.array_equal(other, array)), None)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick_cases(1)
+@spread("case", CASES, test=1)
 def test_gradients_of_the_export(case: str, folder: Path) -> None:
     name, optimize, fused = CASES[case]
     path = folder / f"{name}.onnx"
@@ -122,8 +122,7 @@ def test_gradients_of_the_export(case: str, folder: Path) -> None:
         assert error < 1e-4, f"{fused_name}: {error}"
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.quick_cases(1)
+@spread("engine", ["onnxruntime", "torch"], test=1)
 def test_steps_of_a_fused_encoder(engine: str, folder: Path) -> None:
     path = by_transformer_optimizer("bert")(folder / "encoder.onnx")
     losses = {}

@@ -8,6 +8,7 @@ import pytest
 
 import burnish
 from oracles.central_differences import TOLERANCE, central_differences
+from oracles.combinations import diagonal, named, spread
 from oracles.gradient_harness import Evaluator, assert_close
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.runtime_operators import DOMAIN, Case, cases
@@ -20,9 +21,11 @@ def of_defined_rows(case: Case, array: np.ndarray) -> np.ndarray:
     return array if case.rows is None else array[case.rows]
 
 
-@pytest.mark.parametrize("symbolic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "batch"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.quick_cases(21)
+@diagonal(
+    ("case", named(CASES, str)),
+    ("symbolic", named([pytest.param(False, marks=pytest.mark.slow), True], ["static", "batch"])),
+    test=21,
+)
 def test_the_same_as_the_kernel(case: Case, symbolic: bool) -> None:
     file = case.model(symbolic=symbolic)
     loaded = burnish.load(file)
@@ -63,8 +66,7 @@ def test_the_product_or_the_last_node_has_the_name() -> None:
             assert named.op_type == "MatMul" if case.op_type != "BiasGelu" else named.outputs[0].is_graph_output()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.differentiated()], ids=str)
-@pytest.mark.quick_cases(11)
+@spread("case", [case for case in CASES if case.differentiated()], test=11, ids=str)
 def test_gradients_against_differences(case: Case) -> None:
     wrt = case.differentiated()
     rng = np.random.default_rng(3)

@@ -20,6 +20,7 @@ from burnish.errors import ConfigurationError, ModelError
 from burnish.formats.export import export_inference
 from oracles import layers_in_bodies
 from oracles.adapted_models import LAYERS, batch, layered_model
+from oracles.combinations import spread
 
 VARIANTS = {
     "lora": {"rank": 2, "alpha": 3},
@@ -58,8 +59,7 @@ def trained(variant: str, steps: int = 4) -> burnish.Session:
     return session
 
 
-@EACH_VARIANT
-@pytest.mark.quick_cases(1)
+@spread("variant", VARIANTS, test=1)
 def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     before = outputs(ir.from_proto(layered_model()), batch())
     program = trained(variant).program

@@ -18,6 +18,7 @@ from burnish import surgery
 from burnish.data.dataset import ArrayDataset
 from burnish.rewriting.integer_operators import EXACT, GREATEST_ACTIVATION, digits
 from burnish.training.trained_model import open_model
+from oracles.combinations import spread
 from oracles.integer_networks import Drawing
 
 ENGINES = ("onnxruntime", "torch")
@@ -86,10 +87,8 @@ def check_drawn(seed: int, folder: Path) -> None:
     assert not {"Conv", "FusedConv", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "Concat", "ReduceMean"} & found.keys()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@spread("seed", range(24), test=2, test_all=6)
 @pytest.mark.filterwarnings("ignore::burnish.errors.UntrainedWeightsWarning")
-@pytest.mark.quick_cases(2)
-@pytest.mark.slow_cases(6)
 def test_networks_drawn_at_random(seed: int, tmp_path: Path) -> None:
     check_drawn(seed, tmp_path)
 

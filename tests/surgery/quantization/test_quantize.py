@@ -22,6 +22,7 @@ from burnish.errors import ConfigurationError, InputError, LayersInBodiesWarning
 from burnish.models import residual_network
 from burnish.surgery.quantization import remaining_line
 from oracles import layers_in_bodies
+from oracles.combinations import diagonal, named, spread
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 1, 8, 8)).astype(np.float32)
@@ -66,15 +67,15 @@ def initializers(path: Path) -> dict[str, onnx.TensorProto]:
     return {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
 
 
-@pytest.mark.parametrize(
+@spread(
     "options",
     [
         pytest.param({}, id="learned"),
         pytest.param({"scales": "observed", "freeze_observers_after": 1, "activations": "int8"}, id="observed"),
         pytest.param({"scales": "fixed", "weights": "int8"}, id="fixed"),
     ],
+    test=1,
 )
-@pytest.mark.quick_cases(1)
 def test_an_export_computes_with_integers_what_evaluation_simulates(options: dict[str, Any], tmp_path: Path) -> None:
     """Every output, within one step of its scale; and nothing is left that computes with floating-point numbers."""
     session = trained(**options)
@@ -462,18 +463,21 @@ def dropping(tail: str) -> onnx.ModelProto:
     return proto
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        "r = Relu (h) d = Dropout (r, ratio, on) f = Flatten (d)",
-        "d = Dropout (h, ratio, on) r = Relu (d) f = Flatten (r)",
-        "r = Relu (h) m = Flatten (r) d = Dropout (m) f = Identity (d)",
-        "d = Dropout (h, ratio, on) r = Relu (d) r2 = Sigmoid (d) s = Add (r, r2) f = Flatten (s)",
-    ],
-    ids=["before a Flatten", "before a ReLU", "before an Identity", "read twice"],
+@diagonal(
+    ("scales", ["learned", "observed", "fixed"]),
+    (
+        "tail",
+        named(
+            [
+                "r = Relu (h) d = Dropout (r, ratio, on) f = Flatten (d)",
+                "d = Dropout (h, ratio, on) r = Relu (d) f = Flatten (r)",
+                "r = Relu (h) m = Flatten (r) d = Dropout (m) f = Identity (d)",
+                "d = Dropout (h, ratio, on) r = Relu (d) r2 = Sigmoid (d) s = Add (r, r2) f = Flatten (s)",
+            ],
+            ["before a Flatten", "before a ReLU", "before an Identity", "read twice"],
+        ),
+    ),
 )
-@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
-@pytest.mark.each_value
 def test_a_model_with_dropout_trains_for_the_integers_that_it_is_exported_with(tail: str, scales: Any, tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=(16, 2, 2, 2)).astype(np.float32)
     batch = {"x": x, "labels": np.arange(16) % 3}
@@ -499,9 +503,7 @@ def test_what_dropout_multiplies_is_not_cut_off_at_the_range_of_inference() -> N
     assert dropout.inputs[0].producer().op_type == "DequantizeLinear"
 
 
-@pytest.mark.parametrize("kind", ["branches", "scanned"])
-@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
-@pytest.mark.each_value
+@diagonal(("scales", ["learned", "observed", "fixed"]), ("kind", ["branches", "scanned"]))
 def test_weights_of_layers_in_bodies_become_integers(kind: str, scales: Any, tmp_path: Path) -> None:
     quantized = surgery.quantize(layers_in_bodies.model(kind), activations=None, scales=scales)
     session = burnish.Session(burnish.compile(quantized, optimizer="adam:lr=0.01"), engine="onnxruntime")
@@ -535,8 +537,7 @@ def test_layers_in_bodies_are_named_where_activations_are_quantized() -> None:
         surgery.quantize(model, activations=None)
 
 
-@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
-@pytest.mark.each_value
+@spread("scales", ["learned", "observed", "fixed"])
 def test_the_reference_engine_trains_what_onnxruntime_trains(scales: Any) -> None:
     model = dropping("r = Relu (h) f = Flatten (r)")
     model.opset_import[0].version = 18  # the evaluator of the standard has DequantizeLinear from 19 on
