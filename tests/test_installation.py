@@ -29,7 +29,8 @@ def run(*command, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("source", ["clone", "wheel"])
+# Each takes two minutes, most of them to compile the same kernels; make test-wheels tries wheels too.
+@pytest.mark.parametrize("source", ["clone", pytest.param("wheel", marks=pytest.mark.campaign)])
 def test_an_installation_finds_its_kernels_and_calls_them(source, tmp_path):
     clone, environment = tmp_path / "clone", tmp_path / "environment"
     run("git", "clone", "--quiet", "--no-hardlinks", PROJECT, clone)

@@ -219,6 +219,16 @@ def test_the_remedy_for_missing_kernels_brings_them(tmp_path, monkeypatch, capfd
     opened = session()
     assert opened.describe()["kernels"].startswith(str(tmp_path))
     assert not capfd.readouterr().err
+    assert np.isfinite(opened.step(BATCH)["loss"])
+    assert np.isfinite(installed.step(BATCH)["loss"])
+
+
+@pytest.mark.campaign
+def test_kernels_that_were_cut_off_are_built_again(tmp_path, monkeypatch):
+    """As ``test_a_damaged_library_is_built_again`` with the kernels themselves, which take half a minute."""
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "BUILT", tmp_path / "nothing-installed")
+    OnnxRuntimeEngine(kernels=True)
     library = building.find_built(kernels.SOURCE)
     content = library.read_bytes()
     library.unlink()
@@ -227,7 +237,6 @@ def test_the_remedy_for_missing_kernels_brings_them(tmp_path, monkeypatch, capfd
         warnings.simplefilter("error")
         assert np.isfinite(session().step(BATCH)["loss"])
     assert len(library.read_bytes()) == len(content)
-    assert np.isfinite(installed.step(BATCH)["loss"])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs kernels")

@@ -21,8 +21,8 @@ EXPECTED = {
 }
 """What becomes of single cases that are not right."""
 
-MOST = 40
-"""How many cases of an operator ``make test-all`` runs; four operators have more."""
+MOST = 12
+"""How many cases of an operator ``make test-all`` runs; the campaign runs all."""
 IN_THE_TABLES = {case.spec.op_type.lower() for case in CASES.values()}
 """Modules of operators that have samples of their own."""
 
