@@ -24,7 +24,6 @@ from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.autograd_node import NAME
 from contender_kinds import Kind
 from installation import NOT_INSTALLED
-from oracles.combinations import spread
 from workloads import ARCHITECTURE, prepare
 
 
@@ -165,13 +164,13 @@ def test_every_architecture_has_a_size_to_be_timed_in():
     assert list(SIZED) == list(ARCHITECTURES)
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("name", "inputs", "fed"),
     [
         ("bert", ["input_ids", "attention_mask"], ["input_ids", "attention_mask", "labels"]),
         ("ssd", ["x", "classes", "wanted"], ["x", "classes", "wanted"]),
     ],
-    test=1,
 )
 def test_an_architecture_is_prepared_with_all_its_inputs(name, inputs, fed, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(environments.PEERS)
@@ -250,6 +249,7 @@ def test_a_step_is_profiled_operator_by_operator():
     assert "burnish::" in text or "aten::" in text
 
 
+@pytest.mark.slow
 def test_the_cost_of_wrapping_is_told_beside_what_pytorch_takes_itself():
     pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
     threads = torch.get_num_threads()

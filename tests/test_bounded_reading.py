@@ -154,6 +154,7 @@ def test_as_many_axes_as_arrays_have_are_read() -> None:
     assert any(len(output.shape or ()) == 32 for node in model.graph for output in node.outputs)
 
 
+@pytest.mark.slow
 def test_shapes_that_take_too_much_memory_are_inferred_in_another_process_and_refused() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ModelError, match=r"inferring the shapes .* more than the 1,073,741,824 bytes of memory or the 60 s"):
@@ -259,6 +260,7 @@ def test_data_larger_than_their_file_may_take_are_refused(
         open_dataset(tmp_path / name, DataSpec.by(program))
 
 
+@pytest.mark.slow
 def test_reading_data_for_too_long_is_refused(tmp_path: Path, program: burnish.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = DataSpec.by(program)
     (tmp_path / "t.csv").write_text(TABLE + "1,0\n" * 400_000)

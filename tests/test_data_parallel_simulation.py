@@ -204,6 +204,7 @@ def test_16_bits_are_recorded_as_parts(size):
         assert sizes_of(recorded, kind) == pytest.approx(parameters / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_sharded_optimizer_is_recorded():
     pytest.importorskip("torch")
     communicator, parameters = recorded_step(norm="local", shard_optimizer=True)
@@ -228,6 +229,7 @@ def test_it_stands_in_for_every_exchange():
         assert [(each.name, each.kind) for each in found.values()] == [(each.name, each.kind) for each in expected.values()]
 
 
+@pytest.mark.slow
 def test_sharing_makes_fewer_exchanges():
     pytest.importorskip("torch")
     program = burnish.compile(residual_network(width=8), optimizer="sgd:lr=0.1")

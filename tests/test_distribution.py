@@ -111,6 +111,7 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
+@pytest.mark.slow
 def test_the_source_distribution_has_all_that_is_built_and_no_tests(checkout, sdist):
     files = files_in(sdist)
     package = {f"src/burnish/{name}" for name in files_in(checkout / "src" / "burnish")}
@@ -121,6 +122,7 @@ def test_the_source_distribution_has_all_that_is_built_and_no_tests(checkout, sd
     assert [name for name in files if name.startswith("tests")] == []
 
 
+@pytest.mark.slow
 def test_a_wheel_without_kernels_is_for_every_system(checkout, sdist):
     wheel = build(sdist, "wheel", BURNISH_INSTALLED_KERNELS="none")
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -174,6 +176,7 @@ def install(folder: Path, kernels: str | None, **settings: str) -> tuple[subproc
     return done, sorted((folder / "out").rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_kernels_that_are_named_need_a_compiler_and_others_do_not(small, tmp_path):
     done, _ = install(tmp_path, "native", path="")
     assert done.returncode == 1
@@ -185,6 +188,7 @@ def test_kernels_that_are_named_need_a_compiler_and_others_do_not(small, tmp_pat
     assert built == []
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_kernel_that_is_named_and_refused_is_an_error_and_another_a_warning(small, tmp_path):
     small.write_text("int one() { return three(); }\n")
@@ -200,6 +204,7 @@ def test_a_kernel_that_is_named_and_refused_is_an_error_and_another_a_warning(sm
 LEVELS = [level.name for level in compiling.LEVELS if level.machine == compiling.platform.machine()]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(len(LEVELS) < 2, reason="needs a kind of processor with several levels")
 def test_levels_share_a_library_where_instructions_make_no_difference(small, tmp_path):
@@ -218,6 +223,7 @@ def test_levels_share_a_library_where_instructions_make_no_difference(small, tmp
     assert len(built) == 2
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump, which comes with compilers")
 def test_a_kernel_of_a_wheel_calls_no_function_that_older_systems_lack(small, tmp_path):
@@ -280,6 +286,7 @@ def test_a_wheel_for_newer_systems_or_with_missing_libraries_is_refused(shown, m
             building.hold_to_older_systems("a.whl")
 
 
+@pytest.mark.slow
 def test_nothing_to_install_is_an_error(monkeypatch, tmp_path):
     trying = module("environments")
     monkeypatch.setattr(trying, "DIST", tmp_path)

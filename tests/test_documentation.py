@@ -99,6 +99,7 @@ def test_every_error_and_warning_is_documented():
     )
 
 
+@pytest.mark.slow
 def test_operator_table_is_up_to_date():
     """In a process of its own: other tests register rules too."""
     code = "from generate_operator_table import operator_page; print(operator_page(), end='')"

@@ -113,12 +113,14 @@ def test_workers_train_images_with_one_each(tmp_path):
     assert accuracies["local, 2 workers"] < accuracies["sync, 2 workers"] - 0.05
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_differences(tmp_path):
     printed = run(tmp_path, "gradients_of_any_graph.py")
     assert "cotangent:y" in printed
     assert "grad:x, grad:w" in printed
 
 
+@pytest.mark.slow
 def test_a_program_trains_with_onnxruntime_and_numpy_alone(tmp_path):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9))
     program.save(tmp_path / "program")

@@ -11,7 +11,7 @@ import burnish
 from burnish import optim
 from burnish.engines.communicator import GRADIENTS
 from burnish.errors import EngineError
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import (
     Batch,
@@ -75,17 +75,18 @@ def in_one_process(name: str) -> tuple[burnish.Program, list[Batch], Outcome]:
     return program, batches, train_alone(program, batches)
 
 
-@diagonal(("sizes", named([TWO, THREE], ["2 workers", "3 workers"])), ("name", OPTIMIZERS), test=1)
+@pytest.mark.slow
+@diagonal(("sizes", named([TWO, THREE], ["2 workers", "3 workers"])), ("name", OPTIMIZERS))
 def test_every_state_is_that_of_one_process(name, sizes):
     program, batches, alone = in_one_process(name)
     for outcome in train_in_threads(program, batches, sizes):
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "options",
     [{"norm": "sync"}, {"bucket_size": 1}, {"share": False}, {"deterministic": True}, {"shard_optimizer": True}],
-    test=1,
     ids=lambda options: next(iter(options)),
 )
 def test_options_of_the_exchange(options):
@@ -104,7 +105,8 @@ def test_masks_and_weights_of_classes():
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@spread(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("bucket_size", "buckets"), [(2**20, 1), (1, 8 + 12)])
 def test_there_is_one_exchange_of_gradients_for_an_update(bucket_size, buckets):
     """Of six convolutions and a dense layer's weight and bias; and of twelve vectors of the normalization layers."""
     program, batches, _ = in_one_process("sgd")
@@ -175,6 +177,7 @@ def test_a_checkpoint_between_updates_goes_on_with_any_number(tmp_path):
             assert difference(state, alone[-1]) < 1e-11
 
 
+@pytest.mark.slow
 def test_processes(pool, tmp_path):
     program, batches, alone = in_one_process("sgd")
     saved = str(program.save(tmp_path / "program"))

@@ -20,7 +20,6 @@ import burnish
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.joining import join
 from burnish.rewriting.compute_in_float64 import compute_in_float64
-from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import Batch, Outcome, largest_difference, part_of, train_alone, train_in_threads, train_part
 from oracles.small_networks import Network
@@ -142,7 +141,8 @@ CASES = {
 }
 
 
-@spread("name", CASES, test=5)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_workers_come_to_what_pytorch_comes_to_with_the_whole_batch(pool, tmp_path, name):
     case = CASES[name]
     program, batches = case.program(), case.batches()
@@ -171,6 +171,7 @@ def constants(rank: int) -> np.ndarray:
     return np.repeat(np.tile(values, (2, 1))[:, :, None], LENGTHS[rank], axis=2)
 
 
+@pytest.mark.slow
 def test_running_statistics_are_those_of_all_elements_where_samples_have_other_sizes(pool, tmp_path):
     program = burnish.compile(layer([2, "length"], 2, 0.01), loss="mse", optimizer="sgd:lr=0.0", running_variance="pytorch")
     elements = np.concatenate([constants(rank).swapaxes(0, 1).reshape(2, -1) for rank in range(3)], axis=1)
@@ -181,6 +182,7 @@ def test_running_statistics_are_those_of_all_elements_where_samples_have_other_s
         assert reports[-1]["loss"] == pytest.approx(np.mean(variance / (variance + EPSILON)), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_half_precision(pool, tmp_path):
     model = residual(double=False)
     program = burnish.compile(model, loss="cross_entropy", optimizer="sgd:lr=0.05", precision="float16")
@@ -222,6 +224,7 @@ def evaluate_on_one(communicator, saved: str, batches: list[Batch], sizes: tuple
     return evaluated
 
 
+@pytest.mark.slow
 def test_evaluation_on_one_worker_waits_for_no_other(pool, tmp_path):
     case = CASES["images"]
     program, batches = case.program(), case.batches()
@@ -249,6 +252,7 @@ def test_pytorch_refuses_a_cpu(pool):
         assert "SyncBatchNorm expected input tensor to be on GPU" in message
 
 
+@pytest.mark.slow
 def test_a_batch_without_samples(pool, tmp_path):
     case = CASES["an empty part"]
     program = case.program()
@@ -258,7 +262,8 @@ def test_a_batch_without_samples(pool, tmp_path):
             assert all(np.isfinite(value).all() for value in values.values())
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("policy", "norm"),
     [
         ("train", "sync"),
@@ -267,7 +272,6 @@ def test_a_batch_without_samples(pool, tmp_path):
         ("train:momentum=cumulative", "sync"),
         ("renorm", "sync"),
     ],
-    test=1,
 )
 def test_a_batch_without_samples_leaves_the_running_statistics(policy, norm):
     program = burnish.compile(residual(), optimizer="sgd:lr=0.05", norm=policy)

@@ -20,7 +20,6 @@ from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
 from burnish.norms import get
 from burnish.rewriting.compute_in_float64 import compute_in_float64
-from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network
@@ -48,10 +47,10 @@ def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.
     return [node for node in derived.semantic["grad"].graph if is_exchange(node)]
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "norm",
     ["sync", "train:momentum=cumulative", "renorm:start=0,r_max_step=0,d_max_step=0,r_max=1.2,d_max=0.1", "frozen"],
-    test=1,
 )
 def test_policies_of_the_whole_batch(norm):
     alone = in_one_process(norm)
@@ -59,7 +58,8 @@ def test_policies_of_the_whole_batch(norm):
         assert largest_difference(outcome, alone) < 1e-11
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("norm", "meaning", "sizes", "alone"),
     [
         ("train", "local", EVEN, "ghost:4"),
@@ -68,7 +68,6 @@ def test_policies_of_the_whole_batch(norm):
         ("sync:2", "sync", [[3, 3, 3, 3]] * STEPS, "ghost:6"),
         pytest.param("train", "sync:2", [[1, 5, 4, 2]] * STEPS, "ghost:6", marks=pytest.mark.slow),
     ],
-    test=1,
 )
 def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
     expected = in_one_process(alone)
@@ -76,14 +75,14 @@ def test_policies_of_parts_are_groups_of_one_batch(norm, meaning, sizes, alone):
         assert largest_difference(outcome, expected) < 1e-11
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "loss",
     [
         burnish.losses.cross_entropy(weight=[0.2, 3.0, 1.0, 0.5, 2.0], label_smoothing=0.2, ignore_index=3),
         burnish.losses.cross_entropy(reduction="sum"),
         "focal",
     ],
-    test=1,
 )
 def test_losses_divide_by_the_weight_of_all(loss):
     program, batches = compiled(loss=loss, optimizer="sgd:lr=0.01"), image_batches(STEPS, 12)
@@ -92,6 +91,7 @@ def test_losses_divide_by_the_weight_of_all(loss):
         assert largest_difference(outcome, alone) < 1e-11
 
 
+@pytest.mark.slow
 def test_a_penalty_of_the_weights_counts_once():
     network = Network("penalized", [6])
     logits = network.dense("head", network.input, 6, CLASSES)
@@ -120,6 +120,7 @@ def test_masks_are_those_of_the_samples():
         assert largest_difference(outcome, alone) < 1e-11
 
 
+@pytest.mark.slow
 def test_float32_differs_by_rounding():
     program = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05")
     batches = image_batches(1, 12, np.float32)
@@ -133,7 +134,8 @@ def joined():
     return train_in_threads(compiled(), image_batches(STEPS, 12), EVEN)
 
 
-@spread("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"share": False}, {"bucket_size": 1}, {"bucket_size": 2000}])
 def test_how_exchanges_are_joined_changes_no_bit(joined, options):
     apart = train_in_threads(compiled(), image_batches(STEPS, 12), EVEN, **options)
     for one, other in zip(joined, apart, strict=True):
@@ -168,6 +170,7 @@ def test_synchronized_layers_take_in_what_surrounds_them():
     assert 4 not in ranks
 
 
+@pytest.mark.slow
 def test_scale_and_bias_take_no_exchange_of_their_own():
     (gradients,) = [node for node in exchanges(compiled()) if node.op_type == "AllReduceStart"]
     weights = [value for value in gradients.inputs if value is not None and value.shape is not None and len(value.shape) == 4]
@@ -207,6 +210,7 @@ def test_a_group_that_does_not_divide_the_workers():
         train_in_threads(compiled("sync:2"), image_batches(1, 12), EVEN[:1])
 
 
+@pytest.mark.slow
 def test_programs_that_are_refused():
     assert exchanges(burnish.Program.load(compiled().to_onnx()))
     with pytest.raises(ConfigurationError, match=r"this program was written by another tool, .*: compile the model with burnish"):

@@ -208,6 +208,7 @@ def test_the_layer_that_draws_is_named():
         train_in_threads(compiled(REFUSED["along two axes"][0]), batches_of(), UNEVEN)
 
 
+@pytest.mark.slow
 def test_two_inputs_whose_batches_are_called_differently():
     """A mask of each, of parts with as many rows of both; unnamed dimensions get such names."""
     program = compiled(
@@ -237,6 +238,7 @@ def stepped_apart(
         assert largest_difference(outcome, alone) < tolerance
 
 
+@pytest.mark.slow
 def test_each_input_has_as_many_samples_as_a_worker_gives_it():
     """Of a batch of graphs and of their nodes, for example, of which each worker has other numbers."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
@@ -296,6 +298,7 @@ def test_a_batch_that_the_model_fixes():
         assert largest_difference(outcome, alone) < 1e-14
 
 
+@pytest.mark.slow
 def test_a_program_that_was_saved(tmp_path):
     program = compiled(DRAWS["merged behind time"])
     loaded = burnish.Program.load(program.save(tmp_path / "program"))
@@ -345,6 +348,7 @@ def test_dropout_of_attention_over_heads_in_float32():
         assert largest_difference(outcome, alone) < 1e-5
 
 
+@pytest.mark.slow
 def test_dropout_of_a_quantized_model():
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
         g (float[N, 8] x) => (float[N, 4] logits) <float ratio = {0.3}> {

@@ -13,7 +13,7 @@ import torch
 import burnish
 from burnish.engines.torch.native import kernels
 from burnish.errors import ObjectiveWarning
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads
 
@@ -45,11 +45,11 @@ def assert_like(outcomes: list[Outcome], expected: Outcome, double: bool) -> Non
         assert largest_difference(outcome, expected) < (1e-11 if double else 2e-6)
 
 
+@pytest.mark.slow
 @diagonal(
     (("norm", "sizes"), named(ALONE, [norm.partition(":")[0] for norm, _ in ALONE])),
     ("model", MODELS),
     ("double", named([True, False], ["float64", "float32"])),
-    test=1,
 )
 def test_policies_of_the_whole_batch(model, norm, sizes, double):
     program = compiled(MODELS[model](double), norm)
@@ -148,7 +148,8 @@ def tokens(steps: int, samples: int = SAMPLES) -> list[dict[str, np.ndarray]]:
     return [{"ids": rng.integers(3, 10, samples), "labels": rng.integers(0, 3, samples)} for _ in range(steps)]
 
 
-@spread("body", NOTHING_TO.values(), test=1, ids=NOTHING_TO)
+@pytest.mark.slow
+@pytest.mark.parametrize("body", NOTHING_TO.values(), ids=NOTHING_TO)
 def test_operators_that_have_no_result_for_nothing(body):
     program, batches = of_nothing(body), tokens(3)
     assert_like(train_in_threads(program, batches, THREE), train_alone(program, batches), double=True)
@@ -210,6 +211,7 @@ def test_a_worker_that_begins_without_samples_gets_some_of_another():
     assert_like(train_in_threads(program, batches, sizes), train_alone(program, batches), double=True)
 
 
+@pytest.mark.slow
 def test_no_worker_begins_with_samples():
     program, sizes = of_nothing(NOTHING_TO["reshape"]), [[0, 0], [0, 6], [6, 0]]
     outcomes = train_in_threads(program, [tokens(1, sum(split))[0] for split in sizes], sizes)
@@ -237,11 +239,11 @@ g (double[batch, 4] x) => (double[batch, 3] logits) <double[4, 3] w = {1, 2, 3, 
         assert np.isfinite(states[-1]["param/w"]).all()
 
 
+@pytest.mark.slow
 @diagonal(
     (("norm", "sizes"), named(APART, ["local", "sync"])),
     ("model", MODELS),
     ("double", named([True, False], ["float64", "float32"])),
-    test=1,
 )
 def test_policies_of_parts(model, norm, sizes, double):
     program, apart = (compiled(MODELS[model](double), policy) for policy in (norm, "local"))

@@ -44,6 +44,7 @@ def cut(monkeypatch):
     monkeypatch.setattr(OnnxRuntimeEngine, "_exchanges_inside", lambda *arguments: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch normalization", "accumulation", "dropout"])
 def test_exchanges_inside_give_the_bits_of_those_between_parts(name, monkeypatch, step_graphs):
     split = SPLITS["four, some without samples"]
@@ -56,6 +57,7 @@ def test_exchanges_inside_give_the_bits_of_those_between_parts(name, monkeypatch
             np.testing.assert_array_equal(state[entry], array, err_msg=entry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [residual, inverted_residual])
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_parts_of_batch_normalization_run_in_kernels(make, channels_last, monkeypatch, step_graphs):
@@ -87,6 +89,7 @@ def test_a_state_that_is_written_in_place(monkeypatch):
     assert_close(results, alone(compiled, batches_of()), 1e-10)
 
 
+@pytest.mark.slow
 def test_every_worker_cuts_its_graph_where_one_has_no_kernels():
     compiled = program("batch normalization")
 
@@ -174,6 +177,7 @@ def test_gradients_are_waited_for_last(step_graphs, monkeypatch):
     assert [before[number].attributes["number"].value for number in numbers[1:]] == numbers[:-1]
 
 
+@pytest.mark.slow
 def test_exchanges_go_with_their_session():
     gc.collect()
     before = len(exchanges._open)

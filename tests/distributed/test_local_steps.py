@@ -222,6 +222,7 @@ def test_a_checkpoint_ends_the_round_and_goes_on_with_any_number(workers, tmp_pa
             np.testing.assert_array_equal(state[name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_runs_of_the_trainer(tmp_path):
     """Epochs of five batches, the last of which leaves the third worker without samples; the run goes on to the same bits."""
     saved, exchange = save_program(tmp_path), {"exchange": {"synchronize_every": 3}}

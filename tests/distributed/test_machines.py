@@ -24,7 +24,6 @@ from burnish.distributed.connection.encodings import BFloat16
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
-from oracles.combinations import spread
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is shared on Linux"),
@@ -107,7 +106,8 @@ def _train(rank, names, layout, engine, options):
     return largest_difference(found, trained(program, engine, None)), found[1]
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("engine", "options"),
     [
         ("torch", {}),
@@ -116,7 +116,6 @@ def _train(rank, names, layout, engine, options):
         ("torch", {"shard_optimizer": True}),
         ("torch", {"shard_tables": "auto"}),
     ],
-    test=2,
     ids=str,
 )
 def test_four_workers_on_two_machines_train_as_one_process(link, engine, options):
@@ -143,7 +142,8 @@ def _lose_one(rank, names, lost, how, patience):
         return str(error)
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("lost", "how", "cause", "patience"),
     [
         (2, "kill", r"Rank 2 of 4 \(.+, process {process}\) is gone", 3000.0),
@@ -163,7 +163,6 @@ def _lose_one(rank, names, lost, how, patience):
         ),
         (2, "stop", r"[Rr]ank 2 of 4 \(.+\) (shows|has shown) no sign of life.*", 4.0),
     ],
-    test=3,
     ids=lambda value: value if isinstance(value, int) or (isinstance(value, str) and value.isalpha()) else "",
 )
 def test_workers_of_every_machine_name_the_rank_that_is_gone_or_late(link, lost, how, cause, patience):
@@ -184,6 +183,7 @@ def test_workers_of_every_machine_name_the_rank_that_is_gone_or_late(link, lost,
         assert re.search(cause.format(process=process.pid) + rf"\. Rank {rank} stops too", text), text
 
 
+@pytest.mark.slow
 def test_a_stranger_on_the_network_changes_nothing_but_time(link):
     """On both machines one connects to every open port, with garbage, replays, silence and floods."""
     attackers = [

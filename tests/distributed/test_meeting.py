@@ -35,6 +35,7 @@ def _comes_as(rank, ranks, sizes, seconds):
     return str(raised.value)
 
 
+@pytest.mark.slow
 @diagonal(
     (
         ("ranks", "sizes", "reason"),
@@ -44,7 +45,6 @@ def _comes_as(rank, ranks, sizes, seconds):
         ],
     ),
     ("meets_in_folder", [False, True]),
-    test=2,
 )
 def test_workers_that_contradict_each_other_are_told(ranks, sizes, reason, meets_in_folder, tmp_path):
     own = {environment.FOLDER: str(tmp_path / "meeting")} if meets_in_folder else {}
@@ -80,6 +80,7 @@ def own_sockets(table: str) -> list[str]:
     return [line for line in table.splitlines()[1:] if line.split()[9] in inodes]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux lists the sockets of a process")
 @pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
 @pytest.mark.parametrize("share", ["on", "off"])
@@ -92,6 +93,7 @@ def test_workers_that_meet_in_a_folder_are_reached_by_no_network(tmp_path, share
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_what_earlier_runs_left_in_a_folder_is_of_no_account(tmp_path):
     variables = {environment.FOLDER: str(tmp_path / "meeting")}
     with Workers(_joins_alone, 1, environment={**variables, "WORLD_SIZE": "2"}) as workers:
@@ -100,6 +102,7 @@ def test_what_earlier_runs_left_in_a_folder_is_of_no_account(tmp_path):
         assert run(_sums, 2, environment=variables) == [2.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_that_ended_on_another_machine_are_of_no_account(tmp_path, workers):
     """Whether they have is not known here. Agents of torchrun count their own workers' starts, so that counts may differ."""
@@ -147,6 +150,7 @@ def _in_own_group(rank, share):
     return [*sums, total.item()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_the_process_groups_of_a_script_are_taken(share):
     assert run(_in_own_group, 3, share) == [[3.0, 3.0], [3.0, 3.0, 3.0, 0, True, 3.0], [3.0, 3.0, 3.0, 1, True, 3.0]]

@@ -56,6 +56,7 @@ def test_machines_of_their_own_train_over_a_slow_network(link, saved, alone, tmp
     assert_same_run(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_a_while_changes_nothing(link, saved, alone, tmp_path):
     goes_on = tmp_path / "goes on"
     with Workers(_train_and_tell, 2, link.machines, saved, str(tmp_path / "run"), 600.0, goes_on) as workers:

@@ -15,7 +15,6 @@ from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Enc
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError
-from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads
 
@@ -87,6 +86,7 @@ def _by_gloo(*arguments, **options):
     raise AssertionError("exchanged by Gloo")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernels.available("shared_memory"), reason="needs a C++ compiler")
 @pytest.mark.parametrize("workers", [2, 3])
 def test_compressed_sums_are_the_same_by_shared_memory_and_by_gloo(workers):
@@ -166,7 +166,8 @@ def test_deterministic_runs_are_one_run_and_that_of_one_worker(program, batches,
     assert largest_difference(runs[0][0], alone) < 1e-12
 
 
-@spread(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_training_with_compressed_gradients(program, batches, alone, compression, bound):
     outcomes = train_in_threads(program, batches, PARTS[2], compression=compression)
     assert 1e-9 < largest_difference(outcomes[0], alone) < bound

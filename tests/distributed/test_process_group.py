@@ -46,6 +46,7 @@ def _exchanges(rank):
 SHARING = pytest.mark.parametrize("share", ["on", "off"], ids=["by memory", "by Gloo"])
 
 
+@pytest.mark.slow
 @SHARING
 def test_every_exchange_has_the_values_of_all_ranks(share):
     results = run(_exchanges, 3, environment={"BURNISH_SHARED_MEMORY": share})
@@ -63,7 +64,8 @@ def _groups_of_groups(rank, size):
         return [made.all_reduce(torch.tensor([10**rank])).item() for made in groups]
 
 
-@diagonal((("workers", "size"), [(3, 2), (4, 3), (5, 4)]), ("share", named(["on", "off"], ["by memory", "by Gloo"])), test=2)
+@pytest.mark.slow
+@diagonal((("workers", "size"), [(3, 2), (4, 3), (5, 4)]), ("share", named(["on", "off"], ["by memory", "by Gloo"])))
 def test_groups_are_made_of_workers_that_are_of_different_numbers_of_groups(workers, size, share):
     def total(first, count):
         return sum(10**rank for rank in range(first, min(first + count, workers)))
@@ -116,6 +118,7 @@ def _loses_one(rank, how, patience):
     return "went on"
 
 
+@pytest.mark.slow
 @SHARING
 @pytest.mark.parametrize(
     ("how", "cause", "patience"),
@@ -164,6 +167,7 @@ def _waits_at_a_barrier(rank):
         return str(error)
 
 
+@pytest.mark.slow
 def test_who_waits_at_a_barrier_is_told_of_a_killed_worker_at_once():
     """There no connection breaks, and no memory is read."""
     with Workers(_waits_at_a_barrier, 3, environment={"BURNISH_SHARED_MEMORY": "off"}) as workers:
@@ -184,6 +188,7 @@ def _joins_again(rank):
     return sums
 
 
+@pytest.mark.slow
 def test_workers_that_left_meet_again():
     assert run(_joins_again, 3) == [[3, 6, 9]] * 3
 
@@ -203,6 +208,7 @@ def _fails(rank, error):
     return "went on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "again"), [(InputError("label 12 is out of range"), True), (EngineError("no memory"), False)])
 def test_workers_are_told_whether_what_ends_another_would_come_again(error, again):
     assert run(_fails, 3, error) == [again, None, again]
@@ -221,6 +227,7 @@ def _loses_its_launcher(rank):
         return str(error)
 
 
+@pytest.mark.slow
 def test_workers_end_when_torchrun_is_killed():
     for said in run(_loses_its_launcher, 2, environment={"TORCHELASTIC_RUN_ID": "one"}):
         assert "launcher of rank 1 (torchrun) is gone" in said
@@ -235,6 +242,7 @@ def _loses_the_keeper(rank):
     group.all_reduce(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_the_rank_that_keeps_the_store_is_named_too():
     with Workers(_loses_the_keeper, 2) as workers:
         for rank in range(2):
@@ -250,6 +258,7 @@ def _joins_alone(rank, first_contact):
     join(first_contact=first_contact)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_come_are_named():
     with Workers(_joins_alone, 1, 1.0, environment={"WORLD_SIZE": "3"}) as workers:
         outcome = workers.outcomes()[0]
@@ -257,6 +266,7 @@ def test_ranks_that_do_not_come_are_named():
     assert "in 1 s: see whether all workers were started" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_named(monkeypatch):
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in variables.items():
@@ -267,6 +277,7 @@ def test_a_store_that_is_not_there_is_named(monkeypatch):
         join(first_contact=1)
 
 
+@pytest.mark.slow
 def test_a_port_that_something_else_listens_on(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

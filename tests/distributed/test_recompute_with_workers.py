@@ -27,7 +27,7 @@ from burnish.models import residual_network
 from burnish.norms import get
 from burnish.rewriting import run_in_order
 from burnish.rewriting.compute_in_float64 import compute_in_float64
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
@@ -102,7 +102,7 @@ def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:
             assert [name for name in expected if state[name].tobytes() != expected[name].tobytes()] == []
 
 
-@spread(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
+@pytest.mark.parametrize(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
 @pytest.mark.slow
 def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, name, requested):
     plain, again = both(name, requested)
@@ -116,7 +116,8 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
 
 
 # Without exchanges inside of a layer, and with one for each; sharded is an optimizer below.
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("norm", "options"),
     [
         ("train", {"norm": "local"}),
@@ -130,7 +131,6 @@ def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, na
         ("train", {"share": False, "bucket_size": 1}),
         pytest.param("train", {"shard_optimizer": True}, marks=pytest.mark.slow),
     ],
-    test=1,
     ids=str,
 )
 def test_policies_and_options_keep_their_bits(norm, options):
@@ -158,7 +158,8 @@ def test_optimizers_keep_their_bits(optimizer, options):
     assert_same_bits(found, expected)
 
 
-@spread("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_precisions_keep_their_bits(precision):
     plain, again = both("rows", precision=precision)
     assert copies(step_of(again))
@@ -166,7 +167,8 @@ def test_precisions_keep_their_bits(precision):
     assert_same_bits(found, expected)
 
 
-@diagonal(("requested", named(["layers", ("*",)], ["layers", "all"])), ("norm", ["sync", "local", "sync:2"]), test=1)
+@pytest.mark.slow
+@diagonal(("requested", named(["layers", ("*",)], ["layers", "all"])), ("norm", ["sync", "local", "sync:2"]))
 def test_exchanges_are_those_of_the_program_that_keeps_all(requested, norm):
     def exchanges(model: ir.Model) -> list[tuple]:
         found = [node for node in model.graph if is_exchange(node)]
@@ -194,7 +196,8 @@ def test_a_layer_that_runs_again_uses_the_statistics_that_were_exchanged():
         assert merge.inputs[0] in gathered
 
 
-@spread("workers", [1, 2, 3], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_is_planned_falls(workers):
     plain, again = (planned_peak(step_of(program, workers), 64) for program in both())
     assert again.without_recompute == plain.bytes
@@ -216,8 +219,9 @@ def test_memory_of_tensors_falls(monkeypatch, workers):
     assert held[1] < 0.65 * held[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernels.expected(), reason="needs a C++ compiler for the fused kernels")
-@spread("requested", ["layers", ("*",)], test=1, ids=["layers", "all"])
+@pytest.mark.parametrize("requested", ["layers", ("*",)], ids=["layers", "all"])
 def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
     plain, again = both("residual in float32", requested)
     for program, workers in ((again, 0), (again, 2)):

@@ -60,6 +60,7 @@ def _sections(rank, cases, share_memory):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_memory", [True, False])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_each_worker_gets_the_sums_of_its_section_in_the_order_of_the_ranks(workers, share_memory):
@@ -103,6 +104,7 @@ def _written(rank, count):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts what a process writes")
 @pytest.mark.parametrize("workers", [2, 3])
 def test_by_connections_a_worker_sends_half_as_many_bytes_for_a_section_as_for_all(workers):

@@ -62,6 +62,7 @@ def test_one_worker_is_one_process():
     assert_like_one_process(outcomes, train_alone(program, batches))
 
 
+@pytest.mark.slow
 def test_rows_that_are_held_stay_and_a_row_that_one_worker_alone_reads_moves_on_all():
     held = {"word_table": [1], "kind_table": [0, 1]}
     program, batches = tables_program(OPTIMIZERS["adagrad"], hold_rows=held), table_batches()
@@ -73,6 +74,7 @@ def test_rows_that_are_held_stay_and_a_row_that_one_worker_alone_reads_moves_on_
     assert (state["param/word_table"][ROWS - 2] != start["param/word_table"][ROWS - 2]).any()
 
 
+@pytest.mark.slow
 def test_a_scaled_loss_skips_on_all_workers():
     program = tables_program(optim.sgd(lr=0.1), dtype="float32", precision="float16")
     batches = table_batches()
@@ -83,6 +85,7 @@ def test_a_scaled_loss_skips_on_all_workers():
         assert largest_difference(outcome, expected) < 5e-3
 
 
+@pytest.mark.slow
 def test_processes_and_float32(pool, tmp_path):
     program = tables_program(optim.adagrad(lr=0.25), dtype="float32")
     batches = table_batches()
@@ -140,6 +143,7 @@ def test_a_program_of_an_earlier_version_is_to_be_compiled_again():
         train_in_threads(program, batches, PARTS[2][:1])
 
 
+@pytest.mark.slow
 def test_a_worker_saves_the_rows_of_all_by_what_changed(tmp_path):
     program, batches = tables_program(OPTIMIZERS["adagrad"]), table_batches(2)
 

@@ -113,6 +113,7 @@ def entry(name: str) -> str:
     return f"stat/{name}" if name in NAMES else f"param/{name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "connect"),
     [("torch", in_threads), ("onnxruntime", in_threads), ("onnxruntime", in_array_threads)],
@@ -130,6 +131,7 @@ def test_running_statistics_of_rank_0_are_those_of_its_own_group(norm, group, en
             assert all(state[name].tobytes() == first[name].tobytes() for name in first)
 
 
+@pytest.mark.slow
 def test_each_layer_keeps_its_statistics_in_steps_that_have_nothing_for_it():
     """In one layer groups of two normalize together, in the other rank 0 by itself."""
     outcomes = trained(compiled=program(BatchNormalization="sync:2", BatchNormalization_1="local"), statistics="rank0")
@@ -145,6 +147,7 @@ def test_each_layer_keeps_its_statistics_in_steps_that_have_nothing_for_it():
         np.testing.assert_allclose(outcomes[3][0][entry(name)], expected[name], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
 def test_workers_that_step_alone_take_those_of_rank_0(engine):
     every = 3

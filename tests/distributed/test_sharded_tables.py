@@ -63,6 +63,7 @@ def test_workers_that_hold_rows_are_one_process(name, workers):
     assert_like_one_process(outcomes, train_alone(program(name), table_batches()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -78,6 +79,7 @@ def test_with_the_other_options_of_the_exchange(options):
     assert_like_one_process(outcomes, train_alone(trained, table_batches()))
 
 
+@pytest.mark.slow
 def test_rows_that_are_held_still_and_a_scaled_loss():
     held = {"word_table": [1], "kind_table": [0, 1]}
     trained = tables_program(optim.adagrad(lr=0.25), dtype="float32", precision="float16", hold_rows=held)
@@ -159,6 +161,7 @@ def test_checkpoints_export_and_evaluation(tmp_path):
         assert exported[table].tobytes() == alone[f"param/{table}"].tobytes()
 
 
+@pytest.mark.slow
 def test_processes_train_dlrm_with_tables_in_parts(pool, tmp_path):
     """Rows by connections and by shared memory: a batch that asks for more than an exchange of all to all is taken for."""
     rows = [3, 700, 20_000]
@@ -196,6 +199,7 @@ def chained() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.slow
 def test_lookups_that_wait_for_each_other():
     trained = burnish.compile(chained(), optimizer=optim.adagrad(lr=0.1), sparse="auto")
     rng = np.random.default_rng(3)
@@ -229,6 +233,7 @@ def test_a_program_without_tables_by_rows():
         burnish.DataParallel(shard_tables="auto", synchronize_every=2)
 
 
+@pytest.mark.slow
 def test_an_index_that_a_table_does_not_have():
     (batch,) = table_batches(1)
     batch["last"][4] = -ROWS - 1

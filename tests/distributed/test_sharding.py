@@ -18,7 +18,6 @@ from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.families.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.lowering import TARGETS
-from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.same_state import assert_same_state
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
@@ -62,7 +61,8 @@ def batches():
 TOGETHER = {"accumulated", "averaged"}
 
 
-@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS])
 def test_sharded_training_is_training(program, batches, name):
     changed = program.with_optimizer(OPTIMIZERS[name])
     whole = train_in_threads(changed, batches, PARTS[3])
@@ -79,6 +79,7 @@ def test_exchanges_that_a_worker_reads_nothing_of(program, batches):
         assert_same_state(outcome[1][-1], whole[0][1][-1])
 
 
+@pytest.mark.slow
 def test_processes_and_images(pool, tmp_path):
     program = burnish.compile(residual(), optimizer="adam:lr=0.01,eps=1e-3")
     given = (str(program.save(tmp_path / "program")), image_batches(STEPS, SAMPLES), PARTS[3])
@@ -138,6 +139,7 @@ def test_a_checkpoint_is_that_of_one_worker_and_goes_on_with_any_number(program,
             np.testing.assert_allclose(array, final[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_closed_session_says_that_others_had_a_part(program, tmp_path):
     def closed(communicator):
         parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
@@ -157,7 +159,8 @@ def test_one_worker_has_everything(program, batches):
     assert_same_state(outcome[0][1][-1], whole[0][1][-1])
 
 
-@spread(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("compression", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_compressed_gradients(program, batches, compression, bound):
     """As without shares, but for the rounding of the sums, which are not rounded here."""
     options = {"compression": compression, "bucket_size": 1000}
@@ -216,7 +219,8 @@ def sent(program, batches, workers, **options):
     return sum(in_threads(workers, counted), Counter())
 
 
-@spread("workers", [2, 3], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
 def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     clipped = program.with_optimizer(OPTIMIZERS["adam, clipped"])
     owned = [[] for _ in range(workers)]
@@ -234,7 +238,8 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
     assert sharded["summed", "statistics"] == whole["summed", "statistics"]
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("optimizer", "figures"),
     [
         (optim.accumulate(optim.adam(lr=0.01), 3), 0),
@@ -242,7 +247,6 @@ def test_half_the_bytes_of_gradients_travel(program, batches, workers):
         (optim.accumulate(optim.chain(optim.clip_by_global_norm(0.5), optim.adam(lr=0.01)), 3), 1),
         (optim.chain(optim.clip_by_value(0.5), optim.accumulate(optim.adam(lr=0.01), 3)), 0),
     ],
-    test=1,
     ids=["accumulated", "averaged", "clipped by the norm of the mean", "clipped before it is added"],
 )
 def test_between_updates_no_parameters_travel(program, batches, optimizer, figures):

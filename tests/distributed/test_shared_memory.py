@@ -82,6 +82,7 @@ def _small(rank):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_small_values_have_the_sums_of_all_ranks_in_their_order(workers):
     assert run(_small, workers) == [True] * workers
@@ -122,6 +123,7 @@ def whole(rank, size, dtype):
     return torch.randint(0, 20, (size,), generator=torch.Generator().manual_seed(7 * size + rank)).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_large_values_go_in_pieces(workers):
     assert run(_large, workers) == [True] * workers
@@ -152,6 +154,7 @@ def _buffers(rank):
         return bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_buffers_have_the_sums_of_all_ranks_in_their_order_in_every_step(workers):
     results = run(_buffers, workers)
@@ -196,6 +199,7 @@ def _at_odds(rank, size):
     group.all_reduce(torch.ones(size + rank), name="gradients")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 10**5])
 def test_workers_that_give_different_sizes_are_told(size):
     with Workers(_at_odds, 2, size) as workers:
@@ -224,6 +228,7 @@ def _loses_one(rank, how, patience):
     return "went on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "cause", "patience"),
     [
@@ -262,6 +267,7 @@ def _waits_for_good(rank):
     time.sleep(3600)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_all_workers_are_killed():
     before = set(os.listdir("/dev/shm"))
     with Workers(_waits_for_good, 3) as workers:

@@ -102,6 +102,7 @@ def test_convolutions_and_their_statistics():
     assert_close(stepped(compiled, batches, [[5, 7], [2, 10], [6, 6]]), alone(compiled, batches), 2e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table():
     network = Network("table", [3], ir.DataType.INT64, "tokens")
     builder = network.builder
@@ -115,6 +116,7 @@ def test_rows_of_a_table():
         assert_close(stepped(compiled, batches, SPLITS[split]), alone(compiled, batches), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_graph_is_cut_where_values_wait_for_an_exchange(monkeypatch):
     """Where statistics, sums of their gradient, and gradients are exchanged; else where counts and gradients are."""
     cut: list[SplitGraph] = []
@@ -170,6 +172,7 @@ def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
     assert_close(results, alone(compiled, batches), 2e-6)
 
 
+@pytest.mark.slow
 def test_any_library_that_adds_up_and_gathers_arrays():
     compiled, batches = program("batch normalization"), batches_of()
 
@@ -197,6 +200,7 @@ def test_groups_exchange_what_one_with_a_communicator_of_its_own_does():
     assert results[3] == [[50, 52, 54, 56], later, [[22, 23], [32, 33]], [[21, 22, 23], [31, 32, 33]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_accumulation_with_a_scaled_loss(engine):
     """Whether gradients are finite is an exchange of one number, and it stays one without dimensions."""
@@ -269,6 +273,7 @@ if errors:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["accumulating", "local"])
 def test_the_state_in_the_middle_needs_no_pytorch(kind, tmp_path):
     """Of an accumulation, or of a round in which workers step alone: what the workers have is joined as arrays."""

@@ -16,7 +16,7 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CheckpointError, DataError, WorkerError
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
-from burnish.training.workers import agree, on_all, on_first, spread
+from burnish.training.workers import agree, on_all, on_first
 from oracles import combinations
 
 
@@ -32,7 +32,8 @@ def alone(saved, tmp_path_factory) -> Path:
     return folder
 
 
-@combinations.spread("workers", [2, 3], test=1)
+@pytest.mark.slow
+@combinations.spread("workers", [2, 3])
 def test_a_run_of_workers_is_that_of_one_process(saved, alone, tmp_path, workers):
     folder = tmp_path / "run"
     results = run(train, workers, saved, str(folder), {})
@@ -51,6 +52,7 @@ def train_sharded(rank: int, saved: str, folder: str):
     return result.metrics
 
 
+@pytest.mark.slow
 def test_a_run_with_the_state_in_shares_writes_the_checkpoints_of_one_process(saved, alone, tmp_path):
     folder = tmp_path / "run"
     results = run(train_sharded, 2, saved, str(folder))
@@ -93,6 +95,7 @@ def fail_at_start(rank: int, saved: str, folder: str, kind: str):
         trainer(saved, folder, parallel=True, state={} if rank else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "errors"),
     [
@@ -117,6 +120,7 @@ def nan_on_one(rank: int, saved: str, folder: str):
     trainer(saved, folder, parallel=True, data=data).run()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_all_at_the_same_step(saved, tmp_path):
     with Workers(nan_on_one, 2, saved, str(tmp_path / "run")) as workers:
         first, second = (outcome.error for outcome in workers.outcomes())
@@ -129,7 +133,7 @@ def test_alone_nothing_is_exchanged():
     agree(group, {"epochs": 3})
     assert on_first(group, lambda: 5, "a number") == 5
     state = {"param/w": np.ones(2)}
-    assert spread(group, state) == state
+    assert pytest.mark.parametrize(group, state) == state
     with pytest.raises(CheckpointError, match="damaged"):
         on_first(group, _raise, "the checkpoint")
 
@@ -148,6 +152,7 @@ def read_on_all(rank: int, unreadable: tuple[int, ...], message: str):
         return on_all(group, read, "read the data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unreadable", "message", "errors"),
     [
@@ -186,12 +191,13 @@ def spread_kinds(rank: int):
             "c": np.zeros((0, 4)),
             "d": np.arange(6).reshape(2, 3).T + rank,
         }
-        received = spread(group, state)
+        received = pytest.mark.parametrize(group, state)
         with pytest.raises(WorkerError, match=r"the seed is 0 on rank 0, and 5 on ranks 1 and 2\. Start all"):
             agree(group, {"the version": "1", "the seed": 0 if rank == 0 else 5})
         return received
 
 
+@pytest.mark.slow
 def test_the_state_of_the_first_worker_is_spread_in_every_dtype_and_shape():
     for received in run(spread_kinds, 3):
         assert received["a"].dtype == np.float16

@@ -16,7 +16,6 @@ from burnish.cli.application import app
 from burnish.comparison import compare_engines
 from burnish.errors import ConfigurationError, EngineError, UnsupportedOperatorError
 from burnish.models import residual_network
-from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.small_networks import CLASSES, perceptron
 
@@ -74,7 +73,8 @@ def test_comparison_with_the_reference(program, accelerator):
     assert comparison.message() == "reference and accelerator agree over 2 steps"
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "operator",
     [
         "Conv",
@@ -82,7 +82,6 @@ def test_comparison_with_the_reference(program, accelerator):
         "ConvWeightGrad",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("LogSoftmax", "ReduceSum")),
     ],
-    test=1,
 )
 def test_an_operator_that_is_wrong_is_found(accelerator, operator):
     right = accelerator.OPERATORS[operator]
@@ -139,6 +138,7 @@ def test_what_it_does_not_run_is_named(accelerator):
         burnish.Session(program, engine=engine, parallel=burnish.DataParallel())
 
 
+@pytest.mark.slow
 def test_a_program_that_is_compiled_for_it(accelerator, tmp_path):
     target = accelerator.AcceleratorEngine.target
     program = burnish.compile(of_fixed_batch(NETWORKS["residual"]()), target=EXAMPLE / "accelerator/target.toml")

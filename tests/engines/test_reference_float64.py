@@ -206,6 +206,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_thirty_steps_against_torch_optim(optimizer: str) -> None:
     torch.manual_seed(0)

@@ -66,7 +66,7 @@ def comparable(case: Case) -> bool:
     return attributes.get("sorted", 1) != 0
 
 
-@cases_where(comparable, test=124)
+@cases_where(comparable, test=124, test_all=372)
 def test_the_reference_engine_computes_what_onnxruntime_does(case: Case) -> None:
     compare(forward, case)
 
@@ -77,7 +77,7 @@ def test_a_gradient_is_what_onnxruntime_computes(case: Case) -> None:
 
 
 @pytest.mark.slow
-@cases_where(lambda case: comparable(case) and case not in FIRST_OF_EACH.values())
+@cases_where(lambda case: comparable(case) and case not in FIRST_OF_EACH.values(), test_all=225)
 def test_the_gradient_of_another_sample_is_what_onnxruntime_computes(case: Case) -> None:
     """Its operators are those of the tables, of which each runs by itself, with every attribute that a sample has."""
     compare(backward, case)

@@ -13,7 +13,6 @@ from torch import nn
 
 import burnish
 from burnish.importer import InitializerKind, classify_initializers, load
-from oracles.combinations import spread
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 18]>
@@ -100,7 +99,8 @@ masked (float[N, 2, 2] x) => (float[N, 2, 2] p)
     assert classify_initializers(load(onnx.parser.parse_model(text.replace("LAST", last))))["seen"] is kind
 
 
-@spread("opset", [18, 23], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 23])
 def test_steps_of_an_exported_module(opset: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Attention()

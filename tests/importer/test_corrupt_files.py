@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ def test_the_models_load_when_whole() -> None:
         assert [value.name for value in load(content).graph.outputs] == outputs
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_truncated(data: st.DataObject) -> None:

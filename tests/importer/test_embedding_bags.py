@@ -222,6 +222,7 @@ class Recommender(torch.nn.Module):
         return self.top(torch.cat([below, pairs[:, 0, 1:2], pairs[:, 0, 2:3], pairs[:, 1, 2:3]], dim=1))
 
 
+@pytest.mark.slow
 def test_a_recommender_trains_as_in_pytorch():
     torch.manual_seed(0)
     module = Recommender()

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.importer import InitializerKind, classify_initializers
-from oracles.combinations import spread
 
 VOCABULARY, WIDTH, LENGTH = 24, 8, 5
 
@@ -68,7 +67,8 @@ def of_kind(model: onnx.ModelProto, kind: InitializerKind) -> set[str]:
     return {name for name, other in classify_initializers(burnish.load(model)).items() if other is kind}
 
 
-@spread("optimize", [True, False], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimize", [True, False])
 def test_what_was_no_parameter_is_no_weight(optimize):
     model = exported(optimize)
     weights = of_kind(model, InitializerKind.WEIGHT)
@@ -186,6 +186,7 @@ def standardized_convolution(x, weight, bias, stride=None, padding=None, dilatio
     return opset18.Conv(x, opset18.Div(weight, opset18.ReduceL2(weight)), bias)
 
 
+@pytest.mark.slow
 def test_a_weight_that_its_call_reads_twice_does_not_stand_for_the_bias():
     """The weight is larger than what the exporter computes ahead of time, and the bias of zeros is left out."""
     module = nn.Sequential(nn.Conv2d(128, 128, 1), nn.Flatten())
@@ -209,6 +210,7 @@ def test_a_weight_that_its_call_reads_twice_does_not_stand_for_the_bias():
     assert loaded.graph.initializers["0.bias"].shape == [128]
 
 
+@pytest.mark.slow
 def test_without_notes_every_tensor_that_a_gradient_reaches_is_a_weight():
     bare = onnx.ModelProto.FromString(exported().SerializeToString())
     del bare.graph.value_info[:]

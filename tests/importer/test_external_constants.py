@@ -270,6 +270,7 @@ def test_saved_programs_hold_their_constants(moved: MovedAway, expected: burnish
     assert_same(burnish.Program.load(name), expected, STANDARD)
 
 
+@pytest.mark.slow
 def test_a_saved_program_with_large_constants_finds_them(
     moved: MovedAway, expected: burnish.Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +324,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@spread("engine", ENGINES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_pytorch_exports_by_default_trains(exported: Path, engine: str) -> None:
     assert exported.with_name("encoder.onnx.data").is_file()
     inputs = {"ids": np.arange(16).reshape(2, 8), "labels": np.array([1, 3])}

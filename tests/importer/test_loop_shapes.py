@@ -112,6 +112,7 @@ def chain(length: int, between: str = "Identity (HERE)", first: str = "t0 = MatM
         }}""")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", ["Identity (HERE)", "Tanh (HERE)", "MatMul (HERE, w)"])
 def test_a_chain_of_any_length(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = []
@@ -123,6 +124,7 @@ def test_a_chain_of_any_length(between: str, monkeypatch: pytest.MonkeyPatch) ->
     assert len(rounds) < 30  # one walk carries the shape along the chain, not each round to the next link
 
 
+@pytest.mark.slow
 def test_a_loop_that_grows_does_not_take_the_shapes_of_the_others() -> None:
     model = load(chain(20, first="t0 = Concat <axis = 0> (s0, s0)"))
     shapes = [re.sub(r"unk__\d+", "None", str(node.outputs[0].shape)) for node in model.graph if node.op_type == "Loop"]

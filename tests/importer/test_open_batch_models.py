@@ -175,6 +175,7 @@ every_export_of_fixed_statistics = spread(
 )
 
 
+@pytest.mark.slow
 @every_export_of_fixed_statistics
 def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
@@ -238,7 +239,8 @@ def test_the_onnx_package_has_nine_models_of_batch_1():
     assert len(list(LIGHT.glob("*.onnx"))) == 9
 
 
-@spread("engine", ["onnxruntime", "torch"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_a_model_of_the_onnx_package_trains_at_batch_4(engine):
     """Its weights are written by their shapes alone; classes stand along the second of four axes."""
     program = burnish.compile(LIGHT / "light_squeezenet.onnx", optimizer=burnish.optim.sgd(lr=0.001), batch="open")

@@ -164,7 +164,7 @@ def is_refused(case: Case) -> bool:
     return case.spec.op_type in ("Compress", "If", "Loop", "MaxRoiPool", "Range", "RoiAlign", "Scan", "Unique")
 
 
-@spread(("number", "case"), list(enumerate(CASES.values())), test=129, ids=list(CASES))
+@spread(("number", "case"), list(enumerate(CASES.values())), test=129, test_all=387, ids=list(CASES))
 def test_some_form_of_each_case(number, case):
     """Each case begins with another of its forms, so that the cases of an operator go through them all."""
     every = list(forms(case))

@@ -127,6 +127,7 @@ CONTENT = linear_model().SerializeToString()
 HEAD = CONTENT.index(linear_model().graph.initializer[0].raw_data[:64])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(

@@ -63,6 +63,7 @@ def compiled(names: str, loss: Any, **options: Any) -> burnish.Program:
     return burnish.compile(model, loss=loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0), **options)
 
 
+@pytest.mark.slow
 def test_a_sum_over_two_outputs_trains_as_in_torch(tmp_path: Path) -> None:
     program = compiled("ab", losses.weighted_sum(BOTH))
     assert label_names(program) == {"labels:a", "targets:b"}

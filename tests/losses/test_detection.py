@@ -16,7 +16,7 @@ from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
 from burnish.losses.detection.anchors import default_boxes
 from oracles import detectors
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 from oracles.scaled_model import scaled_outputs
 from oracles.small_graphs import SmallGraph
 
@@ -106,6 +106,7 @@ def test_ssd(seed: int, has_crowd: bool) -> None:
     check(loss, offsets(seed, len(anchors)), given, lambda *read: detectors.ssd(*read, anchors, crowd))
 
 
+@pytest.mark.slow
 def test_ssd_takes_the_default_boxes_themselves() -> None:
     anchors = default_boxes(((3, 4), (2, 2)), SSD["scales"], SSD["ratios"])
     predictions, given = offsets(0, len(anchors)), objects(3, 0)
@@ -131,7 +132,8 @@ def distances(seed: int, bins: int, given: Mapping[str, np.ndarray]) -> dict[str
     return {"distances": read, "scores": 2 * rng.standard_normal((3, CELLS, CLASSES))}
 
 
-@diagonal(("seed", range(2)), (("bins", "has_crowd"), [(4, False), (4, True), (1, False)]), test=1)
+@pytest.mark.slow
+@diagonal(("seed", range(2)), (("bins", "has_crowd"), [(4, False), (4, True), (1, False)]))
 def test_task_aligned(seed: int, bins: int, has_crowd: bool) -> None:
     loss = losses.task_aligned(grids=GRIDS, bins=bins, candidates=3, crowd=has_crowd)
     given = with_crowd(objects(3, seed), seed) if has_crowd else objects(3, seed)
@@ -154,6 +156,7 @@ def test_boxes_without_an_extent_leave_a_finite_loss(dtype: str) -> None:
     assert all(np.isfinite(array).all() for array in results.values())
 
 
+@pytest.mark.slow
 def test_task_aligned_reads_channels_first() -> None:
     given = objects(3, 1)
     predictions = distances(1, 4, given)
@@ -170,7 +173,8 @@ def queries(seed: int, focal: bool, count: int = 7) -> dict[str, np.ndarray]:
     return {"queries": boxes, "scores": 2 * rng.standard_normal((3, count, CLASSES + (not focal)))}
 
 
-@diagonal((("seed", "count"), [(0, 7), (1, 7), (2, 2)]), ("focal", [False, True]), test=2)
+@pytest.mark.slow
+@diagonal((("seed", "count"), [(0, 7), (1, 7), (2, 2)]), ("focal", [False, True]))
 def test_detr(seed: int, count: int, focal: bool) -> None:
     """With two predictions for four objects, those that are found are the cheapest two."""
     loss = losses.detr(class_loss="focal" if focal else "cross_entropy")
@@ -276,7 +280,8 @@ def test_what_does_not_fit_is_refused(make: Any, message: str) -> None:
         make()
 
 
-@spread(("loss", "make"), MADE, test=1, ids=[loss.name for loss, _ in MADE])
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "make"), MADE, ids=[loss.name for loss, _ in MADE])
 def test_engines_take_the_same_steps(loss: losses.Loss, make: Any) -> None:
     predictions = make()
     batch = {**{f"in:{name}": array for name, array in predictions.items()}, **objects(3, 1)}

@@ -19,7 +19,6 @@ from burnish import losses
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.program import Role
-from oracles.combinations import spread
 
 FEATURES, CLASSES, SAMPLES = 5, 4, 7
 RATE = 2.0**-4
@@ -117,7 +116,8 @@ def test_two_steps_beside_a_teacher_are_those_of_torch(softmax: bool, alpha: flo
     assert {name for name in session.state() if name.startswith("param/")} == {"param/first", "param/second"}
 
 
-@spread(("projection", "width"), [("auto", 9), ("auto", 3), ("always", 3)], test=2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("projection", "width"), [("auto", 9), ("auto", 3), ("always", 3)])
 def test_hints_on_layers_are_those_of_torch(projection: Any, width: int, tmp_path: Path) -> None:
     teacher, student = network(width, 1, normalized=True), network(3, 2)
     path = file_of(teacher, tmp_path / "teacher.onnx")
@@ -285,6 +285,7 @@ def one_sample(seed: int, classes: int = CLASSES) -> ir.Model:
     return ir.from_proto(model)
 
 
+@pytest.mark.slow
 def test_a_teacher_of_one_sample_is_opened_with_its_student(tmp_path: Path) -> None:
     path = file_of(one_sample(1), tmp_path / "teacher.onnx")
     batch = {"x": RNG.standard_normal((SAMPLES, 2, 4, 4)).astype(np.float32), "labels": LABELS}
@@ -304,6 +305,7 @@ def test_a_teacher_of_one_sample_is_opened_with_its_student(tmp_path: Path) -> N
     assert alone.step(one)["loss"] == pytest.approx(burnish.Session(program, threads=1).step(one)["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_student_of_a_teacher_that_cannot_be_opened_trains_on_single_samples(tmp_path: Path) -> None:
     model = ir.to_proto(one_sample(1))
     model.graph.node[2].CopyFrom(onnx.helper.make_node("Compress", ["r", "which"], ["picked"]))

@@ -68,6 +68,7 @@ def on_the_host(draws: dict[str, np.ndarray]) -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
 def test_gradients_are_those_of_mixing_on_the_host(kind):
     alphas = {name: alpha for name, alpha in (("mixup", 0.4), ("cutmix", 1.0)) if kind in (name, "both")}
@@ -93,6 +94,7 @@ def test_gradients_are_those_of_mixing_on_the_host(kind):
     assert both == ({True, False} if kind == "both" else {kind == "cutmix"})
 
 
+@pytest.mark.slow
 def test_values_are_mixed_as_their_samples():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(4, 1, HEIGHT, WIDTH)), rng.normal(size=(4, CLASSES))
@@ -108,6 +110,7 @@ def test_values_are_mixed_as_their_samples():
     np.testing.assert_allclose(ours["grad:first"], theirs["grad:first"], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.2, 3.0])
 def test_shares_are_of_a_beta_distribution(alpha):
     key = ir.Value(name="key", type=ir.TensorType(ir.DataType.UINT32), shape=ir.Shape([2]))
@@ -123,6 +126,7 @@ def test_shares_are_of_a_beta_distribution(alpha):
     assert stats.kstest(shares, stats.beta(alpha, alpha).cdf).statistic < 1.95 / np.sqrt(len(shares))
 
 
+@pytest.mark.slow
 def test_nothing_is_mixed_outside_training():
     model = classifier(TensorProto.FLOAT)
     mixed = burnish.compile(model, loss="mixed:loss=cross_entropy,cutmix=1", optimizer="sgd:lr=0.1")
@@ -153,6 +157,7 @@ def test_a_tuned_file_says_the_loss_that_it_is_measured_by(tmp_path):
     assert json.loads(entries["burnish.objective"])["loss"]["name"] == "cross_entropy"
 
 
+@pytest.mark.slow
 def test_pixels_of_eight_bits_are_rounded():
     loss, builder = losses.mixed(mixup=1.0), Builder(ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="pixels"))
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["N", 2]))

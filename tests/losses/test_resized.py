@@ -41,6 +41,7 @@ def test_a_prediction_is_resized_to_its_labels(size: Any, shape: Any) -> None:
     np.testing.assert_allclose(results["dx"], x.grad, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_metrics_read_the_resized_prediction() -> None:
     program = burnish.compile(
         scaled_outputs({"x": X}), loss=losses.resized("cross_entropy"), metrics=["accuracy", "recall:macro"]

@@ -42,7 +42,8 @@ def trained_by_torch(case: LossCase, start: Mapping[str, np.ndarray], steps: int
 TRAINED = [case for case in one_per_loss() if next(iter(case.predictions.values())).ndim > 0]
 
 
-@spread("case", TRAINED, test=6, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
     program = burnish.compile(scaled_outputs(case.predictions), loss=case.loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0))
     assert {entry.name for entry in program.signature["step"].inputs_of(burnish.program.Role.LABEL)} == set(case.labels)
@@ -74,7 +75,8 @@ SUMMED = [
 ]
 
 
-@spread("loss", SUMMED, test=4, ids=lambda loss: loss.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", SUMMED, ids=lambda loss: loss.name)
 def test_a_sum_over_a_data_set_is_the_sum_over_its_batches(loss: losses.Loss, tmp_path: Any) -> None:
     case = next(case for case in TRAINED if case.loss.name == loss.name)
     batch = batch_of(case)
@@ -175,6 +177,7 @@ def test_readings_that_do_not_fit_the_model_are_named(options: dict[str, Any], m
         burnish.compile(scaled_outputs(samples), **options)
 
 
+@pytest.mark.slow
 def test_the_order_of_outputs_is_that_of_the_readings() -> None:
     rng = np.random.default_rng(0)
     samples = {name: rng.standard_normal((4, 3)) for name in "abc"}

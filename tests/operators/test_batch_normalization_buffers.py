@@ -38,7 +38,8 @@ def batch(channels: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     return {"x": x * np.float32(scale), "targets": generator.normal(size=(6, channels)).astype(np.float32)}
 
 
-@diagonal(("channels", [1, 3]), ("second", named(["scale2,bias2", "scale1,bias1"], ["apart", "tied"])), test=1)
+@pytest.mark.slow
+@diagonal(("channels", [1, 3]), ("second", named(["scale2,bias2", "scale1,bias1"], ["apart", "tied"])))
 def test_layers_of_equal_size_keep_their_own_statistics(channels, second):
     program = burnish.compile(two_layers(channels, second), loss="mse", optimizer=burnish.optim.sgd(lr=0.1))
     states = []

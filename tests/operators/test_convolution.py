@@ -29,6 +29,7 @@ def test_drawn_convolutions(drawn: tuple[list[int], list[int], dict[str, Any]], 
     check_against_torch("Conv", x_shape, w_shape, attributes, known=names, bias=bias)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(convolutions("ConvTranspose"), st.booleans())
 def test_drawn_transposed_convolutions(drawn: tuple[list[int], list[int], dict[str, Any]], symbolic: bool) -> None:

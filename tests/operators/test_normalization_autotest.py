@@ -77,6 +77,7 @@ def check_all() -> None:
     check_that_evaluation_leaves_the_state(CASES[0])
 
 
+@pytest.mark.slow
 def test_the_cases_that_mutants_are_tried_on_pass() -> None:
     check_all()
 
@@ -154,6 +155,7 @@ FUNCTIONS: dict[str, tuple[Any, str, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", FUNCTIONS)
 def test_a_mutated_statistic_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, original, replacement = FUNCTIONS[mutation]

@@ -204,11 +204,13 @@ def test_digits_kept_where_no_extent_is_known(name, n):
     check_digits(replace(layer, shape=IMAGES.get(name, layer.shape)), n, symbolic=True)
 
 
+@pytest.mark.slow
 def test_digits_kept_in_a_sequence_of_unknown_length():
     check_digits(LAYERS["group"], 200_000, symbolic=True)
 
 
-@spread("name", ["layer", "root_mean_square", "instance"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer", "root_mean_square", "instance"])
 def test_digits_kept_over_a_million(name):
     check_digits(LAYERS[name], 1_000_000, symbolic=False)
 
@@ -230,6 +232,7 @@ def test_the_row_where_implementations_part(dy):
     np.testing.assert_allclose(y, [[-0.84543, 0.84543]], atol=5e-6)
 
 
+@pytest.mark.slow
 @diagonal(("name", ["layer", "root_mean_square", "group", "instance"]), ("epsilon", [1e-12, 1e-5, 1.0]))
 def test_constant_rows(name, epsilon):
     """A constant row is its own mean: y = 0 and, with an inverse std of 1/sqrt(epsilon), dx = (dy - mean(dy)) / sqrt(epsilon)."""
@@ -250,6 +253,7 @@ def test_constant_rows(name, epsilon):
             assert relative_error(dx, expected.reshape(dx.shape)) <= 1e-6, f"{n} times {value}"
 
 
+@pytest.mark.slow
 @every_layer
 def test_nearly_constant_rows_give_finite_gradients(layer):
     for n in (6, 1000, 5000):
@@ -353,6 +357,7 @@ SECOND_ORDER = {
 }
 
 
+@pytest.mark.slow
 @diagonal(("name", list(SECOND_ORDER)), ("axis", [-1, -2]), ("known", named([True, False], ["static", "symbolic"])))
 def test_second_and_third_derivatives(name, axis, known):
     """Gradients of gradients of all outputs, each time of the product with a new random cotangent, against PyTorch."""
@@ -390,6 +395,7 @@ def test_inspect_counts_these_operators_as_differentiable(op_type, opset):
     assert has_gradient(ir.node(op_type, []), opset)
 
 
+@pytest.mark.slow
 def test_only_the_training_graphs_hold_the_training_form():
     model = onnx.parser.parse_model("""
 <ir_version: 8, opset_import: ["": 18]>

@@ -76,7 +76,8 @@ def against_torch(case: Case, dtype: str, tolerance: float) -> None:
         assert_close(actual, expected, tolerance, f"{dtype}: gradient of input {index}")
 
 
-@cases_where(lambda case: torch_function(case) is None, test=8)
+@pytest.mark.slow
+@cases_where(lambda case: torch_function(case) is None, test_all=24)
 def test_matches_central_differences(case: Case) -> None:
     assert is_measured(case), "PyTorch is the only oracle here: give a torch function"
     expected = numerical_gradients(case.spec, case.sample, cotangents_of(case), case.wrt)
@@ -101,7 +102,7 @@ def test_matches_torch(case: Case) -> None:
 
 
 @pytest.mark.slow
-@cases_where(lambda case: torch_function(case) is not None and "float32" in case.spec.dtypes)
+@cases_where(lambda case: torch_function(case) is not None and "float32" in case.spec.dtypes, test_all=250)
 def test_matches_torch_in_float32(case: Case) -> None:
     against_torch(case, "float32", case.spec.tolerance)
 
@@ -131,7 +132,7 @@ def symbolic(case: Case) -> list[str]:
     return [shapes for shapes in case.spec.shapes if shapes != "static"]
 
 
-@cases_where(lambda case: True, test=125)
+@cases_where(lambda case: True, test=125, test_all=375)
 def test_standard_operators_under_some_shape_knowledge(case: Case) -> None:
     graph = static_graph(case, case.widest)
     check_standard(graph)

@@ -56,6 +56,7 @@ def imports_of_operators(folder: str) -> Iterator[tuple[Path, str, str]]:
                 yield from ((path, node.module or "", alias.name) for alias in node.names)
 
 
+@pytest.mark.slow
 def test_an_engine_knows_semantic_operators_and_nothing_else_of_operators() -> None:
     imported = list(imports_of_operators("engines"))
     assert imported

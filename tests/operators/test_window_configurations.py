@@ -20,7 +20,6 @@ import burnish
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import BurnishError
-from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from specs.pooling import torch_average_pool, torch_lp_pool, torch_max_pool
 
@@ -180,7 +179,8 @@ def check(configuration: Configuration) -> bool:
     return True
 
 
-@spread("op_type", ["Conv", "ConvTranspose", *POOLS], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", *POOLS])
 def test_configurations(op_type: str) -> None:
     assert sum(check(Configuration(op_type, seed)) for seed in SEEDS) >= len(SEEDS) / 2
 

@@ -14,7 +14,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from burnish import optim
 from burnish.errors import ConfigurationError
-from oracles.combinations import spread
 from oracles.optimizers import (
     LR,
     SHAPES,
@@ -161,7 +160,8 @@ def test_the_equal_average_is_torchs(make: Any, torch_optimizer: Any, options: d
     assert history[-1]["opt/average_count"] == taken
 
 
-@spread("wrap", WRAPPERS, test=2, ids=range(len(WRAPPERS)))
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=range(len(WRAPPERS)))
 def test_wrapped_optimizers_keep_dtypes_and_go_through_their_options(wrap: Callable[[optim.Optimizer], optim.Optimizer]) -> None:
     optimizer = wrap(optim.adam(lr=0.1))
     assert isinstance(optimizer, optim.Optimizer)

@@ -374,7 +374,8 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
     assert loaded == ["step"]
 
 
-@every_optimizer(test=6)
+@pytest.mark.slow
+@every_optimizer()
 def test_a_program_is_saved_and_goes_on_from_a_checkpoint(optimizer: optim.Optimizer, tmp_path: Path) -> None:
     program = compiled(optimizer)
     program.save(tmp_path / "program")

@@ -73,7 +73,8 @@ def of_optax(reference: Callable[..., optax.GradientTransformation], *options: t
     return reference(lr=LR, **dict(options))
 
 
-@optax_cases(OPTAX_CASES, test=1)
+@pytest.mark.slow
+@optax_cases(OPTAX_CASES)
 def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     expected = optax_layers(of_optax(reference, *options.items()), "float64")
     assert_same_history(run_layers(make(lr=LR, **options), "float64"), expected, rtol=1e-10, atol=1e-12)

@@ -202,6 +202,7 @@ def test_grad_and_apply_make_the_step(around, scale):
         np.testing.assert_array_equal(stepped[name], applied.get(name, gradients.get(name)), err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_still_raises():
     session = burnish.Session(network())
     with pytest.raises(burnish.errors.NonFiniteLossError):
@@ -254,6 +255,7 @@ def followed(program: burnish.Program, engine: str, steps: int = 6) -> tuple[lis
         return [session.step(SMALL)["skipped"] for _ in range(steps)], start, session.state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "reference", "torch"])
 def test_the_gradient_of_a_frozen_weight_skips_no_step(engine):
     """What moves with a step, what is reported of it and the scale agree; with the weight trained the steps are skipped."""

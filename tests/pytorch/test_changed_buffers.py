@@ -80,7 +80,8 @@ def trained(module: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor
     return [*results, *module.parameters(), *module.buffers()]
 
 
-@spread("name", CASES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_buffers_that_forward_changes_are_written_back(name: str) -> None:
     build, sample = CASES[name]
     torch.manual_seed(0)

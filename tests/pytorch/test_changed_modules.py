@@ -185,6 +185,7 @@ def test_layers_without_a_shape_are_refused(way: str) -> None:
         burnish.torch.wrap(module, x) if way == "wrap" else burnish.compile(module, example_inputs=(x,))
 
 
+@pytest.mark.slow
 def test_an_attribute_that_the_graph_does_not_depend_on_costs_one_export(made: nn.Module, exports: list[nn.Module]) -> None:
     module = copy.deepcopy(made)
     module(batch())

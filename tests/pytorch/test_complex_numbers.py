@@ -98,6 +98,7 @@ def results(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, [leaf, *module.parameters()], cotangents)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_operators_over_complex_numbers_are_those_of_pytorch(kind: str) -> None:
     module, z = Of(FUNCTIONS[kind], torch.complex128), torch.randn(4, 4, dtype=torch.complex128)
@@ -115,6 +116,7 @@ def test_rotary_positions_and_fourier_layers_are_computed() -> None:
         torch.testing.assert_close(results(wrapped, x), results(module, x))
 
 
+@pytest.mark.slow
 def test_a_complex_buffer_is_a_constant_of_a_program_and_a_complex_parameter_is_refused() -> None:
     rotary, x = Rotary(), torch.randn(2, 7, 8)
     program = burnish.compile(rotary, example_inputs=x, loss="mse", optimizer="sgd:lr=0.1")

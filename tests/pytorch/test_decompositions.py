@@ -90,6 +90,7 @@ def test_what_is_decomposed_is_what_pytorch_computes(name):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("padding", [None, 1, -3])
 @pytest.mark.parametrize("last", [True, False])
@@ -104,6 +105,7 @@ def test_bags_of_float64_keep_its_digits(mode, padding, last):
     torch.testing.assert_close(wrapped.weight.grad, bag.weight.grad, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_tensors_of_numbers_have_the_dtype_of_pytorch():
     def made(x):
         count = x.shape[0]

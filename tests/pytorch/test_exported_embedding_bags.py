@@ -91,7 +91,8 @@ DYNAMO = [
 ]
 
 
-@spread(("mode", "form"), DYNAMO, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "form"), DYNAMO)
 def test_exports_of_dynamo(mode: str, form: str) -> None:
     """The exporter casts rows to float32 and back, also of a table in float64: the digits are those of float32."""
     assert difference(mode, form, dynamo=True, by_rows=True) < 1e-6

@@ -85,6 +85,7 @@ def test_gradients_of_inputs_and_parameters_are_those_of_differences_twice():
     assert torch.autograd.gradgradcheck(lambda *_: layer(x), (x, *parameters))
 
 
+@pytest.mark.slow
 def test_batch_normalization_is_differentiated_twice():
     layer = Layer(smooth_model(normalized=True))
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)

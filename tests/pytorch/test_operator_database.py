@@ -28,7 +28,8 @@ def test_an_operator_is_computed_as_by_pytorch_or_refused(name):
     check(outcomes_of_operator(name, 1))
 
 
-@spread("name", NETWORKS, test=1, test_all=8)
+@pytest.mark.slow
+@spread("name", NETWORKS, test_all=8)
 def test_a_module_is_computed_as_by_pytorch_or_refused(name):
     check([outcome(*sample, way) for sample in module_samples(name, SAMPLES) for way in WAYS])
 

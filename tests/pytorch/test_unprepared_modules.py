@@ -228,6 +228,7 @@ def test_what_forward_returns_and_writes_is_that_of_pytorch(what):
     assert_same_in(wrapped.eval(), reference.eval(), torch.randn(3, 4))
 
 
+@pytest.mark.slow
 def test_a_value_that_is_written_over_has_a_gradient_as_in_pytorch():
     reference = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
     wrapped, x, gradients = burnish.torch.wrap(copy.deepcopy(reference), torch.randn(2, 4)), torch.randn(5, 4), []
@@ -239,6 +240,7 @@ def test_a_value_that_is_written_over_has_a_gradient_as_in_pytorch():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_a_complex_input_is_read_and_has_a_gradient():
     class Parts(nn.Module):
         def __init__(self) -> None:
@@ -291,6 +293,7 @@ def test_vmap_runs_a_graph_for_extents_that_it_knows():
         torch.testing.assert_close(torch.func.vmap(wrapped)(x), wrapped[0](x))
 
 
+@pytest.mark.slow
 def test_other_extents_are_computed_by_graphs_in_which_they_are_open():
     class Last(nn.Module):
         def __init__(self) -> None:
@@ -318,6 +321,7 @@ class Asking(nn.Module):
         return hidden + y if x.shape[0] == y.shape[0] else hidden.sum() * y
 
 
+@pytest.mark.slow
 def test_another_way_that_forward_goes_for_some_extents_is_gone():
     reference = Asking()
     wrapped = burnish.torch.wrap(copy.deepcopy(reference), (torch.randn(6, 4), torch.randn(6, 3)))
@@ -327,6 +331,7 @@ def test_another_way_that_forward_goes_for_some_extents_is_gone():
         wrapped(torch.randn(2, 4), torch.randn(2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_targets_may_be_given_in_training_alone(training):
     reference = Heads(lambda h, x, y: nn.functional.cross_entropy(h, y + 0), lambda h, x, y: h)
@@ -352,6 +357,7 @@ def test_what_is_no_structure_of_tensors_is_refused(returned, reason):
         burnish.torch.wrap(Heads(returned), torch.randn(2, 4))
 
 
+@pytest.mark.slow
 def test_dropout_that_is_always_on_is_drawn_in_evaluation():
     for function in (
         lambda h, x, y: nn.functional.dropout(h, 0.5, training=True),
@@ -419,6 +425,7 @@ def test_a_checkpoint_around_a_compiled_part_saves_as_much_when_it_runs_again():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_autocast_over_a_part_without_products_computes_as_pytorch():
     torch._dynamo.reset()
     x = torch.randn(3, 4)

@@ -18,7 +18,6 @@ import burnish.torch
 from burnish.errors import AttributesWarning, FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import conversion, translation
 from burnish.torch.bound import bind_export
-from oracles.combinations import spread
 
 onnxscript = pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -45,6 +44,7 @@ def wrong_mish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(conversion.TRANSLATIONS, torch.ops.aten.mish.default, softplus)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["wrap", "load", "compile"])
 def test_a_wrong_translation_is_an_error_that_names_the_node(wrong_mish: None, way: str) -> None:
     module, x = Function(lambda h: functional.mish(h) * 2), torch.randn(3, 4)
@@ -61,6 +61,7 @@ def test_a_wrong_translation_is_an_error_that_names_the_node(wrong_mish: None, w
     assert make[way](verify=False) is not None
 
 
+@pytest.mark.slow
 def test_a_part_that_differs_stays_in_pytorch(wrong_mish: None) -> None:
     torch._dynamo.reset()
     module, x = Function(lambda h: functional.mish(h) * 2), torch.randn(3, 4)
@@ -70,6 +71,7 @@ def test_a_part_that_differs_stays_in_pytorch(wrong_mish: None) -> None:
     assert not torch.allclose(unchecked, module(x))
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_the_module_as_it_is() -> None:
     class Moving(Function):
         def __init__(self) -> None:
@@ -111,7 +113,8 @@ IGNORED = {
 }
 
 
-@spread("what", IGNORED, test=4)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", IGNORED)
 def test_arguments_that_translations_do_not_read_count(what: str) -> None:
     torch.manual_seed(0)
     module = Function(IGNORED[what])
@@ -124,6 +127,7 @@ def test_arguments_that_translations_do_not_read_count(what: str) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -172,6 +176,7 @@ def test_what_python_counts_and_draws_is_refused_by_its_name(module: nn.Module, 
         burnish.torch.wrap(module, torch.randn(3, 4))
 
 
+@pytest.mark.slow
 def test_draws_that_nothing_depends_on_are_left_alone() -> None:
     module = Function(lambda h: h if random.random() < 0.0 else -h)
     x = torch.randn(3, 4)
@@ -199,6 +204,7 @@ def test_the_graph_that_was_compared_is_the_one_that_runs(monkeypatch):
     assert bound == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_mish")
 def test_a_module_that_takes_one_sample_alone_is_compared():
     module = Function(lambda x: functional.mish(x).reshape(1, 6))

@@ -81,7 +81,8 @@ def test_a_wrapped_module_is_the_module_in_float64(name):
         torch.testing.assert_close(found, wanted, rtol=case.relative, atol=0.1 * case.relative)
 
 
-@spread("name", ["residual", "vision_transformer", "recurrent"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "vision_transformer", "recurrent"])
 def test_steps_in_float32_follow_pytorch(name):
     wrapped, reference, case = pair(name, torch.float32)
     exact = copy.deepcopy(reference).double()
@@ -100,7 +101,8 @@ def test_steps_in_float32_follow_pytorch(name):
         assert abs(ours - true) <= 2 * abs(theirs - true) + 2e-5 * max(1.0, abs(true))
 
 
-@spread("name", ["perceptron", "residual"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["perceptron", "residual"])
 def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name):
     wrapped, _, case = pair(name)
     wrapped.eval()
@@ -110,7 +112,8 @@ def test_gradients_are_those_of_differences_and_can_be_differentiated_again(name
     assert torch.autograd.gradgradcheck(lambda *leaves: wrapped(*leaves[: len(inputs)]), (*inputs, *parameters), fast_mode=True)
 
 
-@spread("name", ["residual", "recurrent", "unet"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "recurrent", "unet"])
 def test_a_penalty_on_gradients_is_differentiated_as_by_pytorch(name):
     """As in a GAN: the gradient of the norm of a gradient, through batch normalization in training and recurrence."""
     wrapped, reference, case = pair(name)
@@ -142,7 +145,8 @@ class Stopped(nn.Module):
         return h * factor
 
 
-@spread("detaches", [True, False], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("detaches", [True, False])
 def test_no_gradient_flows_where_the_module_stops_it_nor_a_second_one(detaches):
     module = Stopped(detaches).double()
     wrapped = burnish.torch.wrap(copy.deepcopy(module), torch.randn(3, 4, dtype=torch.float64))
@@ -229,6 +233,7 @@ def test_the_row_of_padding_gets_no_gradient():
     assert not wrapped.embedding.weight.grad.any()
 
 
+@pytest.mark.slow
 def test_a_single_value_per_channel_is_refused_in_training_as_in_pytorch():
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     wrapped = burnish.torch.wrap(module, torch.randn(4, 3))

@@ -31,6 +31,7 @@ def kinds(model: ir.Model) -> list[str]:
 TABLE = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_a_causal_mask_and_a_table_are_computed_once() -> None:
     model = loaded(
         """g (float[N, 32, 32] x) => (float[N, 32, 32] y) {

@@ -86,6 +86,7 @@ def test_the_last_layer_of_a_classifier_computes_the_rows_that_are_read(form):
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
 def test_gradients_are_those_of_the_model_as_it_was(engine):
     model = attention(**ONE)

@@ -111,6 +111,7 @@ def test_others_stay(shapes):
     assert counted == {"Mul": 2 * len(shapes), "Add": len(shapes), "Sub": len(shapes)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["onnxruntime", "webgpu"])
 def test_updates_of_a_program_are_joined_where_the_target_takes_them(target):
     program = burnish.compile(residual_network(), loss="cross_entropy", optimizer=burnish.optim.adamw(), target=target)

@@ -73,6 +73,7 @@ def test_equal_constants_and_scalars_are_one_and_larger_ones_stay():
     assert counted == {"Neg": 1, "Mul": 4, "Add": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["batch", 4])
 def test_a_program_counts_the_elements_of_equal_shapes_once(batch):
     model = burnish.load(residual_network())

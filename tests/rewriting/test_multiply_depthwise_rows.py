@@ -76,6 +76,7 @@ def test_a_constant_weight_is_left_to_the_kernel_that_onnxruntime_has_for_it():
     assert operators(multiply_depthwise_rows(ir.from_proto(proto))) == ["Conv"]
 
 
+@pytest.mark.slow
 def test_a_program_multiplies_in_both_directions_where_its_runtime_has_no_kernels(tmp_path):
     """And its export keeps the convolutions, for which runtimes have kernels where weights are constants."""
     rng = np.random.default_rng(0)

@@ -19,7 +19,6 @@ from burnish.graph import FLOATING, SIXTEEN_BIT
 from burnish.models import residual_network
 from burnish.optim import sgd
 from burnish.program import Role
-from oracles.combinations import spread
 
 GENERATOR = np.random.default_rng(0)
 BATCH = {"x": GENERATOR.normal(size=(16, 1, 8, 8)).astype(np.float32), "labels": GENERATOR.integers(0, 10, 16)}
@@ -64,7 +63,8 @@ def torch_gradients(dtype: torch.dtype, autocast: torch.dtype | None, scale: flo
     return {name: weight.grad.double().numpy() / scale for name, weight in weights.items()}
 
 
-@spread("precision", TORCH, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", TORCH)
 def test_gradients_are_as_near_to_float64_as_those_of_autocast(precision):
     """On the engine that rounds at every cast. What rounding does to a gradient is the network's conditioning: both meet it."""
     scale = 65536.0 if precision == "float16" else 1.0
@@ -104,7 +104,8 @@ class Transformer(torch.nn.Module):
         return self.head(x.mean(1))
 
 
-@spread(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 def test_a_transformer_has_the_gradients_of_float32_to_the_digits_of_its_products(precision, unit, tmp_path):
     """With the same dropout masks. The network is well conditioned: a gradient's error is some units of its dtype."""
     torch.manual_seed(0)
@@ -142,6 +143,7 @@ def test_a_transformer_has_the_gradients_of_float32_to_the_digits_of_its_product
         assert np.linalg.norm(rounded[name] - exact[name]) < 3 * unit * np.linalg.norm(exact[name]), name
 
 
+@pytest.mark.slow
 @AUTOCAST
 def test_the_state_the_gradients_and_the_figures_are_float32(precision):
     program = network(precision, optimizer="adam")
@@ -177,6 +179,7 @@ def test_evaluation_computes_in_the_precision_of_training():
     assert mixed["loss"] == pytest.approx(plain["loss"], rel=2.0**-8)
 
 
+@pytest.mark.slow
 def test_a_saved_program_trains_on(tmp_path):
     program = network(burnish.MixedPrecision("float16", loss_scale=512.0, keep=("classifier",)))
     program.save(tmp_path / "program")
@@ -191,6 +194,7 @@ def test_a_saved_program_trains_on(tmp_path):
         np.testing.assert_array_equal(states[1][name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_onnxruntime_names_the_operator_that_it_has_no_bfloat16_kernel_of():
     program = network("bfloat16")
     message = (
@@ -215,7 +219,8 @@ def test_a_bfloat16_program_trains_on_the_reference_engine():
     }
 
 
-@spread("norm", ["frozen", "ghost:8", "renorm"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["frozen", "ghost:8", "renorm"])
 def test_every_policy_of_batch_normalization_trains_in_float16(norm):
     plain, mixed = (run(network(precision, norm=norm), "step", "onnxruntime") for precision in ("float32", "float16"))
     assert mixed["skipped"] == 0

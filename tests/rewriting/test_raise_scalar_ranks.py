@@ -80,6 +80,7 @@ def test_what_is_broadcast_in_one_span_anyway_stays(inputs):
     assert [node.op_type for node in model.graph] == ["Mul"]
 
 
+@pytest.mark.slow
 def test_a_program_has_no_scalar_of_a_lower_rank_beside_the_weight_of_a_pointwise_convolution():
     program = burnish.compile(residual_network(), loss="cross_entropy", optimizer=burnish.optim.adamw())
     pointwise = 0

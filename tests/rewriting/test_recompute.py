@@ -19,7 +19,7 @@ from burnish.models import residual_network
 from burnish.rewriting.forward import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.rewriting.recompute_request import Recompute, get
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.standard_operators import STANDARD
 
 WIDTH, DEPTH, BATCH = 24, 12, 64
@@ -97,7 +97,8 @@ def compiled(model: str, recompute: str | tuple[str, ...] | None = None) -> burn
     return burnish.compile(MODELS[model](), recompute=recompute)
 
 
-@diagonal(("model", MODELS), ("requested", named(["layers", f"layers:batch={BATCH}", "budget", ("*",)], str)), test=1)
+@pytest.mark.slow
+@diagonal(("model", MODELS), ("requested", named(["layers", f"layers:batch={BATCH}", "budget", ("*",)], str)))
 def test_gradients_and_statistics_keep_their_bits(model, requested):
     plain = compiled(model)
     if requested == "budget":
@@ -109,7 +110,8 @@ def test_gradients_and_statistics_keep_their_bits(model, requested):
         assert_same_bits(run_graph(plain, engine), run_graph(again, engine))
 
 
-@spread("model", ["dropout", "convolutions"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dropout", "convolutions"])
 def test_a_session_ends_in_the_same_state(model):
     sessions = [burnish.Session(compiled(model, requested), engine=STANDARD) for requested in (None, "layers")]
     batches = [batch_of(sessions[0].program, seed=seed) for seed in range(3)]
@@ -119,11 +121,13 @@ def test_a_session_ends_in_the_same_state(model):
     assert [name for name in left if left[name].tobytes() != right[name].tobytes()] == []
 
 
+@pytest.mark.slow
 def test_the_reference_engine_gives_the_same_gradients():
     plain, again = (burnish.compile(perceptron(), recompute=requested, target="reference") for requested in (None, "layers"))
     assert_same_bits(run_graph(plain, ReferenceEngine(), size=3), run_graph(again, ReferenceEngine(), size=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_halve_the_planned_memory_of_activations(model):
     plain, again = compiled(model), compiled(model, "layers")
@@ -146,6 +150,7 @@ def test_layers_keep_the_boundaries_of_blocks():
     assert 1 <= len(checkpoints) <= DEPTH // 2
 
 
+@pytest.mark.slow
 def test_a_random_draw_is_not_repeated():
     plain, again = compiled("dropout"), compiled("dropout", ("*",))
     for operator in ("BitwiseXor", "BitShift", "GreaterOrEqual", "Mod"):
@@ -157,6 +162,7 @@ def test_a_random_draw_is_not_repeated():
     assert {values[value.name].dtype for value in kept} == {ir.DataType.BOOL}
 
 
+@pytest.mark.slow
 def test_an_update_of_running_statistics_is_not_repeated():
     plain, again = compiled("convolutions"), compiled("convolutions", ("*",))
     assert count(again, "BatchNormalization") > count(plain, "BatchNormalization")
@@ -290,6 +296,7 @@ def test_copies_may_wait_without_a_shape_that_values_decide(model):
     assert_same_bits(ReferenceEngine().run(selecting, feeds), ReferenceEngine().run(again.grad, feeds))
 
 
+@pytest.mark.slow
 def test_a_budget_is_met_with_as_little_work_as_it_takes():
     batch = 2 * BATCH  # Activations decide the peak then, and not the update, which reads all small gradients at once.
     plain = compiled("perceptron").planned_peak(batch)

@@ -294,6 +294,7 @@ def test_what_only_counts_or_compares_stops_no_gradient():
     np.testing.assert_allclose(found["grad:x"], [[2, 3]])
 
 
+@pytest.mark.slow
 def test_a_quantization_of_unknown_rank_is_named():
     model = parsed("""g (float[N, 2] x, int64[K] shape) => (float[A, B] y) <float[2] scale = {0.1, 0.2}, int8[2] zero = {0, 0}> {
         flat = Reshape (x, shape)

@@ -293,6 +293,7 @@ net (float["N", 4, 12, 10] x) => (float["N", 5] y)
 """
 
 
+@pytest.mark.slow
 def test_a_network_of_many_layers_trains_as_with_standard_operators():
     """Gates, slopes, joined images, means over places: all read images with their channels last, and only inputs are turned."""
     random = np.random.default_rng(2)

@@ -77,6 +77,7 @@ def test_arithmetic_comes_to_the_bits_of_standard_operators():
         np.testing.assert_array_equal(state[name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_network_with_batch_normalization_trains_as_without():
     program = burnish.compile(
         burnish.models.residual_network(), loss="cross_entropy", optimizer=optim.sgd(lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -130,6 +131,7 @@ def test_a_variance_that_overflows_is_normalized_as_by_pytorch(size, has_kernels
     np.testing.assert_array_equal(np.isinf(state["stat/variance"]), np.isinf(layer.running_var.numpy()))
 
 
+@pytest.mark.slow
 def test_a_variance_that_overflows_with_channels_last():
     """Images of 1e30 where convolutions are kernels too: the loss and the next state are those of standard operators."""
     program = burnish.compile(burnish.models.residual_network(), loss="cross_entropy", optimizer=optim.sgd(lr=0.05))
@@ -261,6 +263,7 @@ def test_what_is_not_built_is_not_built_unasked(monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_checkpoints_pass_between_sessions_with_kernels_and_without(tmp_path):
     program = burnish.compile(burnish.models.residual_network(width=4, blocks=(1,)), optimizer=optim.adam(lr=0.01))
     batch = {"x": np.random.default_rng(6).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}

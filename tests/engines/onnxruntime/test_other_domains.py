@@ -137,6 +137,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_with_a_library_operators_of_any_domain_pass(library, batch):
     engine = OnnxRuntimeEngine(custom_op_library=library)
     program = compiled(network("com.example"), engine)

@@ -28,7 +28,7 @@ def inductor() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.campaign), 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """PyTorch's threads, 1 to 3: a kernel cuts its work by them, evenly or not."""
     before = torch.get_num_threads()

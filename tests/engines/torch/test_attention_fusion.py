@@ -190,6 +190,7 @@ def test_heads_may_lie_in_any_order(dtype):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("narrow", [True, False])
 def test_attention_in_mixed_precision_is_a_kernel_where_there_is_one(narrow):
@@ -322,6 +323,7 @@ def test_other_guards_stay(changed):
     assert "FusedAttention" not in kinds(fused(burnish.load(source)))
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_the_step_of_a_transformer_has_both_kernels():
     program = burnish.compile(transformer(), loss="cross_entropy", optimizer="adamw")

@@ -40,6 +40,7 @@ def names(folder, pattern):
     return {path.name for path in (folder.parent / "cache" / "burnish").glob(pattern)}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_only_what_changed_is_compiled_again(folder):
     one, two = folder / "one.cpp", folder / "two.cpp"
@@ -120,6 +121,7 @@ def install(source, instructions, headers=None):
     return library
 
 
+@pytest.mark.slow
 @needs_linux
 @needs_compiler
 def test_an_installed_library_is_taken_without_a_compiler_until_its_source_changes(folder, monkeypatch):
@@ -270,6 +272,7 @@ def test_a_second_installation_from_a_checkout_builds_what_the_first_has_not(tmp
     assert changed != library
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
 def test_an_unknown_kind_of_processor_is_refused_by_the_installation():
     pytest.importorskip("setuptools", minversion="77")
@@ -280,6 +283,7 @@ def test_an_unknown_kind_of_processor_is_refused_by_the_installation():
     assert "BURNISH_INSTALLED_KERNELS names x86-64-v9: give none, or some of native, " in done.stderr
 
 
+@pytest.mark.slow
 @needs_linux
 @pytest.mark.skipif(not (PROJECT / "setup.py").exists(), reason="needs the project's sources")
 def test_a_portable_distribution_has_kernels_for_every_level_of_the_machine():

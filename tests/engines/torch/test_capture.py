@@ -62,6 +62,7 @@ def with_lr(batch, lr=LR):
     return {**batch, "lr": np.float32(lr)}
 
 
+@pytest.mark.slow
 def test_recorded_steps_follow_the_closed_form_with_one_recording_per_shape():
     program, recorder = tiny_program(), RunAgain()
     runner = opened(recorder, program)

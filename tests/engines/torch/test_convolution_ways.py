@@ -11,7 +11,6 @@ from burnish.engines.torch.families.convolution import dispatch as convolutions
 from burnish.engines.torch.families.convolution import ways as convolution_ways
 from burnish.engines.torch.families.convolution.ways import Windows, places
 from burnish.engines.torch.runtime import kernel_choice
-from oracles.combinations import spread
 
 SINGLE = 2.0**-24
 # x, weight, strides, padding, dilations, groups
@@ -82,7 +81,8 @@ def take(monkeypatch):
     convolutions._known.clear()
 
 
-@spread("case", CASES, test=4)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_every_way_agrees_with_float64(case, threads, take, monkeypatch):
     x, weight, bias, dy, window = operands_of(case)
     expected = dict(zip(OPERATIONS, exactly(x, weight, bias, dy, window), strict=True))

@@ -77,10 +77,10 @@ def test_the_loss_of_logits_of_more_axes_is_lowered():
     assert not {"FusedCrossEntropy", "SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad"} & set(found)
 
 
+@pytest.mark.slow
 @diagonal(
     ("labels", named([[0, 4, 1, 1, 3, 2, 0], [0, -1, 1, -1, 3, -1, 0], [-1] * 7], ["all", "some", "none"])),
     ("loss", [burnish.losses.cross_entropy(), burnish.losses.cross_entropy(reduction="sum", ignore_index=2)]),
-    test=3,
 )
 def test_steps_are_those_of_atens_operators(loss, labels):
     made = program(loss)

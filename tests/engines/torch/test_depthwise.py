@@ -16,7 +16,7 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")
@@ -80,6 +80,7 @@ def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
         assert nothing.numel() == 0
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("stride", [1, 2])
 def test_images_that_are_written_past_the_caches(stride, threads):
@@ -129,6 +130,7 @@ def test_what_is_not_finite_spreads_as_far_as_its_window_and_no_further(stride):
     assert torch.isinf(dw[7, 0, 1:, 1:]).all()
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_sums_of_many_pixels_keep_their_digits():
     x, dy = images(4, 16, 120, 120) + 3, images(4, 16, 120, 120, seed=2) + 1
@@ -214,7 +216,8 @@ def test_both_gradients_of_a_convolution_are_one_node():
     assert wanted == {(1, 2, 2, 2, 2): (0, 1), (2, 1, 0, 1, 2): (1, 1)}
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("attributes", "changed"),
     [
         ("dilations = [2, 2]", {}),
@@ -225,7 +228,6 @@ def test_both_gradients_of_a_convolution_are_one_node():
         ("pads = [0, 1, 0, 1]", {"kernel": "1, 3"}),
         ("pads = [3, 3, 3, 3]", {"kernel": "7, 7"}),
     ],
-    test=3,
 )
 def test_other_convolutions_stay_with_aten(attributes, changed):
     source = network(attributes, **changed)
@@ -247,6 +249,7 @@ def trained_alike(program: burnish.Program, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(array, expected[name], rtol=tolerance * 10, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(
     "attributes", ["strides = [2, 2], pads = [1, 0, 1, 2]", "pads = [1, 1, 1, 1]", 'auto_pad = "SAME_UPPER"']
@@ -256,6 +259,7 @@ def test_programs_train_alike_with_the_kernels_and_without(attributes, channels)
     trained_alike(burnish.compile(network(attributes, channels), loss="mse", optimizer="sgd"))
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_in_bfloat16_programs_train_alike():
     program = burnish.compile(network("pads = [1, 1, 1, 1]"), loss="mse", optimizer="sgd", precision="bfloat16")

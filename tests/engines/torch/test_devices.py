@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,7 +65,8 @@ class Reductions(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@diagonal(("name", PROGRAMS), ("graph", ["step", "evaluate", "predict"]), test=2)
+@pytest.mark.slow
+@diagonal(("name", PROGRAMS), ("graph", ["step", "evaluate", "predict"]))
 def test_everything_is_computed_on_the_gpu(name, graph, monkeypatch):
     program = PROGRAMS[name]()
     runner = open_program(TorchEngine(compile="none"), program, program.initial_state(0))

@@ -224,6 +224,7 @@ def test_graphs_drawn_at_random_compute_the_same(seed, segment, long, recent, mo
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_an_adaptive_optimizer_updates_a_parameter_in_one_call():
     from burnish.engines.torch.fusion import FUSED, fuse

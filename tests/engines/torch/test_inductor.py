@@ -151,6 +151,7 @@ def test_a_missing_compiler_is_named():
         open_program(TorchEngine(compile="inductor"), program, program.initial_state(0))
 
 
+@pytest.mark.slow
 def test_what_the_compiler_refuses_is_named(monkeypatch):
     def refuse(*arguments, **options):
         raise NotImplementedError("no such loop")

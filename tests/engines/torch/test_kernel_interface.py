@@ -95,6 +95,7 @@ def test_arguments_of_every_kind_arrive(operators):
     assert first.data_ptr() == tensors[0].data_ptr()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_missing(operators):
     told, _ = operators.interface_echo([torch.zeros(2)], None, [], [], 0.0, 0, False)
     assert told.tolist() == [1, -1, 0, 0, 0, 0, 0, 2]

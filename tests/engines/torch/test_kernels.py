@@ -333,6 +333,7 @@ def test_a_graph_waits_for_the_kernels_that_it_calls():
     )
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_kernel_that_fails_leaves_graphs_that_call_it_to_pytorch(monkeypatch, recwarn):
     build = kernels._build

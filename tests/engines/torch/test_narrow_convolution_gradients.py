@@ -257,6 +257,7 @@ def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
         assert sum("convolution_backward" in name for name in called) == 2
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 runs in float32 on this processor")
 def test_a_network_trains_alike_with_and_without(monkeypatch):

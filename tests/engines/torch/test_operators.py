@@ -90,7 +90,7 @@ def check_forms(case: Case, forms: list[tuple[str, str]], request: pytest.Fixtur
             compare(case, semantic, dtype, expected, in_any_order)
 
 
-@cases_where(lambda case: True, test=125)
+@cases_where(lambda case: True, test=125, test_all=375)
 def test_some_form(case: Case, request: pytest.FixtureRequest) -> None:
     check_forms(case, few_forms(case), request)
 

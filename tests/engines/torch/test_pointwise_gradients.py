@@ -16,7 +16,6 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from oracles.combinations import spread
 from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile
 
@@ -177,8 +176,9 @@ def test_layers_that_share_kernels_and_a_gradient_are_told_apart():
     assert [node.op_type for node in graph if node is not joint] == ["ConvWeightGrad"]
 
 
+@pytest.mark.slow
 @needs_kernels
-@spread("recompute", [None, "layers"], test=1)
+@pytest.mark.parametrize("recompute", [None, "layers"])
 def test_a_network_trains_alike_with_and_without(recompute, monkeypatch):
     monkeypatch.setattr(Pointwise, "LEAST_OF_WIDER", 1)
     monkeypatch.setattr(Pointwise, "LEAST_PIXELS", 0)

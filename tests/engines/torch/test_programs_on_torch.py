@@ -96,13 +96,15 @@ def batches(model: ir.Model) -> list[dict[str, np.ndarray]]:
     return [batch_of(model, seed) for seed in range(STEPS)]
 
 
-@diagonal(("name", NETWORKS), ("compiled", ["regions", "none"]), test=1)
+@pytest.mark.slow
+@diagonal(("name", NETWORKS), ("compiled", ["regions", "none"]))
 def test_networks(name: str, compiled: Literal["regions", "none"]) -> None:
     model = NETWORKS[name]()
     compare(burnish.compile(model, metrics=("accuracy",)), batches(model), TorchEngine(compile=compiled))
 
 
-@spread("norm", ["frozen", "ghost:4", "renorm", "train"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["frozen", "ghost:4", "renorm", "train"])
 def test_normalization_policies(norm: str) -> None:
     model = small_residual()
     compare(burnish.compile(model, norm=norm), batches(model))
@@ -160,7 +162,8 @@ def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: s
         assert not [node for node in module.graph.nodes if node.target in ("item", "tolist")], graph
 
 
-@diagonal(("precision", ["float16", "bfloat16"]), ("name", ["residual", "transformer", "dropout"]), test=1)
+@pytest.mark.slow
+@diagonal(("precision", ["float16", "bfloat16"]), ("name", ["residual", "transformer", "dropout"]))
 def test_mixed_precision(name: str, precision: str) -> None:
     """What sixteen bits do to a gradient is the network's conditioning: the standard's reference, which rounds at every cast,
     meets it as this engine does, and neither by much more."""
@@ -194,7 +197,8 @@ def test_dropout_keeps_the_very_same_elements(ratio: float) -> None:
         assert abs(kept.mean() - (1 - ratio)) < 0.05
 
 
-@diagonal(("name", ["residual", "dropout"]), (("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")]), test=1)
+@pytest.mark.slow
+@diagonal(("name", ["residual", "dropout"]), (("first", "second"), [("torch", "onnxruntime"), ("onnxruntime", "torch")]))
 def test_training_goes_on_with_the_other_engine(name: str, first: str, second: str, tmp_path: Path) -> None:
     model = NETWORKS[name]()
     program = burnish.compile(model, optimizer="adam")

@@ -166,6 +166,7 @@ def test_a_program_updates_its_rows_by_the_kernel(name: str) -> None:
             assert (states[0][entry] != start).any(), entry
 
 
+@pytest.mark.slow
 def test_tables_that_are_alike_are_updated_by_one_program() -> None:
     with burnish.Session(program("adam"), engine=TorchEngine()) as session:
         session.step(next(batches()))

@@ -77,6 +77,7 @@ def test_the_state_stays_where_it_lies_and_is_that_of_other_engines(threads):
     assert {name for name in places if name.endswith(("/w", "/v"))} <= set(kept)
 
 
+@pytest.mark.slow
 def test_weights_that_are_cast_for_a_deep_network_are_updated_in_place():
     layers, width = 12, 40
     lines = ["h0 = Identity (x)", *(f"p{i} = MatMul (h{i}, w{i})\n h{i + 1} = Tanh (p{i})" for i in range(layers))]
@@ -114,6 +115,7 @@ def test_a_state_that_was_read_does_not_change_with_the_next_step():
     assert not np.array_equal(session.state()["param/w"], before["param/w"])
 
 
+@pytest.mark.slow
 def test_a_step_without_a_finite_loss_changes_nothing():
     session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
     session.step(batch())
@@ -190,6 +192,7 @@ def test_an_interrupt_at_any_time_leaves_the_state_of_before_or_the_next_one():
     assert seen == {(True, False), (False, True)}
 
 
+@pytest.mark.slow
 def test_an_interrupt_waits_where_two_calls_move_the_state_on(monkeypatch):
     monkeypatch.setattr(state_updates, "MOST_COPIED", 0)
     monkeypatch.setattr(state_updates, "COUNTERS", ())

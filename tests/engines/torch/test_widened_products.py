@@ -183,8 +183,9 @@ def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: boo
     assert not [kind for kind in slow if "Linear" in kind or "Product" in kind]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
-@spread("name", NETWORKS, test=1, test_all=4)
+@spread("name", NETWORKS, test_all=4)
 def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses of some steps, with the products of this processor and with widened ones: both near those of float32."""
     model = NETWORKS[name]()

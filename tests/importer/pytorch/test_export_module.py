@@ -11,7 +11,6 @@ import burnish
 import burnish.torch
 from burnish.errors import FixedBatchWarning, UnsupportedOperatorError
 from burnish.importer.pytorch import ExportedModule, export_module
-from oracles.combinations import spread
 
 
 class Convolutional(nn.Module):
@@ -48,6 +47,7 @@ def test_names_and_dimensions_are_those_of_the_module(convolutional):
     assert exported.inference is None
 
 
+@pytest.mark.slow
 def test_what_each_normalization_does_is_kept(convolutional):
     assert convolutional[1].norm_policies == {
         "average": "train:momentum=cumulative",
@@ -140,6 +140,7 @@ class Noisy(nn.Module):
         return self.layer(x * 2 if self.training else x)
 
 
+@pytest.mark.slow
 def test_a_module_that_computes_something_else_in_evaluation_has_two_graphs():
     exported = export_module(Noisy(), (torch.ones(2, 3),))
     assert exported.inference is not None
@@ -183,7 +184,8 @@ class FixedBatch(nn.Module):
         return self.head(x.reshape(self.samples, 6))
 
 
-@spread("samples", [1, 4], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [1, 4])
 def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
     with pytest.warns(
         FixedBatchWarning, match=f"FixedBatch takes batches of {samples} alone: .* reshape\\({samples}, .* batch_first=True"
@@ -211,7 +213,8 @@ class Scaled(nn.Module):
         return self.linear(x) * factor.detach()
 
 
-@spread("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
 def test_what_stops_gradients_needs_no_graph_of_its_own_for_evaluation(factor: nn.Module) -> None:
     exported = export_module(Scaled(factor), (torch.randn(4, 3),))
     assert exported.inference is None
@@ -230,6 +233,7 @@ class Copying(nn.Module):
         return x @ self.weight.clone()
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_parameter_is_the_parameter() -> None:
     model = burnish.load(Copying(), example_inputs=(torch.randn(4, 3),))
     assert list(model.graph.initializers) == ["weight"]
@@ -242,7 +246,8 @@ class Keyword(nn.Module):
         return x * others["factor"] + others.get("shift", 0)
 
 
-@spread("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", [None, {"x": {0: torch.export.Dim("batch")}, "shift": {0: torch.export.Dim("batch")}}])
 def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
     inputs = {"x": torch.ones(2, 3), "shift": torch.ones(2, 3), "factor": torch.tensor(2.0)}
     if shapes is not None:
@@ -255,7 +260,8 @@ def test_the_batch_is_open_of_what_a_module_takes_by_any_name(shapes):
     ]
 
 
-@spread("scale", [None, 8**-0.5, 0.3, 0.5], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [None, 8**-0.5, 0.3, 0.5])
 def test_the_scale_of_attention_has_all_digits_in_float64(scale):
     class Attention(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -288,6 +294,7 @@ class Split(nn.Module):
         return first.sum(0) - second.split(2)[0].square().sum(0)
 
 
+@pytest.mark.slow
 def test_parts_along_the_batch_are_differentiated_for_any_batch():
     module = Split()
     wrapped = burnish.torch.wrap(module, (torch.randn(8, 3),))

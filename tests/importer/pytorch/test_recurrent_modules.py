@@ -12,7 +12,7 @@ from torch import nn
 import burnish
 from burnish.engines.reference import ReferenceEngine
 from burnish.importer.pytorch import export_module
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -53,7 +53,8 @@ def test_gradients_are_those_of_pytorch(kind: str, options: dict[str, str], form
         np.testing.assert_allclose(results[f"grad:{name}"], gradient.numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@spread(("kind", "options"), KINDS, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_dropout_is_drawn_between_layers(kind: str, options: dict[str, str]) -> None:
     torch.manual_seed(0)
     module = Sequences(kind, dropout=0.5, batch_first=True, **options)

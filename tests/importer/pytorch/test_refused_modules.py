@@ -108,6 +108,7 @@ def test_the_line_and_the_part_are_named(part, line, reason, capfd):
     assert torch.equal(Reversed.apply(torch.ones(2)), torch.full((2,), 2.0))
 
 
+@pytest.mark.slow
 def test_the_parts_are_named_of_a_module_that_branches_itself():
     class Whole(nn.Module):
         def __init__(self) -> None:
@@ -123,6 +124,7 @@ def test_the_parts_are_named_of_a_module_that_branches_itself():
         burnish.compile(Whole(), example_inputs=torch.randn(2, 3))
 
 
+@pytest.mark.slow
 def test_the_line_of_a_library_is_named_where_the_module_is_one_of_its(tmp_path, monkeypatch):
     library = tmp_path / "site-packages" / "branching_library.py"
     library.parent.mkdir()
@@ -140,17 +142,20 @@ def test_the_line_of_a_library_is_named_where_the_module_is_one_of_its(tmp_path,
         burnish.compile(module, example_inputs=torch.randn(2, 3))
 
 
+@pytest.mark.slow
 def test_a_layer_of_pytorch_with_a_backward_of_its_own_is_refused():
     message = r"the torch\.autograd\.Function CrossMapLRN2d has a backward of its own, and a graph would not"
     with pytest.raises(UnsupportedOperatorError, match=message):
         burnish.load(Normalizing(), example_inputs=torch.randn(2, 3))
 
 
+@pytest.mark.slow
 def test_complex_parameters_are_refused_with_what_to_hold_in_their_place():
     with pytest.raises(UnsupportedOperatorError, match=r"'response' is complex, and .* read it by torch\.view_as_complex"):
         burnish.load(Filtering(), example_inputs=torch.randn(2, 3))
 
 
+@pytest.mark.slow
 def test_running_statistics_of_instances_are_refused():
     module = nn.Sequential(nn.Conv1d(2, 3, 1), nn.InstanceNorm1d(3, track_running_stats=True))
     with pytest.raises(UnsupportedOperatorError, match="the instance normalization '1' keeps running statistics"):

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper
 import burnish
 from burnish.errors import UntrainedWeightsWarning
 from burnish.importer import InitializerKind, classify_initializers
-from oracles.combinations import spread
 from oracles.decoder_files import KV_HEADS, LAYERS, SIZE, VOCABULARY, decoder
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
@@ -33,7 +32,8 @@ def with_scores(file: onnx.ModelProto) -> onnx.ModelProto:
     return file
 
 
-@spread("quantized", [True, False], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("quantized", [True, False])
 def test_the_numbers_of_the_runtime(quantized: bool) -> None:
     file = decoder(quantized)
     feeds = TOKENS | cache(0)
@@ -46,6 +46,7 @@ def test_the_numbers_of_the_runtime(quantized: bool) -> None:
             np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_more_token_after_a_cache() -> None:
     file = decoder()
     feeds = {"input_ids": IDS[:, :1], "attention_mask": np.ones((3, 5), np.int64)} | cache(4)
@@ -60,6 +61,7 @@ def test_without_a_cache_the_program_has_no_such_input() -> None:
     assert not {"GatherElements", "ScatterElements"} & {node.op_type for node in model.graph}
 
 
+@pytest.mark.slow
 def test_scales_and_tables_of_angles_are_no_weights() -> None:
     kinds = classify_initializers(burnish.load(decoder()))
     weights = {name for name, kind in kinds.items() if kind is InitializerKind.WEIGHT}
@@ -68,6 +70,7 @@ def test_scales_and_tables_of_angles_are_no_weights() -> None:
     assert kinds["layers.0.q_proj.weight_scales"] is kinds["cos_cache"] is InitializerKind.CONSTANT
 
 
+@pytest.mark.slow
 def test_tables_for_short_and_long_sequences_are_no_weights() -> None:
     """Two pairs of tables, of which a branch chooses by the length."""
     file = decoder()

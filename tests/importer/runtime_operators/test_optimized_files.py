@@ -16,7 +16,6 @@ from onnxruntime.transformers.fusion_options import AttentionOpType, FusionOptio
 
 import burnish
 from burnish.errors import ModelError
-from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.transformer_files import HEADS, VOCABULARY, WIDTH, Decoder, Encoder, Images, export
 
@@ -98,7 +97,8 @@ def same_in_other(array: np.ndarray, weights: dict[str, np.ndarray]) -> str | No
     return next((name for name, other in weights.items() if other.shape == array.shape and np.array_equal(other, array)), None)
 
 
-@spread("case", CASES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_gradients_of_the_export(case: str, folder: Path) -> None:
     name, optimize, fused = CASES[case]
     path = folder / f"{name}.onnx"
@@ -122,7 +122,8 @@ def test_gradients_of_the_export(case: str, folder: Path) -> None:
         assert error < 1e-4, f"{fused_name}: {error}"
 
 
-@spread("engine", ["onnxruntime", "torch"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_steps_of_a_fused_encoder(engine: str, folder: Path) -> None:
     path = by_transformer_optimizer("bert")(folder / "encoder.onnx")
     losses = {}

@@ -537,7 +537,7 @@ def test_layers_in_bodies_are_named_where_activations_are_quantized() -> None:
         surgery.quantize(model, activations=None)
 
 
-@spread("scales", ["learned", "observed", "fixed"])
+@pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
 def test_the_reference_engine_trains_what_onnxruntime_trains(scales: Any) -> None:
     model = dropping("r = Relu (h) f = Flatten (r)")
     model.opset_import[0].version = 18  # the evaluator of the standard has DequantizeLinear from 19 on
