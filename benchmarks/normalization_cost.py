@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.nn import functional
 import burnish
 from burnish.graph import Tensor
 from burnish.operators import Operation, registry
+from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
 
 # Idle threads of the contender before wait actively for a while, and would take the cores from the next one.
 REST = 0.05
@@ -71,13 +73,13 @@ def fast_training(op: Operation) -> tuple[Tensor, ...]:
 @contextlib.contextmanager
 def fastest_lowering() -> Iterator[None]:
     """Within, batch normalization is lowered for speed alone."""
-    saved = dict(registry._lowerings)
-    registry._lowerings["burnish", "BatchNormTraining"] = [registry._Entry(fast_training, 1, None)]
+    records = registry.records()
+    saved = records[BATCH_NORM_TRAINING.key]
+    records[BATCH_NORM_TRAINING.key] = [replace(BATCH_NORM_TRAINING, lowering=fast_training)]
     try:
         yield
     finally:
-        registry._lowerings.clear()
-        registry._lowerings.update(saved)
+        records[BATCH_NORM_TRAINING.key] = saved
 
 
 def on_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray], threads: int) -> Callable[[], None]:

@@ -148,7 +148,7 @@ def test_integer_and_boolean_paths_stop() -> None:
 
 
 def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(registry._gradients, ("", "Det"))
+    monkeypatch.delitem(registry.records(), ("", "Det"))
     builder = new_builder()
     x = float64_input(builder, "x", [3, 3])
     node = ir.node("Volume", [x.value], domain="example", name="volume")
@@ -165,7 +165,7 @@ def test_an_operator_without_a_rule_on_the_path_is_named_with_the_remedy(monkeyp
 
 def rule_returning(result: object, monkeypatch: pytest.MonkeyPatch) -> Builder:
     """A graph ``y = Fmod (x, w)`` whose operator has a rule that returns ``result`` of the cotangent."""
-    monkeypatch.setitem(registry._gradients, ("", "Mod"), [])
+    monkeypatch.setitem(registry.records(), ("", "Mod"), [])
 
     @gradient("Mod")
     def remainder(op, dy):
@@ -223,7 +223,7 @@ def test_a_rule_that_returns_no_tensors(result, monkeypatch) -> None:
 
 @pytest.mark.parametrize("where", ["before the wanted value", "beside the output", "behind the output"])
 def test_an_operator_without_a_rule_off_the_path_is_not_looked_at(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(registry._gradients, ("", "Det"))
+    monkeypatch.delitem(registry.records(), ("", "Det"))
     builder = new_builder()
     x, w = float64_input(builder, "x", [3, 3]), float64_input(builder, "w", [3, 3])
     if where == "before the wanted value":

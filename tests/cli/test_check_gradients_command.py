@@ -9,7 +9,8 @@ import onnx.parser
 import pytest
 
 from burnish.graph import Tensor
-from burnish.operators import Operation, registry
+from burnish.operators import Operation
+from oracles.operator_records import change_record
 
 CURVED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, T, 2] x) => (float[N, T, 2] y, float[N, T, 2] z)
 <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] head = {1, 2, 3, 4}, float[2, 2] other = {1, 2, 3, 4}> {
@@ -47,7 +48,7 @@ def test_a_wrong_gradient_is_named_and_ends_with_1(run, curved, monkeypatch):
 
     options = ("--loss", "mse", "--outputs", "y", "--extent", "T=3", "--batch-size", "2")
     run("check", "curved.onnx", *options)
-    monkeypatch.setitem(registry._gradients, ("", "Tanh"), (wrong, 1))
+    change_record(monkeypatch, "Tanh", gradient=wrong)
     result = run("check", "curved.onnx", *options, code=1)
     assert re.search(r"\n w +\[2, 2\] +\d\.\de-\d\d +4 +differs: Tanh 'bend' \(output 't'\)", result.stdout)
     assert re.search(r"\n head +\[2, 2\] +\d\.\de-\d\d +4 *\n", result.stdout)

@@ -245,7 +245,7 @@ def test_inspect_of_a_program_in_one_file(run):
 
 
 def test_inspect_and_check_name_what_lacks_a_gradient(run, folder, monkeypatch):
-    monkeypatch.delitem(registry._gradients, ("", "Det"))
+    monkeypatch.delitem(registry.records(), ("", "Det"))
     write_model_without_gradient(folder / "det.onnx", off_the_path=False)
     text = run("inspect", "det.onnx").stdout
     assert "the loss reads values, before Softmax" in text
@@ -260,7 +260,7 @@ def test_inspect_and_check_name_what_lacks_a_gradient(run, folder, monkeypatch):
 
 
 def test_an_operator_off_the_path_needs_no_gradient(run, folder, monkeypatch):
-    monkeypatch.delitem(registry._gradients, ("", "Det"))
+    monkeypatch.delitem(registry.records(), ("", "Det"))
     write_model_without_gradient(folder / "det.onnx", off_the_path=True)
     assert "Every operator between a parameter and the loss has a gradient." in run("inspect", "det.onnx").stdout
     run("check", "det.onnx")

@@ -14,7 +14,8 @@ from burnish.comparison.differences import Differences
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.models import residual_network
-from burnish.operators import Operation, registry
+from burnish.operators import Operation
+from oracles.operator_records import change_record
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
 NETWORK = """g (float[N, 3] x) => (float[N, 2] y)
@@ -39,7 +40,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., obje
     """Put a wrong rule in the place of an operator's."""
 
     def replace(operator: str, rule: Callable[..., object]) -> None:
-        monkeypatch.setitem(registry._gradients, ("", operator), (rule, 1))
+        change_record(monkeypatch, operator, gradient=rule)
 
     return replace
 

@@ -317,7 +317,7 @@ GRADIENT = f"{TRAINING}.Gradient"
     ],
 )
 def test_errors_name_the_node(body, error, message, monkeypatch):
-    monkeypatch.delitem(registry._gradients, ("", "DFT"))
+    monkeypatch.delitem(registry.records(), ("", "DFT"))
     model = parsed(
         f"agraph (float[1,4,1] x, int64 k) => (float[1,4,1] y, float[1,4,1] d) <float s = {{1}}> {{ y = Mul (x, x)\n {body} }}"
     )

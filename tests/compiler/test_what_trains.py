@@ -138,7 +138,7 @@ def test_a_predicate_of_other_arguments_than_name_and_array(predicate):
 
 
 def test_a_missing_gradient_names_the_options_of_the_caller(monkeypatch):
-    monkeypatch.delitem(registry._gradients, ("", "Det"))
+    monkeypatch.delitem(registry.records(), ("", "Det"))
     problem = (
         r"^Det 'the_volume' \(output 'volume'\) has no gradient rule, and '{}' is differentiated through it\. Differentiate .*"
     )

@@ -40,14 +40,14 @@ def halves(monkeypatch: pytest.MonkeyPatch):
     """Registers a lowering of ``Halves`` for the test."""
 
     def register(rule):
-        monkeypatch.setitem(registry._lowerings, (BURNISH_DOMAIN, "Halves"), [])
+        monkeypatch.setitem(registry.records(), (BURNISH_DOMAIN, "Halves"), [])
         lowering("Halves")(rule)
 
     return register
 
 
 def test_a_lowering_may_emit_semantic_operators_again(halves, monkeypatch):
-    monkeypatch.setitem(registry._lowerings, (BURNISH_DOMAIN, "Doubled"), [])
+    monkeypatch.setitem(registry.records(), (BURNISH_DOMAIN, "Doubled"), [])
     lowering("Doubled")(lambda op: op.required(0) * 2)
     halves(lambda op: (op.required(0), op.builder.op("Doubled", op.required(0), domain=BURNISH_DOMAIN, like=op.required(0))))
     small = graph_of(BURNISH_DOMAIN)
@@ -91,7 +91,7 @@ def test_a_semantic_operator_without_a_lowering_is_named():
 
 def test_only_semantic_operators_are_kept_for_a_kernel(monkeypatch):
     """An operator of the standard's training domain is another, though it has the same name."""
-    monkeypatch.setitem(registry._lowerings, (TRAINING_DOMAIN, "Halves"), [])
+    monkeypatch.setitem(registry.records(), (TRAINING_DOMAIN, "Halves"), [])
 
     def rule(op) -> tuple[Tensor, Tensor]:
         return op.required(0), op.required(0)

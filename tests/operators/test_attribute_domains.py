@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from burnish.operators.registry import differentiable_operators
 from oracles.attribute_domains import DRAWN, uses
 from oracles.combinations import spread
 from oracles.gradient_harness import (
@@ -22,6 +21,7 @@ from oracles.gradient_harness import (
     gradient_graph,
     run_gradients,
 )
+from oracles.operator_records import differentiable_operators
 from oracles.torch_gradients import torch_gradients
 from specs.operator_spec import OperatorSpec, Sample
 

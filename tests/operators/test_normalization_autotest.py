@@ -15,10 +15,10 @@ from burnish import modes
 from burnish.compiler import compilation
 from burnish.engines.onnxruntime import OnnxRuntimeRunner
 from burnish.norms import training
-from burnish.operators import registry
 from burnish.operators.normalization import batch, standardize
 from oracles.mutant_functions import mutant_of
 from oracles.normalization_layers import Configuration, check, check_that_evaluation_leaves_the_state
+from oracles.operator_records import change_record
 
 TRAINED = [("scale", "bias"), ("scale",), ("bias",), ()]
 EXTENTS = st.integers(2, 5)
@@ -97,7 +97,7 @@ OPERATORS = {batch.lower_batch_norm_grad: "BatchNormGrad", standardize.lower_sta
 @pytest.mark.parametrize("mutation", LOWERINGS)
 def test_a_mutated_gradient_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, original, replacement = LOWERINGS[mutation]
-    monkeypatch.setitem(registry._lowerings, ("burnish", OPERATORS[rule]), (mutant_of(rule, original, replacement), 1))
+    change_record(monkeypatch, OPERATORS[rule], "burnish", lowering=mutant_of(rule, original, replacement))
     with pytest.raises(AssertionError):
         check_all()
 

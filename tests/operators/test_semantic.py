@@ -16,7 +16,7 @@ from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_FINISH, ALL_REDUCE_START, EXCHANGES, OWN_GRADIENTS
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
-from burnish.operators.registry import find_lowering
+from burnish.operators.registry import find_lowering, register
 from burnish.operators.semantic import SemanticOperator, declared_operators, like, semantic_operator
 
 PACKAGE = Path(burnish.__file__).parent
@@ -108,4 +108,4 @@ def test_what_outputs_share_memory_with() -> None:
 
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(ValueError, match="ReluGrad is declared twice"):
-        SemanticOperator("ReluGrad", ("dy",), ("dx",), like("dy"))
+        register(SemanticOperator("ReluGrad", ("dy",), ("dx",), like("dy")))

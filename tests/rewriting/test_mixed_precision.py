@@ -17,10 +17,12 @@ from burnish.graph import bodies
 from burnish.graph.names import separate_names
 from burnish.models import residual_network
 from burnish.modes import bind_inference
+from burnish.operators.registry import Precision
 from burnish.rewriting import mix_precision
-from burnish.rewriting.mixed_precision import COMPUTED, FOLLOWING, WIDENED
 from oracles import layers_in_bodies
+from oracles.operator_records import operators_of
 
+COMPUTED, FOLLOWING, WIDENED = (operators_of(precision) for precision in Precision)
 HALF, BRAIN, SINGLE = ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
 LAYERS = {"branches": ("wide", "narrow", "head"), "scanned": ("input", "hidden", "first", "head")}
 """Of ``layers_in_bodies``, those in bodies first."""

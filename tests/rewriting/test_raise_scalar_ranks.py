@@ -11,8 +11,8 @@ import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, engine
 from burnish.formats.model_file import model_bytes
 from burnish.models import residual_network
+from burnish.operators.registry import Elementwise, elementwise
 from burnish.rewriting import raise_scalar_ranks
-from burnish.rewriting.raise_scalar_ranks import BROADCASTING
 
 
 def parsed(text: str) -> ir.Model:
@@ -86,7 +86,7 @@ def test_a_program_has_no_scalar_of_a_lower_rank_beside_the_weight_of_a_pointwis
     pointwise = 0
     for node in program.step.graph:
         shapes = [value.shape for value in node.inputs if value is not None and value.shape is not None]
-        if node.op_type in BROADCASTING and any(len(shape) == 4 and shape.dims[2:] == (1, 1) for shape in shapes):
+        if elementwise(node) is Elementwise.BROADCAST and any(len(shape) == 4 and shape.dims[2:] == (1, 1) for shape in shapes):
             pointwise += 1
             assert all(len(shape) > 2 for shape in shapes)
     assert pointwise

@@ -19,8 +19,7 @@ from burnish.graph import FLOATING, Builder, Tensor, describe_node, place, sourc
 from burnish.lowering import TARGETS
 from burnish.operators.collectives import MARKS
 from burnish.operators.quantization import STRAIGHT_THROUGH
-from burnish.operators.registry import semantic_operators
-from burnish.operators.semantic import differentiable_outputs
+from burnish.operators.semantic import differentiable_outputs, semantic_operators
 from burnish.program import Program, Role
 from burnish.rewriting import remove_unused, simulate_quantization
 from burnish.rewriting.compute_in_float64 import compute_in_float64

@@ -16,11 +16,19 @@ from burnish.errors import ModelError
 from burnish.graph.attributes import bodies
 from burnish.graph.constants import constant_array
 from burnish.graph.describe import describe_place
-from burnish.graph.operators import BROADCASTING, COMPARISONS, UNARY
 from burnish.graph.shapes import broadcast_shapes, dimension_product
 
-SAME_AS_FIRST_INPUT = (UNARY - {"IsInf", "IsNaN"}) | {"Clip", "CumSum", "LogSoftmax", "Softmax"}
-BROADCAST_ARITHMETIC = BROADCASTING - COMPARISONS - {"Where"}
+SAME_AS_FIRST_INPUT = frozenset(
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish "
+    "Identity LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus "
+    "Softsign Sqrt Swish Tan Tanh ThresholdedRelu".split()
+)
+"""Operators whose first result has the dtype and shape of the first operand."""
+BROADCAST_ARITHMETIC = frozenset(
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor".split()
+)
+"""Operators whose result has the dtype of the first operand, and the shape that all are broadcast to."""
+COMPARISONS = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 
 
 @cache

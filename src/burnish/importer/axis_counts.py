@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, bodies, constant_array, static_shape
-from burnish.graph.operators import BROADCASTING, UNARY
+from burnish.operators.registry import Elementwise, elementwise
 
 MOST_AXES = 32
 """The most axes of an array that every version of NumPy can hold and iterate over."""
@@ -25,8 +25,8 @@ ONE_MORE = frozenset({"ConcatFromSequence", "GatherND", "Loop", "OneHot", "STFT"
 """Operators that can add one axis to those of their operands."""
 OTHERS = 5
 """No other operator gives more axes than this if its operands have fewer."""
-KEEPING = UNARY | {"Cast", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-"""Operators that give no more elements than their first operand has."""
+KEEPING = frozenset({"Cast", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that give no more elements than their first operand has, besides those that compute on each of its elements."""
 
 
 def may_have_many_axes(graph: ir.Graph) -> bool:
@@ -112,7 +112,7 @@ class _Counts:
         if kind == "Einsum":
             return len(str(attribute_value(node, "equation", "")))
         most = max(map(self.axes, inputs), default=0)
-        if kind in UNARY or kind in BROADCASTING or kind in ("Cast", "Concat", "Slice", "Transpose"):
+        if elementwise(node) is not None or kind in ("Cast", "Concat", "Slice", "Transpose"):
             return most
         return max(OTHERS, len(attribute_value(node, "shape", ())), most + (kind in ONE_MORE))
 
@@ -152,13 +152,13 @@ class _Counts:
         if kind == "Range" and len(inputs) == 3:
             start, end, step = (constant_array(inputs[0]), _largest(inputs[1]), constant_array(inputs[2]))
             return None if start is None or end is None or step is None else max(0, len(range(int(start), end, int(step) or 1)))
-        if kind in KEEPING or kind.startswith("Reduce"):
+        if kind in KEEPING or kind.startswith("Reduce") or elementwise(node) is Elementwise.UNARY:
             return self.elements(inputs[0]) if inputs else None
         if kind == "Gather" and len(inputs) == 2 and self.axes(inputs[0]) <= 1:
             return self.elements(inputs[1])
         if kind == "Concat":
             return self._added(map(self.elements, inputs))
-        if kind in BROADCASTING and all(self.axes(value) <= 1 for value in inputs):
+        if elementwise(node) is Elementwise.BROADCAST and all(self.axes(value) <= 1 for value in inputs):
             counts = [*map(self.elements, inputs)]
             return None if None in counts else max((count for count in counts if count is not None), default=None)
         return None

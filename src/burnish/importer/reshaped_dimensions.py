@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import onnx_ir as ir
 
-from burnish.graph.operators import BROADCASTING
 from burnish.graph.shapes import broadcast_shapes, multiple_name
+from burnish.operators.registry import Elementwise, elementwise
 
 INVENTED = "unk__"
 """How names begin that the standard's inference makes up."""
@@ -36,7 +36,7 @@ def name_reshaped_dimensions(model: ir.Model) -> None:
             source = node.inputs[0]
             if source is not None and source.shape is not None and output.shape is not None:
                 names.equate_elements(source.shape, output.shape)
-        elif node.op_type in BROADCASTING and output.shape is not None:
+        elif elementwise(node) is Elementwise.BROADCAST and output.shape is not None:
             shapes = [value.shape for value in node.inputs if value is not None]
             if all(shape is not None for shape in shapes):
                 together = broadcast_shapes(*(names.resolved(shape) for shape in shapes if shape is not None))

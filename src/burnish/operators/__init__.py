@@ -1,26 +1,27 @@
-"""Operators: one file per family; for each operator its gradient rule and, where it has one, its semantic gradient
-operator and that operator's lowering, side by side.
+"""Operators: one file per family, with a record per operator and version that ``families`` lists.
 
-An operator knows no engine. What walks the graph and calls the rules is ``burnish.autodiff``; what calls the lowerings is
-``burnish.lowering``. The rules are registered when one is first looked up (``rules``).
+A family holds, for each operator, its gradient rule and, where it has one, its semantic gradient operator and that operator's
+lowering, side by side. An operator knows no engine. What walks the graph and calls the rules is ``burnish.autodiff``; what
+calls the lowerings is ``burnish.lowering``.
 """
 
 from burnish.operators.registry import (
     Gradients,
     Operation,
+    Operator,
     find_gradient,
     find_lowering,
     find_training_form,
     gradient,
     has_gradient,
     lowering,
-    semantic_operators,
-    training_form,
 )
+from burnish.operators.semantic import semantic_operators
 
 __all__ = [
     "Gradients",
     "Operation",
+    "Operator",
     "find_gradient",
     "find_lowering",
     "find_training_form",
@@ -28,5 +29,4 @@ __all__ = [
     "has_gradient",
     "lowering",
     "semantic_operators",
-    "training_form",
 ]

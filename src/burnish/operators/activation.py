@@ -9,20 +9,12 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor, same_shape
 from burnish.graph.subgradients import INCLUSIVE, WHOLE, subgradient_of
-from burnish.operators.registry import Operation, gradient, training_form
+from burnish.operators.registry import Elementwise, Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
 SELU_ALPHA = 1.67326319217681884765625
 SELU_GAMMA = 1.05070102214813232421875
 
-RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"))
-CLIP_GRAD = SemanticOperator("ClipGrad", ("dy", "y", "low", "high"), ("dx",), like("dy"))
-SILU = SemanticOperator("Silu", ("x",), ("y", "gate"), like("x", "x"))
-SILU_GRAD = SemanticOperator("SiluGrad", ("dy", "x", "y", "gate"), ("dx",), like("dy"))
-
-SOFTMAX_GRAD = SemanticOperator("SoftmaxGrad", ("dy", "y"), ("dx",), like("y"))
-"""Of Softmax and LogSoftmax along ``axis``, from the cotangent of their output and the output, which is all that is read."""
-LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like("y"))
 
 SINGULAR_AT_ZERO = frozenset({"Div", "Log", "Pow", "Reciprocal", "ReduceLogSum", "Sqrt"})
 
@@ -39,20 +31,17 @@ def _masked(condition: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
     return dy * builder.cast(condition, dy.dtype)
 
 
-@gradient("Relu")
 def relu(op: Operation, dy: Tensor) -> Tensor:
     """The output tells where the input was positive; the input need not be kept."""
     return RELU_GRAD(dy, op.output)
 
 
-@RELU_GRAD.lowering
 def lower_relu_grad(op: Operation) -> Tensor:
     """Inputs dY, Y; output dX = dY where Y > 0, else 0."""
     dy, y = op.required(0), op.required(1)
     return _masked(op.builder.op("Greater", y, 0), dy, y)
 
 
-@gradient("Clip")
 def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Zero outside the bounds and, as for PyTorch's relu6 and hardtanh, exactly on them, so that the output alone decides
     and the input need not be kept. When a gradient of a bound is asked for, or a note says so, PyTorch's clamp is followed: on
@@ -82,7 +71,6 @@ def clip(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-@CLIP_GRAD.lowering
 def lower_clip_grad(op: Operation) -> Tensor:
     """Inputs dY, Y and the bounds, one of which may be absent; output dX = dY where Y lies between them, else 0."""
     builder, dy, y, low, high = op.builder, op.required(0), op.required(1), op.optional(2), op.optional(3)
@@ -91,7 +79,6 @@ def lower_clip_grad(op: Operation) -> Tensor:
     return _masked(inside[0] if len(inside) == 1 else builder.op("And", *inside), dy, y)
 
 
-@gradient("LeakyRelu")
 def leaky_relu(op: Operation, dy: Tensor) -> Tensor:
     """The output has the sign of the input while alpha >= 0; for alpha in [0, 1] the slope is max([y > 0], alpha)."""
     builder, alpha = op.builder, op.attribute("alpha", 0.01)
@@ -102,7 +89,6 @@ def leaky_relu(op: Operation, dy: Tensor) -> Tensor:
     return builder.op("Where", positive, dy, dy * alpha)
 
 
-@gradient("PRelu")
 def prelu(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     builder, x, slope = op.builder, op.required(0), op.required(1)
     positive = builder.op("Greater", x, 0)
@@ -112,7 +98,6 @@ def prelu(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-@gradient("Elu")
 def elu(op: Operation, dy: Tensor) -> Tensor:
     builder, x, alpha = op.builder, op.input, op.attribute("alpha", 1.0)
     negative_side = dy * builder.op("Exp", builder.op("Min", x, 0))
@@ -121,7 +106,6 @@ def elu(op: Operation, dy: Tensor) -> Tensor:
     return builder.op("Where", builder.op("Greater", x, 0), dy, negative_side * alpha)
 
 
-@gradient("Selu")
 def selu(op: Operation, dy: Tensor) -> Tensor:
     builder, x = op.builder, op.input
     alpha, gamma = op.attribute("alpha", SELU_ALPHA), op.attribute("gamma", SELU_GAMMA)
@@ -129,7 +113,6 @@ def selu(op: Operation, dy: Tensor) -> Tensor:
     return builder.op("Where", builder.op("Greater", x, 0), dy * gamma, negative_side)
 
 
-@gradient("Celu")
 def celu(op: Operation, dy: Tensor) -> Tensor:
     """y = max(0, x) + min(0, α(exp(x/α) - 1)), of slope exp(min(x, 0)/α) for α > 0."""
     builder, alpha = op.builder, op.attribute("alpha", 1.0)
@@ -137,31 +120,26 @@ def celu(op: Operation, dy: Tensor) -> Tensor:
     return dy * builder.op("Exp", bounded if alpha == 1 else bounded * (1 / alpha))
 
 
-@gradient("Softplus")
 def softplus(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.builder.op("Sigmoid", op.input)
 
 
-@gradient("Softsign")
 def softsign(op: Operation, dy: Tensor) -> Tensor:
     scale = op.builder.op("Abs", op.input) + 1
     return dy / (scale * scale)
 
 
-@gradient("Sigmoid")
 def sigmoid(op: Operation, dy: Tensor) -> Tensor:
     y = op.output
     return dy * (y * (1 - y))
 
 
-@gradient("HardSigmoid")
 def hard_sigmoid(op: Operation, dy: Tensor) -> Tensor:
     builder, y = op.builder, op.output
     inside = builder.op("And", builder.op("Greater", y, 0), builder.op("Less", y, 1))
     return _masked(inside, dy * op.attribute("alpha", 0.2), y)
 
 
-@gradient("HardSwish")
 def hard_swish(op: Operation, dy: Tensor) -> Tensor:
     """y = x·h with h = HardSigmoid(x; 1/6, 1/2); the slope is 2h - 1/2 where 0 < h < 1, and h (0 or 1) elsewhere."""
     builder, x = op.builder, op.input
@@ -173,19 +151,16 @@ def hard_swish(op: Operation, dy: Tensor) -> Tensor:
     return dy * builder.op("Where", inside, h * 2 - 0.5, h)
 
 
-@gradient("ThresholdedRelu")
 def thresholded_relu(op: Operation, dy: Tensor) -> Tensor:
     return _masked(op.builder.op("Greater", op.input, op.attribute("alpha", 1.0)), dy, op.output)
 
 
-@gradient("Shrink")
 def shrink(op: Operation, dy: Tensor) -> Tensor:
     """Beyond ±lambd the input is shifted by a constant, between them the output is 0."""
     builder = op.builder
     return _masked(builder.op("Greater", builder.op("Abs", op.input), op.attribute("lambd", 0.5)), dy, op.output)
 
 
-@gradient("Gelu")
 def gelu(op: Operation, dy: Tensor) -> Tensor:
     """With Φ the normal distribution function and φ its density, d(x·Φ(x)) = Φ(x) + x·φ(x), and for the tanh approximation
     ½(1 + t) + ½x(1 - t²)·u' with t = tanh(u), u = √(2/π)(x + 0.044715x³).
@@ -202,7 +177,6 @@ def gelu(op: Operation, dy: Tensor) -> Tensor:
     return dy * (distribution + x * density)
 
 
-@gradient("Mish")
 def mish(op: Operation, dy: Tensor) -> Tensor:
     """y = x·t with t = tanh(softplus(x)); dy/dx = t + x(1 - t²)·sigmoid(x)."""
     builder, x = op.builder, op.input
@@ -210,7 +184,6 @@ def mish(op: Operation, dy: Tensor) -> Tensor:
     return dy * (t + x * (1 - t * t) * builder.op("Sigmoid", x))
 
 
-@gradient("Swish")
 def swish(op: Operation, dy: Tensor) -> Tensor:
     """y = x·s with s = sigmoid(αx); dy/dx = s(1 + αx(1 - s))."""
     alpha = op.attribute("alpha", 1.0)
@@ -219,7 +192,6 @@ def swish(op: Operation, dy: Tensor) -> Tensor:
     return dy * (s * (scaled * (1 - s) + 1))
 
 
-@training_form("Mul")
 def gated_product(op: Operation) -> Tensor | None:
     """x * sigmoid(x), as exporters write the sigmoid linear unit; None for any other product."""
     one, other = op.required(0), op.required(1)
@@ -230,7 +202,6 @@ def gated_product(op: Operation) -> Tensor | None:
     return None
 
 
-@training_form("Swish")
 def swish_in_training(op: Operation) -> Tensor | None:
     return _sigmoid_linear_unit(op.input) if op.attribute("alpha", 1.0) == 1 else None
 
@@ -243,7 +214,6 @@ def _sigmoid_linear_unit(x: Tensor) -> Tensor | None:
     return y
 
 
-@SILU.gradient
 def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | None:
     """The gate is read by second derivatives."""
     dx = None
@@ -256,7 +226,6 @@ def silu(op: Operation, dy: Tensor | None, d_gate: Tensor | None) -> Tensor | No
     return by_gate if dx is None else dx + by_gate
 
 
-@SILU_GRAD.gradient
 def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
     """With s = sigmoid(x): the slope s(1 + x(1 - s)) has the derivative s(1 - s)(2 + x(1 - 2s)). All that is read is x's."""
     dy, x, y, gate = (op.required(index) for index in range(4))
@@ -265,20 +234,17 @@ def silu_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
     return by_dy, by_x, None, None
 
 
-@SILU.lowering
 def lower_silu(op: Operation) -> tuple[Tensor, Tensor]:
     gate = op.builder.op("Sigmoid", op.input)
     return op.input * gate, gate
 
 
-@SILU_GRAD.lowering
 def lower_silu_grad(op: Operation) -> Tensor:
     """Inputs dY, X, Y and the gate s = sigmoid(X); output dX = dY(s + Y(1 - s)). X need not be kept."""
     dy, y, gate = op.required(0), op.required(2), op.required(3)
     return dy * (gate + y * (1 - gate))
 
 
-@gradient("Softmax", since=13)
 def softmax(op: Operation, dy: Tensor) -> Tensor:
     """dx = y(dy - Σ dy·y) along the axis.
 
@@ -321,7 +287,6 @@ def _chooses_rows(condition: Tensor, value: ir.Value, axis: int) -> bool:
     return condition.rank < -from_the_end or condition.dimension(from_the_end) == 1
 
 
-@SOFTMAX_GRAD.lowering
 def lower_softmax_grad(op: Operation) -> Tensor:
     """dx = y(dy - Σ dy·y), the sum along the axis."""
     dy, y = op.required(0), op.required(1)
@@ -329,12 +294,10 @@ def lower_softmax_grad(op: Operation) -> Tensor:
     return (dy - op.builder.op("ReduceSum", dy * y, along, keepdims=1)) * y
 
 
-@gradient("LogSoftmax", since=13)
 def log_softmax(op: Operation, dy: Tensor) -> Tensor:
     return LOG_SOFTMAX_GRAD(dy, op.output, axis=op.attribute("axis", -1))
 
 
-@LOG_SOFTMAX_GRAD.lowering
 def lower_log_softmax_grad(op: Operation) -> Tensor:
     """dx = dy - softmax(x)·Σ dy, the sum along the axis; softmax(x) = exp(y) is accurate since y <= 0."""
     dy, y = op.required(0), op.required(1)
@@ -342,7 +305,48 @@ def lower_log_softmax_grad(op: Operation) -> Tensor:
     return dy - op.builder.op("Exp", y) * op.builder.op("ReduceSum", dy, along, keepdims=1)
 
 
-@gradient("Hardmax", since=13)
 def hardmax(op: Operation, dy: Tensor) -> None:
     """Constant wherever it is continuous: no gradient flows."""
     return
+
+
+RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"), lowering=lower_relu_grad)
+CLIP_GRAD = SemanticOperator("ClipGrad", ("dy", "y", "low", "high"), ("dx",), like("dy"), lowering=lower_clip_grad)
+SILU = SemanticOperator("Silu", ("x",), ("y", "gate"), like("x", "x"), gradient=silu, lowering=lower_silu)
+SILU_GRAD = SemanticOperator(
+    "SiluGrad", ("dy", "x", "y", "gate"), ("dx",), like("dy"), gradient=silu_double_backward, lowering=lower_silu_grad
+)
+SOFTMAX_GRAD = SemanticOperator("SoftmaxGrad", ("dy", "y"), ("dx",), like("y"), lowering=lower_softmax_grad)
+"""Of Softmax and LogSoftmax along ``axis``, from the cotangent of their output and the output, which is all that is read."""
+LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like("y"), lowering=lower_log_softmax_grad)
+
+OPERATORS = [
+    Operator("Relu", gradient=relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("Clip", gradient=clip, precision=Precision.FOLLOWS),
+    Operator("LeakyRelu", gradient=leaky_relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("PRelu", gradient=prelu, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Elu", gradient=elu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Selu", gradient=selu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Celu", gradient=celu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Softplus", gradient=softplus, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Softsign", gradient=softsign, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Sigmoid", gradient=sigmoid, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("HardSigmoid", gradient=hard_sigmoid, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("HardSwish", gradient=hard_swish, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("ThresholdedRelu", gradient=thresholded_relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("Shrink", gradient=shrink, elementwise=Elementwise.UNARY),
+    Operator("Gelu", gradient=gelu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Mish", gradient=mish, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator(
+        "Swish", gradient=swish, training_form=swish_in_training, elementwise=Elementwise.UNARY, precision=Precision.WIDENED
+    ),
+    Operator("Softmax", since=13, gradient=softmax),
+    Operator("LogSoftmax", since=13, gradient=log_softmax),
+    Operator("Hardmax", since=13, gradient=hardmax),
+    RELU_GRAD,
+    CLIP_GRAD,
+    SILU,
+    SILU_GRAD,
+    SOFTMAX_GRAD,
+    LOG_SOFTMAX_GRAD,
+]

@@ -27,7 +27,7 @@ from burnish.operators.attention_decomposition import (
     visible,
 )
 from burnish.operators.positions import extent, joined, known_rank
-from burnish.operators.registry import Operation, training_form
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
 
 STAGE_OUTPUT = 3
@@ -37,7 +37,6 @@ PADDED_MASKS = 24
 """The version from which on a mask may be of fewer keys than there are; the others are left out."""
 
 
-@training_form("Attention", since=23)
 def attention(op: Operation) -> tuple[Tensor | None, ...]:
     """ONNX Attention-23 to -25: masks, windows, groups of queries on one key, a cap of the scores, a cache."""
     builder, q, k, v = op.builder, op.required(0), op.required(1), op.required(2)
@@ -67,7 +66,6 @@ def attention(op: Operation) -> tuple[Tensor | None, ...]:
     return merge_heads(y) if in_one else y, k, v, scores
 
 
-@training_form("RotaryEmbedding", since=23)
 def rotary_embedding(op: Operation) -> Tensor:
     """ONNX RotaryEmbedding-23: angles by position, or given for each token."""
     builder, x, cosine, sine, positions = op.builder, op.required(0), op.required(1), op.required(2), op.optional(3)
@@ -158,26 +156,6 @@ def _result_types(operands: Operands) -> list[OutputType]:
     return [rows_of(operands["value"], query.dtype), rows_of(operands["key"], wide)]
 
 
-ATTENTION = SemanticOperator(
-    "ScaledDotProductAttention", ("query", "key", "value", "mask"), ("result", "probabilities"), _result_types
-)
-"""softmax(query key * factor / divisor + mask) value, over heads.
-
-Query [N, H, M, D], key [N, H, D, L], transposed as the product reads it, and value [N, H, L, E] are of one dtype; mask broadcasts
-to [N, H, M, L] and may be left out. Result [N, H, M, E] has their dtype. The scores, the mask and the probabilities [N, H, M, L]
-are float32 where the heads have sixteen bits. Attributes: ``factor`` and ``divisor`` of the scores, one of them 1; ``zeros``:
-whether a query that no key is shown to has zeros for its probabilities, which would be NaN.
-"""
-
-ATTENTION_GRAD = SemanticOperator(
-    "ScaledDotProductAttentionGrad",
-    ("flow", "query", "key", "value", "mask", "result", "probabilities"),
-    ("dquery", "dkey", "dvalue"),
-    like("query", "key", "value"),
-)
-"""The gradients of attention but that of the mask, from that of the result; inputs and attributes are as above."""
-
-
 class _Gradients(NamedTuple):
     query: Tensor
     key: Tensor
@@ -185,7 +163,6 @@ class _Gradients(NamedTuple):
     scores: Tensor
 
 
-@ATTENTION.lowering
 def lower_attention(op: Operation) -> tuple[Tensor, Tensor]:
     builder, query, mask = op.builder, op.required(0), op.optional(3)
     wide = op.outputs[1].dtype
@@ -198,7 +175,6 @@ def lower_attention(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("MatMul", builder.cast(probabilities, query.dtype), op.required(2), like=op.output), probabilities
 
 
-@ATTENTION.gradient
 def attention_gradient(op: Operation, flow: Tensor | None, by_probabilities: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradient of the mask is that of the scores; what reads the probabilities beside the result adds to it."""
     query, key, value, mask = (op.optional(index) for index in range(4))
@@ -209,7 +185,6 @@ def attention_gradient(op: Operation, flow: Tensor | None, by_probabilities: Ten
     return gradients.query, gradients.key, gradients.value, None if mask is None else unbroadcast(gradients.scores, mask)
 
 
-@ATTENTION_GRAD.lowering
 def lower_attention_grad(op: Operation) -> tuple[Tensor | None, ...]:
     return _gradients(op, op.required(0), None, op.inputs[1:4], op.required(6))[:3]
 
@@ -242,3 +217,35 @@ def _scaled(op: Operation, scores: Tensor) -> Tensor:
 
 def _transposed(heads: Tensor) -> Tensor:
     return heads.builder.op("Transpose", heads, perm=LAST_TWO)
+
+
+ATTENTION = SemanticOperator(
+    "ScaledDotProductAttention",
+    ("query", "key", "value", "mask"),
+    ("result", "probabilities"),
+    _result_types,
+    gradient=attention_gradient,
+    lowering=lower_attention,
+)
+"""softmax(query key * factor / divisor + mask) value, over heads.
+
+Query [N, H, M, D], key [N, H, D, L], transposed as the product reads it, and value [N, H, L, E] are of one dtype; mask broadcasts
+to [N, H, M, L] and may be left out. Result [N, H, M, E] has their dtype. The scores, the mask and the probabilities [N, H, M, L]
+are float32 where the heads have sixteen bits. Attributes: ``factor`` and ``divisor`` of the scores, one of them 1; ``zeros``:
+whether a query that no key is shown to has zeros for its probabilities, which would be NaN.
+"""
+ATTENTION_GRAD = SemanticOperator(
+    "ScaledDotProductAttentionGrad",
+    ("flow", "query", "key", "value", "mask", "result", "probabilities"),
+    ("dquery", "dkey", "dvalue"),
+    like("query", "key", "value"),
+    lowering=lower_attention_grad,
+)
+"""The gradients of attention but that of the mask, from that of the result; inputs and attributes are as above."""
+
+OPERATORS = [
+    Operator("Attention", since=23, training_form=attention),
+    Operator("RotaryEmbedding", since=23, training_form=rotary_embedding),
+    ATTENTION,
+    ATTENTION_GRAD,
+]

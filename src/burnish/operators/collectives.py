@@ -105,60 +105,6 @@ def _buffer(operands: Operands) -> list[OutputType]:
     return [OutputType(tensors[0].dtype, ir.Shape([size]))]
 
 
-ALL_REDUCE = SemanticOperator("AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False)
-ALL_GATHER = SemanticOperator("AllGather", ("x...",), ("y...",), _gathered, repeatable=False)
-ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"))
-PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"))
-ALL_REDUCE_START = SemanticOperator("AllReduceStart", ("x...",), ("buffer",), _buffer, repeatable=False)
-ALL_REDUCE_FINISH = SemanticOperator(
-    "AllReduceFinish", ("buffer", "x..."), ("y...",), _like_finished, shares_memory={"y...": "buffer"}, repeatable=False
-)
-REDUCE_SCATTER_START = SemanticOperator("ReduceScatterStart", ("x...",), ("buffer",), _buffer, repeatable=False)
-REDUCE_SCATTER_FINISH = SemanticOperator(
-    "ReduceScatterFinish",
-    ("buffer", "x..."),
-    ("y...",),
-    lambda operands: [*_like_finished(operands), OutputType(operands["buffer"].dtype, ir.Shape([0]))],
-    shares_memory={"y...": "buffer"},
-    repeatable=False,
-)
-OWN_GRADIENTS = SemanticOperator(
-    "OwnGradients", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
-)
-GATHER_OWNED = SemanticOperator(
-    "GatherOwned", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
-)
-SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"))
-SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"))
-SHARD_MEAN = SemanticOperator("ShardMean", ("mean", "variance", "weight"), ("mean", "variance"), like("mean", "variance"))
-WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
-
-ALL_REDUCE_ROWS = SemanticOperator("AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",))
-ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
-LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)
-SCATTER_ROWS = SemanticOperator("ScatterRows", ("x...",), ("y...",), _any_rows, repeatable=False)
-
-MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
-"""What a training graph says of several workers; alone, each is its operand."""
-EXCHANGES = frozenset(
-    {
-        ALL_REDUCE,
-        ALL_REDUCE_START,
-        ALL_REDUCE_FINISH,
-        REDUCE_SCATTER_START,
-        REDUCE_SCATTER_FINISH,
-        ALL_GATHER,
-        ALL_GATHER_ROWS,
-        GATHER_OWNED,
-        LOOK_UP_ROWS,
-        OWN_GRADIENTS,
-        SCATTER_ROWS,
-        WORKER_RANK,
-    }
-)
-"""What a graph of several workers holds: an engine without other workers has no use for it."""
-
-
 def all_reduce(tensors: tuple[Tensor, ...], purpose: Purpose, group: int = 0) -> tuple[Tensor, ...]:
     """Emit the sums over the workers of one value or several, in one exchange.
 
@@ -200,19 +146,16 @@ def gather_owned(tensors: tuple[Tensor, ...], owners: Sequence[int], when: Tenso
     return GATHER_OWNED.emit(*tensors, *beside, owners=list(owners), conditional=None if when is None else 1)
 
 
-@ALL_REDUCE.gradient
 def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """Each worker's part enters the sum on every worker: its gradient is the sum of theirs."""
     purpose, group = op.attribute("purpose"), op.attribute("group", 0)
     return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
 
 
-@SAMPLE_SHARE.gradient
 def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
     return SAMPLE_SHARE(dy)
 
 
-@SHARD_MEAN.gradient
 def shard_mean_gradient(
     op: Operation, d_mean: Tensor | None, d_variance: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, None]:
@@ -225,24 +168,82 @@ def shard_mean_gradient(
     return d_mean, d_variance, None
 
 
-@ALL_REDUCE.lowering
 def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
     return tuple(op.required(index) for index in range(len(op.inputs)))
 
 
-@ALL_REDUCE_ROWS.lowering
 def lower_all_reduce_rows(op: Operation) -> tuple[Tensor, Tensor]:
     return op.required(0), op.required(1)
 
 
-@ALL_REDUCE_WHERE.lowering
-@PARTS_OF.lowering
-@SAMPLE_SHARE.lowering
-@SHARD_COUNT.lowering
 def lower_share(op: Operation) -> Tensor:
     return op.required(0)
 
 
-@SHARD_MEAN.lowering
 def lower_shard_mean(op: Operation) -> tuple[Tensor, Tensor]:
     return op.required(0), op.required(1)
+
+
+ALL_REDUCE = SemanticOperator(
+    "AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False, gradient=all_reduce_gradient, lowering=lower_all_reduce
+)
+ALL_GATHER = SemanticOperator("AllGather", ("x...",), ("y...",), _gathered, repeatable=False)
+ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"), lowering=lower_share)
+PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"), lowering=lower_share)
+ALL_REDUCE_START = SemanticOperator("AllReduceStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+ALL_REDUCE_FINISH = SemanticOperator(
+    "AllReduceFinish", ("buffer", "x..."), ("y...",), _like_finished, shares_memory={"y...": "buffer"}, repeatable=False
+)
+REDUCE_SCATTER_START = SemanticOperator("ReduceScatterStart", ("x...",), ("buffer",), _buffer, repeatable=False)
+REDUCE_SCATTER_FINISH = SemanticOperator(
+    "ReduceScatterFinish",
+    ("buffer", "x..."),
+    ("y...",),
+    lambda operands: [*_like_finished(operands), OutputType(operands["buffer"].dtype, ir.Shape([0]))],
+    shares_memory={"y...": "buffer"},
+    repeatable=False,
+)
+OWN_GRADIENTS = SemanticOperator(
+    "OwnGradients", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+GATHER_OWNED = SemanticOperator(
+    "GatherOwned", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
+)
+SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"), gradient=sample_share_gradient, lowering=lower_share)
+SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"), lowering=lower_share)
+SHARD_MEAN = SemanticOperator(
+    "ShardMean",
+    ("mean", "variance", "weight"),
+    ("mean", "variance"),
+    like("mean", "variance"),
+    gradient=shard_mean_gradient,
+    lowering=lower_shard_mean,
+)
+WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
+ALL_REDUCE_ROWS = SemanticOperator(
+    "AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",), lowering=lower_all_reduce_rows
+)
+ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)
+SCATTER_ROWS = SemanticOperator("ScatterRows", ("x...",), ("y...",), _any_rows, repeatable=False)
+MARKS = frozenset({ALL_REDUCE, ALL_REDUCE_ROWS, ALL_REDUCE_WHERE, PARTS_OF, SAMPLE_SHARE, SHARD_COUNT, SHARD_MEAN})
+"""What a training graph says of several workers; alone, each is its operand."""
+EXCHANGES = frozenset(
+    {
+        ALL_REDUCE,
+        ALL_REDUCE_START,
+        ALL_REDUCE_FINISH,
+        REDUCE_SCATTER_START,
+        REDUCE_SCATTER_FINISH,
+        ALL_GATHER,
+        ALL_GATHER_ROWS,
+        GATHER_OWNED,
+        LOOK_UP_ROWS,
+        OWN_GRADIENTS,
+        SCATTER_ROWS,
+        WORKER_RANK,
+    }
+)
+"""What a graph of several workers holds: an engine without other workers has no use for it."""
+
+OPERATORS = sorted(MARKS | EXCHANGES, key=lambda operator: operator.name)

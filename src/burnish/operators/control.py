@@ -26,12 +26,11 @@ from burnish.operators.control_bodies import (
     reverse,
     stacked_input,
 )
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 
 BRANCHES = ("then_branch", "else_branch")
 
 
-@gradient("If")
 def branch(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """For each captured value, its gradient in the branch that is taken: zeros where that one does not depend on it."""
     count, captured = len(op.inputs), op.captured
@@ -60,7 +59,6 @@ def _reverse_pass(
     return builder, op.differentiate(builder, added_up(incoming), wanted)
 
 
-@gradient("Loop")
 def loop(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """The number of each iteration is stacked too: that tells how many there were, also of none."""
     body = body_of(op, "body")
@@ -80,7 +78,6 @@ def loop(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]
     return reverse(recursion, cotangents, counters)
 
 
-@gradient("Scan", since=9)
 def scan(op: Operation, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     """Slices along any axis, in either direction; opset 9 and later."""
     body = body_of(op, "body")
@@ -99,3 +96,10 @@ def _stacks(op: Operation, kind: str, count: int) -> list[Stack]:
     axes = op.attribute(f"scan_{kind}_axes", (0,) * count)
     directions = op.attribute(f"scan_{kind}_directions", (0,) * count)
     return [Stack(axis, bool(direction)) for axis, direction in zip(axes, directions, strict=True)]
+
+
+OPERATORS = [
+    Operator("If", gradient=branch),
+    Operator("Loop", gradient=loop),
+    Operator("Scan", since=9, gradient=scan),
+]

@@ -27,12 +27,9 @@ from burnish.operators.convolution_weight_forms import (
     WEIGHT_FORMS,
     exchanged_weight_gradient,
 )
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 from burnish.operators.windows import Windows
-
-CONV_INPUT_GRAD = SemanticOperator("ConvInputGrad", ("dy", "w", "x"), ("dx",), like("x"))
-CONV_WEIGHT_GRAD = SemanticOperator("ConvWeightGrad", ("dy", "x", "w"), ("dw",), like("w"))
 
 
 def _attributes(op: Operation, windows: Windows) -> dict[str, Any]:
@@ -79,7 +76,6 @@ def _padding_in_total(op: Operation, windows: Windows, axis: int, extra: int) ->
     return int((size - 1) * stride + span - output_shape[axis - windows.rank])
 
 
-@gradient("Conv")
 def convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, w = op.required(0), op.required(1)
     db = _bias_gradient(op, dy)
@@ -91,7 +87,6 @@ def convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, dw, db
 
 
-@gradient("ConvTranspose")
 def transposed_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, w, builder = op.required(0), op.required(1), op.builder
     db = _bias_gradient(op, dy)
@@ -108,7 +103,6 @@ def transposed_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ..
     return dx, dw, db
 
 
-@CONV_INPUT_GRAD.gradient
 def convolution_input_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None, ...]:
     dy, w = op.required(0), op.required(1)
     attributes = _attributes(op, Windows.declared(op))
@@ -116,7 +110,6 @@ def convolution_input_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None,
     return d_dy, CONV_WEIGHT_GRAD(dy, g, w, **attributes) if op.wants(1) else None, None
 
 
-@CONV_WEIGHT_GRAD.gradient
 def convolution_weight_gradient(op: Operation, g: Tensor) -> tuple[Tensor | None, ...]:
     dy, x = op.required(0), op.required(1)
     attributes = _attributes(op, Windows.declared(op))
@@ -132,7 +125,6 @@ def _bias_gradient(op: Operation, dy: Tensor) -> Tensor | None:
     return op.builder.op("ReduceSum", dy, op.builder.integers([0, *range(2, spatial + 2)]), keepdims=0, like=bias)
 
 
-@CONV_INPUT_GRAD.lowering
 def lower_input_gradient(op: Operation) -> Tensor:
     """``ConvInputGrad(dy, w, x)``."""
     dy, w, x = op.required(0), op.required(1), op.required(2)
@@ -140,7 +132,6 @@ def lower_input_gradient(op: Operation) -> Tensor:
     return choose(INPUT_FORMS, convolution).build(op.builder, convolution, dy, w, x)
 
 
-@CONV_WEIGHT_GRAD.lowering
 def lower_weight_gradient(op: Operation) -> Tensor:
     """``ConvWeightGrad(dy, x, w)``."""
     dy, x, w = op.required(0), op.required(1), op.required(2)
@@ -155,3 +146,18 @@ def weight_forms(convolution: Convolution) -> tuple[Form, ...]:
     if convolution.is_pointwise:
         return POINTWISE_WEIGHT_FORMS
     return (*WEIGHT_FORMS, *(DEPTHWISE_WEIGHT_FORMS if convolution.is_depthwise else ()))
+
+
+CONV_INPUT_GRAD = SemanticOperator(
+    "ConvInputGrad", ("dy", "w", "x"), ("dx",), like("x"), gradient=convolution_input_gradient, lowering=lower_input_gradient
+)
+CONV_WEIGHT_GRAD = SemanticOperator(
+    "ConvWeightGrad", ("dy", "x", "w"), ("dw",), like("w"), gradient=convolution_weight_gradient, lowering=lower_weight_gradient
+)
+
+OPERATORS = [
+    Operator("Conv", gradient=convolution, precision=Precision.NARROW),
+    Operator("ConvTranspose", gradient=transposed_convolution, precision=Precision.NARROW),
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+]

@@ -31,18 +31,6 @@ def _likelihood_and_forward(operands: Operands) -> list[OutputType]:
     return [OutputType(emission.dtype, batch), OutputType.of(emission)]
 
 
-ALIGNMENT_LIKELIHOOD = SemanticOperator(
-    "AlignmentLikelihood", ("emission", "may_skip", "is_live", "is_final"), ("likelihood", "forward"), _likelihood_and_forward
-)
-ALIGNMENT_LIKELIHOOD_GRAD = SemanticOperator(
-    "AlignmentLikelihoodGrad",
-    ("dy", "emission", "may_skip", "is_live", "is_final", "likelihood", "forward"),
-    ("d_emission",),
-    like("emission"),
-)
-
-
-@ALIGNMENT_LIKELIHOOD.gradient
 def alignment_likelihood(op: Operation, dy: Tensor | None, d_forward: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """d likelihood / d emission is the probability of state s at frame t, given that the alignment spells the labels."""
     assert dy is not None
@@ -51,7 +39,6 @@ def alignment_likelihood(op: Operation, dy: Tensor | None, d_forward: Tensor | N
     return ALIGNMENT_LIKELIHOOD_GRAD(dy, *inputs, *op.outputs), None, None, None
 
 
-@ALIGNMENT_LIKELIHOOD.lowering
 def lower_alignment_likelihood(op: Operation) -> tuple[Tensor, Tensor]:
     emission, may_skip, is_live, is_final = (op.required(index) for index in range(4))
     builder = op.builder
@@ -75,7 +62,6 @@ def lower_alignment_likelihood(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("Squeeze", largest, axis) + builder.op("Log", total), forward
 
 
-@ALIGNMENT_LIKELIHOOD_GRAD.lowering
 def lower_alignment_likelihood_grad(op: Operation) -> Tensor:
     dy, emission, may_skip, is_live, is_final, likelihood, forward = (op.required(index) for index in range(7))
     builder = op.builder
@@ -121,3 +107,22 @@ def _is_first_column(tensor: Tensor) -> Tensor:
     zero, one = builder.scalar(0, ir.DataType.INT64), builder.scalar(1, ir.DataType.INT64)
     extent = builder.op("Squeeze", builder.op("Shape", tensor, start=1, end=2), builder.integers([0]), shape=())
     return builder.op("Equal", builder.op("Range", zero, extent, one), zero)
+
+
+ALIGNMENT_LIKELIHOOD = SemanticOperator(
+    "AlignmentLikelihood",
+    ("emission", "may_skip", "is_live", "is_final"),
+    ("likelihood", "forward"),
+    _likelihood_and_forward,
+    gradient=alignment_likelihood,
+    lowering=lower_alignment_likelihood,
+)
+ALIGNMENT_LIKELIHOOD_GRAD = SemanticOperator(
+    "AlignmentLikelihoodGrad",
+    ("dy", "emission", "may_skip", "is_live", "is_final", "likelihood", "forward"),
+    ("d_emission",),
+    like("emission"),
+    lowering=lower_alignment_likelihood_grad,
+)
+
+OPERATORS = [ALIGNMENT_LIKELIHOOD, ALIGNMENT_LIKELIHOOD_GRAD]

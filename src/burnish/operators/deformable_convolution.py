@@ -17,7 +17,7 @@ from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
 from burnish.operators.interpolation import LINEAR, Reading, of_extent, range_of, shaped, size_of, taps_around
 from burnish.operators.positions import reshape_as
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator
 from burnish.operators.windows import Windows
 
@@ -26,12 +26,6 @@ def _like_the_operands(operands: Operands) -> list[OutputType]:
     return [OutputType.of(tensor) for tensor in operands.tensors[1:] if tensor is not None]
 
 
-DEFORM_CONV_GRAD = SemanticOperator(
-    "DeformConvGrad", ("dy", "x", "w", "offset", "mask"), ("dx", "dw", "doffset", "dmask"), _like_the_operands
-)
-
-
-@gradient("DeformConv")
 def deformable_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """By the data, the weights, the offsets, which move the points where the data is read, the bias and the mask."""
     x, w, offset = (op.required(index) for index in range(3))
@@ -52,7 +46,6 @@ def deformable_convolution(op: Operation, dy: Tensor) -> tuple[Tensor | None, ..
     return dx, dw, doffset, dbias, rest[0] if rest else None
 
 
-@DEFORM_CONV_GRAD.lowering
 def lower_deform_conv_grad(op: Operation) -> tuple[Tensor | None, ...]:
     """y = w columns, with columns read at the points and weighed by the mask: a product, and the adjoint of reading.
 
@@ -187,3 +180,17 @@ def _divided(number: int | Tensor, by: int) -> int | Tensor:
     if isinstance(number, int):
         return number // by
     return number if by == 1 else number / by
+
+
+DEFORM_CONV_GRAD = SemanticOperator(
+    "DeformConvGrad",
+    ("dy", "x", "w", "offset", "mask"),
+    ("dx", "dw", "doffset", "dmask"),
+    _like_the_operands,
+    lowering=lower_deform_conv_grad,
+)
+
+OPERATORS = [
+    Operator("DeformConv", gradient=deformable_convolution),
+    DEFORM_CONV_GRAD,
+]

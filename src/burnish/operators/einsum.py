@@ -10,13 +10,12 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import Tensor
 from burnish.operators.positions import extent, joined
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 
 LARGEST_CONSTANT = 4096
 """Rows of an identity matrix that is a constant; a larger one is made where it is used."""
 
 
-@gradient("Einsum")
 def einsum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient of an operand is the contraction of the cotangent with the other operands, onto the operand's labels.
 
@@ -109,3 +108,8 @@ def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
             "enough)"
         )
     return rank - len(labels.replace("...", ""))
+
+
+OPERATORS = [
+    Operator("Einsum", gradient=einsum, precision=Precision.NARROW),
+]

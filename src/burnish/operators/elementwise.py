@@ -13,32 +13,29 @@ import onnx_ir as ir
 from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
 from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
 from burnish.graph.uses import producer_of
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.activation import gated_product
+from burnish.operators.matmul import biased_product
+from burnish.operators.registry import Elementwise, Operation, Operator, Precision, alike
 from burnish.operators.semantic import SemanticOperator, like
 
 
-@gradient("Identity")
 def identity(op: Operation, dy: Tensor) -> Tensor:
     return dy
 
 
-@gradient("Add")
 def add(op: Operation, dy: Tensor) -> tuple[Tensor, Tensor]:
     return dy, dy
 
 
-@gradient("Sub")
 def sub(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return dy, -unbroadcast(dy, op.required(1)) if op.wants(1) else None
 
 
-@gradient("Mul")
 def mul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = op.required(0), op.required(1)
     return dy * b if op.wants(0) else None, dy * a if op.wants(1) else None
 
 
-@gradient("Div")
 def div(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """d(a/b)/db = -y/b; a divisor that was broadcast divides after the sum, where the tensor is small again."""
     b, y = op.required(1), op.output
@@ -50,7 +47,6 @@ def div(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return da, -(unbroadcast(dy * y, b) / b)
 
 
-@gradient("Mod")
 def mod(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """y = a - q·b with a whole quotient q, constant between its jumps."""
     if not op.wants(1):
@@ -60,18 +56,15 @@ def mod(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return dy, -(dy * quotient)
 
 
-@gradient("Sum")
 def sum_(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
     return (dy,) * len(op.inputs)
 
 
-@gradient("Mean")
 def mean(op: Operation, dy: Tensor) -> tuple[Tensor, ...]:
     count = len(op.inputs)
     return (dy if count == 1 else dy * (1 / count),) * count
 
 
-@gradient("Max", "Min")
 def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The cotangent goes to the operand that was taken; operands that tie share it evenly, as in PyTorch's maximum.
 
@@ -94,23 +87,19 @@ def extremum(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(builder.op("Where", mask, share, zero) if op.wants(index) else None for index, mask in enumerate(taken))
 
 
-@gradient("Neg")
 def neg(op: Operation, dy: Tensor) -> Tensor:
     return -dy
 
 
-@gradient("Abs")
 def abs_(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.builder.op("Sign", op.input)
 
 
-@gradient("Floor", "Ceil", "Round", "Sign", "EyeLike", "MelWeightMatrix")
 def piecewise_constant(op: Operation, dy: Tensor) -> None:
     """The derivative is zero wherever it exists: no gradient flows."""
     return
 
 
-@gradient("Range")
 def range_(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """y_i = start + i · delta; the limit decides how many there are, and no more."""
     builder, index = op.builder, ir.DataType.INT64
@@ -123,17 +112,14 @@ def range_(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return start, None, delta
 
 
-@gradient("Exp")
 def exp(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.output
 
 
-@gradient("Log")
 def log(op: Operation, dy: Tensor) -> Tensor:
     return dy / op.input
 
 
-@gradient("Sqrt")
 def sqrt(op: Operation, dy: Tensor) -> Tensor:
     """dy/(2y); 0 where a sum of squares, or what a bound keeps from being negative, is 0, as in PyTorch's norm, std and cdist."""
     y = op.output
@@ -185,19 +171,16 @@ def _is_size(value: ir.Value | None) -> bool:
     return producer_of(value, "Abs") is not None
 
 
-@gradient("Reciprocal")
 def reciprocal(op: Operation, dy: Tensor) -> Tensor:
     y = op.output
     return -(dy * y * y)
 
 
-@gradient("Erf")
 def erf(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy * (op.builder.op("Exp", -(x * x)) * (2 / math.sqrt(math.pi)))
 
 
-@gradient("Pow")
 def pow_(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """d(xᵖ)/dx = p·xᵖ⁻¹ and d(xᵖ)/dp = xᵖ·ln x.
 
@@ -240,74 +223,61 @@ def _is_zero(x: Tensor) -> Tensor:
     return x.builder.op("Equal", x, x.builder.scalar(0, x))
 
 
-@gradient("Sin")
 def sin(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.builder.op("Cos", op.input)
 
 
-@gradient("Cos")
 def cos(op: Operation, dy: Tensor) -> Tensor:
     return -(dy * op.builder.op("Sin", op.input))
 
 
-@gradient("Tan")
 def tan(op: Operation, dy: Tensor) -> Tensor:
     y = op.output
     return dy * (y * y + 1)
 
 
-@gradient("Asin")
 def asin(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy / op.builder.op("Sqrt", 1 - x * x)
 
 
-@gradient("Acos")
 def acos(op: Operation, dy: Tensor) -> Tensor:
     return -asin(op, dy)
 
 
-@gradient("Atan")
 def atan(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy / (x * x + 1)
 
 
-@gradient("Sinh")
 def sinh(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.builder.op("Cosh", op.input)
 
 
-@gradient("Cosh")
 def cosh(op: Operation, dy: Tensor) -> Tensor:
     return dy * op.builder.op("Sinh", op.input)
 
 
-@gradient("Tanh")
 def tanh(op: Operation, dy: Tensor) -> Tensor:
     y = op.output
     return dy * (1 - y * y)
 
 
-@gradient("Asinh")
 def asinh(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy / op.builder.op("Sqrt", x * x + 1)
 
 
-@gradient("Acosh")
 def acosh(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy / op.builder.op("Sqrt", x * x - 1)
 
 
-@gradient("Atanh")
 def atanh(op: Operation, dy: Tensor) -> Tensor:
     x = op.input
     return dy / (1 - x * x)
 
 
-@gradient("Where")
 def where(op: Operation, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
     condition, zero = op.required(0), op.builder.scalar(0, dy)
     return (
@@ -317,19 +287,73 @@ def where(op: Operation, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None
     )
 
 
-@gradient("Cast")
 def cast(op: Operation, dy: Tensor) -> Tensor:
     return op.builder.cast(dy, op.input.dtype)
 
 
-@gradient("CastLike")
 def cast_like(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return op.builder.cast(dy, op.input.dtype), None
 
 
-STOP_GRADIENT = SemanticOperator("StopGradient", ("x",), ("y",), like("x"), constants=("y",), shares_memory={"y": "x"})
-
-
-@STOP_GRADIENT.lowering
 def stop_gradient(op: Operation) -> Tensor:
     return op.builder.op("Identity", op.required(0))
+
+
+STOP_GRADIENT = SemanticOperator(
+    "StopGradient", ("x",), ("y",), like("x"), constants=("y",), shares_memory={"y": "x"}, lowering=stop_gradient
+)
+
+OPERATORS = [
+    Operator("Identity", gradient=identity, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("Add", gradient=add, training_form=biased_product, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Sub", gradient=sub, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Mul", gradient=mul, training_form=gated_product, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Div", gradient=div, elementwise=Elementwise.BROADCAST, precision=Precision.WIDENED),
+    Operator("Mod", gradient=mod, elementwise=Elementwise.BROADCAST),
+    Operator("Sum", gradient=sum_, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Mean", gradient=mean, elementwise=Elementwise.BROADCAST),
+    *alike("Max", "Min", gradient=extremum, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Neg", gradient=neg, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    Operator("Abs", gradient=abs_, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
+    *alike("Floor", "Ceil", "Round", "Sign", gradient=piecewise_constant, elementwise=Elementwise.UNARY),
+    *alike("EyeLike", "MelWeightMatrix", gradient=piecewise_constant),
+    Operator("Range", gradient=range_),
+    Operator("Exp", gradient=exp, elementwise=Elementwise.UNARY),
+    Operator("Log", gradient=log, elementwise=Elementwise.UNARY),
+    Operator("Sqrt", gradient=sqrt, elementwise=Elementwise.UNARY),
+    Operator("Reciprocal", gradient=reciprocal, elementwise=Elementwise.UNARY),
+    Operator("Erf", gradient=erf, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Pow", gradient=pow_, elementwise=Elementwise.BROADCAST),
+    Operator("Sin", gradient=sin, elementwise=Elementwise.UNARY),
+    Operator("Cos", gradient=cos, elementwise=Elementwise.UNARY),
+    Operator("Tan", gradient=tan, elementwise=Elementwise.UNARY),
+    Operator("Asin", gradient=asin, elementwise=Elementwise.UNARY),
+    Operator("Acos", gradient=acos, elementwise=Elementwise.UNARY),
+    Operator("Atan", gradient=atan, elementwise=Elementwise.UNARY),
+    Operator("Sinh", gradient=sinh, elementwise=Elementwise.UNARY),
+    Operator("Cosh", gradient=cosh, elementwise=Elementwise.UNARY),
+    Operator("Tanh", gradient=tanh, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
+    Operator("Asinh", gradient=asinh, elementwise=Elementwise.UNARY),
+    Operator("Acosh", gradient=acosh, elementwise=Elementwise.UNARY),
+    Operator("Atanh", gradient=atanh, elementwise=Elementwise.UNARY),
+    Operator("Where", gradient=where, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("Cast", gradient=cast),
+    Operator("CastLike", gradient=cast_like),
+    *alike(
+        "And",
+        "BitShift",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Or",
+        "Xor",
+        elementwise=Elementwise.BROADCAST,
+    ),
+    *alike("BitwiseNot", "IsInf", "IsNaN", "Not", elementwise=Elementwise.UNARY),
+    STOP_GRADIENT,
+]

@@ -1,6 +1,6 @@
-"""Every file that declares operators: importing this one registers them all."""
+"""Every family of operators, and the records of all."""
 
-from burnish.operators import (  # noqa: F401
+from burnish.operators import (
     activation,
     attention,
     collectives,
@@ -27,4 +27,41 @@ from burnish.operators import (  # noqa: F401
     spectrum,
     training_optimizers,
 )
-from burnish.operators.normalization import batch, group, layer, local_response, standardize, synchronized  # noqa: F401
+from burnish.operators.normalization import batch, group, layer, local_response, standardize, synchronized
+from burnish.operators.registry import Operator
+
+FAMILIES = (
+    activation,
+    attention,
+    collectives,
+    control,
+    convolution,
+    ctc,
+    deformable_convolution,
+    einsum,
+    elementwise,
+    indexing,
+    linear_assignment,
+    loss,
+    matmul,
+    pooling,
+    quantization,
+    random,
+    recurrent,
+    reduction,
+    regions,
+    resize,
+    row_gradients,
+    sampling,
+    shape,
+    spectrum,
+    training_optimizers,
+    batch,
+    group,
+    layer,
+    local_response,
+    standardize,
+    synchronized,
+)
+
+OPERATORS: list[Operator] = [operator for family in FAMILIES for operator in family.OPERATORS]

@@ -9,20 +9,16 @@ from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
 from burnish.operators.positions import add_at_positions, count, extent, flat_positions, known_rank, reshape_as, scatter_add
 from burnish.operators.reduction import slope_of_product, without_zeros, zeros_alone
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
-GATHER_GRAD = SemanticOperator("GatherGrad", ("dy", "indices", "data"), ("d_data",), like("data"))
 
-
-@gradient("Gather")
 def gather(op: Operation, dy: Tensor) -> tuple[Tensor]:
     data, indices = op.required(0), op.required(1)
     axis = op.attribute("axis", 0)
     return (GATHER_GRAD(dy, indices, data, axis=axis),)
 
 
-@GATHER_GRAD.lowering
 def lower_gather_grad(op: Operation) -> Tensor:
     """Zeros like data, with dy added at the slices the indices name; a repeated index adds up.
 
@@ -52,14 +48,12 @@ def lower_gather_grad(op: Operation) -> Tensor:
     return add_at_positions(dy, positions, data)
 
 
-@gradient("GatherElements")
 def gather_elements(op: Operation, dy: Tensor) -> tuple[Tensor]:
     data, indices = op.required(0), op.required(1)
     axis = op.attribute("axis", 0)
     return (scatter_add(zeros_like(data), indices, dy, axis, like=data),)
 
 
-@gradient("GatherND", "Compress")
 def gather_positions(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """What the operator reads from data's flat positions is where dy is added."""
     data, chooser = op.required(0), op.required(1)
@@ -77,7 +71,6 @@ def _reads_rows(op: Operation) -> bool:
     return chooser.rank is not None and chooser.dimension(-1) == 1
 
 
-@gradient("TopK")
 def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
     """dy goes to the elements that were chosen."""
     x = op.required(0)
@@ -86,7 +79,6 @@ def top_k(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor]:
     return (op.builder.op("ScatterElements", zeros_like(x), indices, dy, axis=axis, like=x),)
 
 
-@gradient("OneHot")
 def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """values = [off, on]: each receives the sum of dy where it was written."""
     indices, depth, values = op.required(0), op.required(1), op.required(2)
@@ -100,7 +92,6 @@ def one_hot(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, builder.op("Concat", *pair, axis=0, like=values)
 
 
-@gradient("Unique")
 def unique(op: Operation, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None]:
     """Of equal elements the first is the one that is returned, and that dy goes to."""
     if dy is None:
@@ -128,7 +119,6 @@ def _range(number: Tensor) -> Tensor:
     return number.builder.op("Range", number.builder.scalar(0, index), number, number.builder.scalar(1, index))
 
 
-@gradient("ScatterElements")
 def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Reduction none overwrites data, whose elements then receive nothing; add keeps it."""
     indices, updates, axis = op.required(1), op.required(2), op.attribute("axis", 0)
@@ -142,7 +132,6 @@ def scatter_elements(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return ddata, None, dupdates
 
 
-@gradient("ScatterND")
 def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The same as ScatterElements, by rows."""
     indices, updates = op.required(1), op.required(2)
@@ -156,7 +145,6 @@ def scatter_nd(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return ddata, None, dupdates
 
 
-@gradient("TensorScatter")
 def tensor_scatter(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The rows of a cache that were written anew receive nothing; what was written there receives theirs.
 
@@ -265,3 +253,20 @@ def _reduces(op: Operation) -> bool:
             "Export the model again"
         )
     return reduction not in ("none", "add")
+
+
+GATHER_GRAD = SemanticOperator("GatherGrad", ("dy", "indices", "data"), ("d_data",), like("data"), lowering=lower_gather_grad)
+
+OPERATORS = [
+    Operator("Gather", gradient=gather, precision=Precision.FOLLOWS),
+    Operator("GatherElements", gradient=gather_elements, precision=Precision.FOLLOWS),
+    Operator("GatherND", gradient=gather_positions, precision=Precision.FOLLOWS),
+    Operator("Compress", gradient=gather_positions),
+    Operator("TopK", gradient=top_k),
+    Operator("OneHot", gradient=one_hot),
+    Operator("Unique", gradient=unique),
+    Operator("ScatterElements", gradient=scatter_elements),
+    Operator("ScatterND", gradient=scatter_nd),
+    Operator("TensorScatter", gradient=tensor_scatter),
+    GATHER_GRAD,
+]

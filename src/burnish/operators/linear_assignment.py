@@ -34,9 +34,6 @@ def _rows_of_columns(operands: Operands) -> list[OutputType]:
     return [OutputType(ir.DataType.INT64, shape)]
 
 
-LINEAR_ASSIGNMENT = SemanticOperator("LinearAssignment", ("cost", "counts"), ("row",), _rows_of_columns, constants=("row",))
-
-
 class _Search(NamedTuple):
     """A search for the shortest path from one row to a free column, of all samples.
 
@@ -61,7 +58,6 @@ class _Search(NamedTuple):
     column_potential: Tensor
 
 
-@LINEAR_ASSIGNMENT.lowering
 def lower_linear_assignment(op: Operation) -> Tensor:
     cost, counts = op.required(0), op.required(1)
     builder, name = op.builder, op.output.name
@@ -170,3 +166,10 @@ def _turned(inner: Builder, row_of: Tensor, found: _Search, active: Tensor, plac
 def _any(builder: Builder, condition: Tensor) -> Tensor:
     number = builder.op("ReduceMax", builder.cast(condition, ir.DataType.INT32), keepdims=0)
     return builder.op("Greater", number, 0)
+
+
+LINEAR_ASSIGNMENT = SemanticOperator(
+    "LinearAssignment", ("cost", "counts"), ("row",), _rows_of_columns, constants=("row",), lowering=lower_linear_assignment
+)
+
+OPERATORS = [LINEAR_ASSIGNMENT]

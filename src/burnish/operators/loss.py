@@ -17,11 +17,10 @@ import onnx_ir as ir
 from burnish.graph import Builder, Tensor
 from burnish.operators.activation import LOG_SOFTMAX_GRAD
 from burnish.operators.positions import scatter_add
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
 
 
-@gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(
     op: Operation, d_loss: Tensor | None, d_log_p: Tensor | None = None
 ) -> tuple[Tensor | None, None, Tensor | None]:
@@ -40,7 +39,6 @@ def softmax_cross_entropy_loss(
     return picked.add_at_label(spread, -at_label, like=scores), None, d_weight
 
 
-@gradient("NegativeLogLikelihoodLoss")
 def negative_log_likelihood_loss(op: Operation, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
     log_p = op.input
     picked = _PickedTerms(op, dy)
@@ -108,20 +106,6 @@ def _totals(operands: Operands) -> list[OutputType]:
     return [scalar, scalar, logits]
 
 
-SOFTMAX_CROSS_ENTROPY = SemanticOperator(
-    "SoftmaxCrossEntropy", ("logits", "labels", "weights"), ("total", "counted", "log_p"), _totals, constants=("counted",)
-)
-"""The sum of the terms of logits [N, C, d1, ...] at labels [N, d1, ...], int64, and that of the weights, to divide it by.
-
-``weights`` [C] may be left out. Attributes: ``ignore_index``; ``smoothing``, a float64 scalar, none where it is left out.
-"""
-
-SOFTMAX_CROSS_ENTROPY_GRAD = SemanticOperator(
-    "SoftmaxCrossEntropyGrad", ("d_total", "logits", "labels", "log_p", "weights"), ("d_logits",), like("logits")
-)
-
-
-@SOFTMAX_CROSS_ENTROPY.gradient
 def softmax_cross_entropy(op: Operation, d_total: Tensor | None, _: Tensor | None, d_log_p: Tensor | None) -> tuple[Tensor]:
     logits, labels, weights, log_p = op.required(0), op.required(1), op.optional(2), op.outputs[2]
     settings = {name: op.attribute(name) for name in ("ignore_index", "smoothing")}
@@ -133,7 +117,6 @@ def softmax_cross_entropy(op: Operation, d_total: Tensor | None, _: Tensor | Non
     return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
 
 
-@SOFTMAX_CROSS_ENTROPY.lowering
 def lower_softmax_cross_entropy(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
     builder, logits, weights = op.builder, op.required(0), op.optional(2)
     log_p = builder.op("LogSoftmax", logits, axis=CLASS_AXIS)
@@ -149,7 +132,6 @@ def lower_softmax_cross_entropy(op: Operation) -> tuple[Tensor, Tensor, Tensor]:
     return total, labelled.total_weight(), log_p
 
 
-@SOFTMAX_CROSS_ENTROPY_GRAD.lowering
 def lower_softmax_cross_entropy_grad(op: Operation) -> Tensor:
     """With d = [y counts] d_total: p d w[y] - [c = y] d w[y] where nothing is smoothed."""
     builder, labels, log_p, weights = op.builder, op.required(2), op.required(3), op.optional(4)
@@ -280,3 +262,32 @@ def class_count(prediction: Tensor) -> Tensor:
 
 def _sum_of(tensor: Tensor) -> Tensor:
     return tensor.builder.op("ReduceSum", tensor, keepdims=0)
+
+
+SOFTMAX_CROSS_ENTROPY = SemanticOperator(
+    "SoftmaxCrossEntropy",
+    ("logits", "labels", "weights"),
+    ("total", "counted", "log_p"),
+    _totals,
+    constants=("counted",),
+    gradient=softmax_cross_entropy,
+    lowering=lower_softmax_cross_entropy,
+)
+"""The sum of the terms of logits [N, C, d1, ...] at labels [N, d1, ...], int64, and that of the weights, to divide it by.
+
+``weights`` [C] may be left out. Attributes: ``ignore_index``; ``smoothing``, a float64 scalar, none where it is left out.
+"""
+SOFTMAX_CROSS_ENTROPY_GRAD = SemanticOperator(
+    "SoftmaxCrossEntropyGrad",
+    ("d_total", "logits", "labels", "log_p", "weights"),
+    ("d_logits",),
+    like("logits"),
+    lowering=lower_softmax_cross_entropy_grad,
+)
+
+OPERATORS = [
+    Operator("SoftmaxCrossEntropyLoss", gradient=softmax_cross_entropy_loss),
+    Operator("NegativeLogLikelihoodLoss", gradient=negative_log_likelihood_loss),
+    SOFTMAX_CROSS_ENTROPY,
+    SOFTMAX_CROSS_ENTROPY_GRAD,
+]

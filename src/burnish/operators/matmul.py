@@ -13,7 +13,7 @@ from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, same_dimension, unbroadcast
 from burnish.graph.uses import is_read_once
 from burnish.operators.positions import count, extent, reshape_as, reshape_to
-from burnish.operators.registry import Operation, gradient, training_form
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator
 
 
@@ -35,14 +35,6 @@ def _gradient_types(operands: Operands) -> list[OutputType]:
     return [OutputType(dy.dtype, ir.Shape(dims)) for dims in (dx_dims, dw_dims, db_dims)]
 
 
-LINEAR_GRAD = SemanticOperator("LinearGrad", ("dy", "x", "weight"), ("dx", "dw", "db"), _gradient_types)
-"""The gradients of y = x W + b, with x [..., K] and W [K, N], or [N, K] where ``transposed``.
-
-Without a weight there is no dx, and without x no dw; there is a db [N] where the attribute ``bias`` is set, of a matrix dy.
-"""
-
-
-@gradient("MatMul")
 def matmul(op: Operation, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """dA = dY·Bᵀ and dB = Aᵀ·dY over the last two axes; a vector counts as a matrix of one row (left) or column (right).
 
@@ -94,7 +86,6 @@ def _linear_gradients(op: Operation, dy: Tensor, transposed: int = 0, bias: bool
     return None if weight is None else dx, None if x is None else dw, db if bias else None
 
 
-@LINEAR_GRAD.lowering
 def lower_linear_grad(op: Operation) -> tuple[Tensor | None, ...]:
     dy, x, weight, transposed = op.required(0), op.optional(1), op.optional(2), op.attribute("transposed")
     rows = _tall(dy)
@@ -171,7 +162,6 @@ def _known_rank(op: Operation, tensor: Tensor) -> int:
     return tensor.rank
 
 
-@gradient("Gemm", since=7)
 def gemm(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Y = α·A'·B' + β·C, A' and B' being A and B, transposed if so asked."""
     builder, a, b, c = op.builder, op.required(0), op.required(1), op.optional(2)
@@ -215,7 +205,6 @@ def _is_bias(c: Tensor, product: Tensor) -> bool:
     return same_dimension(c.shape[0], product.shape[-1])
 
 
-@training_form("Add")
 def biased_product(op: Operation) -> Tensor | None:
     """A product of matrices and a bias, as Gemm, whose gradients are those of one layer; None for any other sum."""
     for product, bias in (op.inputs, op.inputs[::-1]):
@@ -228,7 +217,6 @@ def biased_product(op: Operation) -> Tensor | None:
     return None
 
 
-@gradient("Det")
 def det(op: Operation, dy: Tensor) -> Tensor:
     """dX = dy · C (Jacobi), with the cofactors C_ij = (-1)^(i+j) · det(X without row i and column j).
 
@@ -257,3 +245,19 @@ def _extents(x: Tensor) -> Tensor:
     leading = builder.op("Unsqueeze", count(x, 0, -2), builder.integers([0]))
     square = builder.op("Shape", x, start=-2)
     return builder.op("Concat", leading, square, axis=0)
+
+
+LINEAR_GRAD = SemanticOperator(
+    "LinearGrad", ("dy", "x", "weight"), ("dx", "dw", "db"), _gradient_types, lowering=lower_linear_grad
+)
+"""The gradients of y = x W + b, with x [..., K] and W [K, N], or [N, K] where ``transposed``.
+
+Without a weight there is no dx, and without x no dw; there is a db [N] where the attribute ``bias`` is set, of a matrix dy.
+"""
+
+OPERATORS = [
+    Operator("MatMul", gradient=matmul, precision=Precision.NARROW),
+    Operator("Gemm", since=7, gradient=gemm, precision=Precision.NARROW),
+    Operator("Det", gradient=det),
+    LINEAR_GRAD,
+]

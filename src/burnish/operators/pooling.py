@@ -21,16 +21,12 @@ from burnish.graph import Tensor, zeros_like
 from burnish.graph.uses import is_used, producer_of
 from burnish.operators.interpolation import range_of
 from burnish.operators.positions import add_at_positions, count_like, extents, flat_positions, reshape_as
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 from burnish.operators.windows import Windows
 from burnish.untrusted import memory_excess
 
-MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",), like("x"))
-AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"))
 
-
-@gradient("MaxPool")
 def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | None:
     if dy is None:
         return None
@@ -46,7 +42,6 @@ def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | No
     return MAX_POOL_GRAD(dy, indices, x, **windows.attributes())
 
 
-@MAX_POOL_GRAD.lowering
 def lower_max_pool_grad(op: Operation) -> Tensor:
     """Each element of dy is added where its maximum was: by index, or by comparing where windows do not overlap.
 
@@ -60,7 +55,6 @@ def lower_max_pool_grad(op: Operation) -> Tensor:
     return add_at_positions(dy, indices, x)
 
 
-@gradient("AveragePool")
 def average_pool(op: Operation, dy: Tensor) -> Tensor:
     windows = Windows.of(op)
     return AVERAGE_POOL_GRAD(
@@ -72,7 +66,6 @@ def average_pool(op: Operation, dy: Tensor) -> Tensor:
     )
 
 
-@AVERAGE_POOL_GRAD.lowering
 def lower_average_pool_grad(op: Operation) -> Tensor:
     """dy divided by what each average divided by, spread over its window."""
     dy, x = op.required(0), op.required(1)
@@ -81,26 +74,22 @@ def lower_average_pool_grad(op: Operation) -> Tensor:
     return spread(dy / counts(dy, x, windows, included, rounded_up), x, windows)
 
 
-@gradient("LpPool", since=2)
 def lp_pool(op: Operation, dy: Tensor) -> Tensor:
     """y = (sum |x|^p)^(1/p): dx = sign(x) |x|^(p-1) sum over the windows of dy y^(1-p); zero where y is zero."""
     x, power = op.input, int(op.attribute("p", 2))
     return _power_slope(x, power) * spread(_norm_slope(dy, op.output, power), x, Windows.of(op))
 
 
-@gradient("GlobalLpPool", since=2)
 def global_lp_pool(op: Operation, dy: Tensor) -> Tensor:
     x, power = op.input, int(op.attribute("p", 2))
     return _power_slope(x, power) * _norm_slope(dy, op.output, power)
 
 
-@gradient("GlobalAveragePool")
 def global_average_pool(op: Operation, dy: Tensor) -> Tensor:
     x, builder = op.input, op.builder
     return builder.op("Expand", dy / count_like(x, 2), builder.op("Shape", x), like=x)
 
 
-@gradient("GlobalMaxPool")
 def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
     """dy goes to the first maximum of each channel."""
     x, builder = op.input, op.builder
@@ -110,7 +99,6 @@ def global_max_pool(op: Operation, dy: Tensor) -> Tensor:
     return reshape_as(builder.op("ScatterElements", zeros_like(rows), places, builder.op("Reshape", dy, channels), axis=2), x)
 
 
-@gradient("MaxUnpool")
 def max_unpool(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """Each element receives dy from where it went; of several that went to one place, as those of overlapping windows do, only
     the last is in the output."""
@@ -345,7 +333,6 @@ def _counts_along_at_run_time(dy: Tensor, x: Tensor, windows: Windows, axis: int
     return builder.op("ReduceSum", builder.cast(inside, dy.dtype), builder.integers([1]), keepdims=0)
 
 
-@gradient("Col2Im")
 def columns_to_image(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """Each element of a block receives dy from where it was added: the blocks of the padded image, cut along axis after axis."""
     columns, builder = op.required(0), op.builder
@@ -376,3 +363,20 @@ def _number(op: Operation, index: int, axis: int) -> int | Tensor:
     if vector.array is not None:
         return int(vector.array.reshape(-1)[axis])
     return op.builder.op("Gather", vector, op.builder.constant(np.array(axis)), axis=0)
+
+
+MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",), like("x"), lowering=lower_max_pool_grad)
+AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"), lowering=lower_average_pool_grad)
+
+OPERATORS = [
+    Operator("MaxPool", gradient=max_pool, precision=Precision.FOLLOWS),
+    Operator("AveragePool", gradient=average_pool, precision=Precision.WIDENED),
+    Operator("LpPool", since=2, gradient=lp_pool),
+    Operator("GlobalLpPool", since=2, gradient=global_lp_pool),
+    Operator("GlobalAveragePool", gradient=global_average_pool, precision=Precision.WIDENED),
+    Operator("GlobalMaxPool", gradient=global_max_pool, precision=Precision.FOLLOWS),
+    Operator("MaxUnpool", gradient=max_unpool),
+    Operator("Col2Im", gradient=columns_to_image),
+    MAX_POOL_GRAD,
+    AVERAGE_POOL_GRAD,
+]

@@ -17,51 +17,34 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Tensor, attribute_value, describe_node
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import SemanticOperator, like
 
-STRAIGHT_THROUGH = SemanticOperator("StraightThrough", ("x", "rounded"), ("y",), like("rounded"), shares_memory={"y": "rounded"})
-"""What ``x`` was rounded to, with the derivative of ``x``."""
 
-SATURATE = SemanticOperator("Saturate", ("x", "low", "high"), ("y",), like("x"))
-"""``x`` between two scalars. Unlike Clip, whose output alone decides, it lets the gradient through on the bounds too, where whole
-numbers often lie."""
-
-SCALED_GRADIENT = SemanticOperator("ScaledGradient", ("x", "factor"), ("y",), like("x"), shares_memory={"y": "x"})
-"""``x``, with a scalar times its derivative."""
-
-
-@STRAIGHT_THROUGH.lowering
 def lower_straight_through(op: Operation) -> Tensor:
     return op.required(1)
 
 
-@STRAIGHT_THROUGH.gradient
 def straight_through(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return dy, None
 
 
-@SATURATE.lowering
 def lower_saturate(op: Operation) -> Tensor:
     return op.builder.op("Clip", op.input, op.required(1), op.required(2))
 
 
-@SATURATE.gradient
 def saturate(op: Operation, dy: Tensor) -> tuple[Tensor, None, None]:
     return dy * op.builder.cast(op.builder.op("Equal", op.input, op.output), dy.dtype), None, None
 
 
-@SCALED_GRADIENT.lowering
 def lower_scaled_gradient(op: Operation) -> Tensor:
     return op.input
 
 
-@SCALED_GRADIENT.gradient
 def scaled_gradient(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return dy * op.required(1), None
 
 
-@gradient("DynamicQuantizeLinear")
 def dynamic_quantize_linear(op: Operation, *cotangents: Tensor | None) -> Tensor | None:
     """Of the scale ``(max(x, 0) - min(x, 0)) / 255``, which equal extremes share; its integers are ``quantized``.
 
@@ -202,3 +185,35 @@ def range_of(dtype: ir.DataType) -> tuple[float, float]:
     numbers: Any = dtype.numpy()
     limits: Any = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(numbers)
     return float(limits.min), float(limits.max)
+
+
+STRAIGHT_THROUGH = SemanticOperator(
+    "StraightThrough",
+    ("x", "rounded"),
+    ("y",),
+    like("rounded"),
+    shares_memory={"y": "rounded"},
+    gradient=straight_through,
+    lowering=lower_straight_through,
+)
+"""What ``x`` was rounded to, with the derivative of ``x``."""
+SATURATE = SemanticOperator("Saturate", ("x", "low", "high"), ("y",), like("x"), gradient=saturate, lowering=lower_saturate)
+"""``x`` between two scalars. Unlike Clip, whose output alone decides, it lets the gradient through on the bounds too, where whole
+numbers often lie."""
+SCALED_GRADIENT = SemanticOperator(
+    "ScaledGradient",
+    ("x", "factor"),
+    ("y",),
+    like("x"),
+    shares_memory={"y": "x"},
+    gradient=scaled_gradient,
+    lowering=lower_scaled_gradient,
+)
+"""``x``, with a scalar times its derivative."""
+
+OPERATORS = [
+    Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear),
+    STRAIGHT_THROUGH,
+    SATURATE,
+    SCALED_GRADIENT,
+]

@@ -6,16 +6,14 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision, alike
 
 
-@gradient("Bernoulli", "RandomNormalLike", "RandomUniformLike")
 def drawn(op: Operation, dy: Tensor) -> None:
     """Zeros: what is drawn is constant between its jumps, or reads only the shape of the input."""
     return
 
 
-@gradient("Dropout", since=12)
 def dropout(op: Operation, dy: Tensor | None, d_mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """The gradient through the mask that the node itself drew: dy * mask / (1 - ratio); dy outside training.
 
@@ -50,3 +48,9 @@ def _scale(ratio: Tensor | None, known: float | None, training: Tensor, dy: Tens
         nothing = builder.op("LessOrEqual", rest, zero)
         factor = builder.op("Where", nothing, zero, one / builder.op("Where", nothing, one, rest))
     return builder.op("Where", builder.op("Reshape", training, builder.integers([])), factor, one)
+
+
+OPERATORS = [
+    *alike("Bernoulli", "RandomNormalLike", "RandomUniformLike", gradient=drawn),
+    Operator("Dropout", since=12, gradient=dropout, precision=Precision.FOLLOWS),
+]

@@ -48,27 +48,13 @@ from burnish.operators.recurrent_layer import (
     weight_gradient,
     where_live,
 )
-from burnish.operators.registry import Operation, gradient, training_form
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import Inference, Operands, OutputType, SemanticOperator
 from burnish.operators.time_loop import Tensors, scan
 
 LSTM = Recurrence(4, (5, 6), 7, ("sigmoid", "tanh", "tanh"), (("sigmoid",), ("tanh",), ("tanh",)))
-LSTM_STEPS = SemanticOperator(
-    "LSTMSteps",
-    ("z", "r", "initial_h", "initial_c", "live", "peepholes"),
-    ("h", "last_h", "last_c", "c", "iof", "g"),
-    hidden_states(("z", 1), ("initial_h", 1), ("initial_c", 1), ("z", 1), ("z", 3), ("z", 1)),
-    internal=("c", "iof", "g"),
-)
-LSTM_STEPS_GRAD = SemanticOperator(
-    "LSTMStepsGrad",
-    ("r", "initial_c", "c", "iof", "g", "dh", "d_last_h", "d_last_c", "live", "peepholes"),
-    ("dz", "d_initial_h", "d_initial_c"),
-    hidden_states(("c", 4), ("initial_c", 1), ("initial_c", 1)),
-)
 
 
-@training_form("LSTM", since=7)
 def lstm(op: Operation) -> tuple[Tensor | None, ...] | None:
     def run(direction: Direction) -> tuple[Tensor, ...]:
         z, h, c = direction.z, *direction.initial
@@ -79,12 +65,10 @@ def lstm(op: Operation) -> tuple[Tensor | None, ...] | None:
     return recurrent_layer(op, LSTM, run)
 
 
-@gradient("LSTM", since=7)
 def lstm_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, LSTM)
 
 
-@LSTM_STEPS.gradient
 def lstm_steps_gradient(
     op: Operation, dh: Tensor | None, d_last_h: Tensor | None, d_last_c: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -104,7 +88,6 @@ def lstm_steps_gradient(
     return dz, dr, d_initial_h, d_initial_c, None, dp
 
 
-@LSTM_STEPS.lowering
 def lower_lstm_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h, initial_c = (op.required(index) for index in range(4))
     live, p = op.optional(4), op.optional(5)
@@ -141,7 +124,6 @@ def lower_lstm_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h, last_c, c, iof, g
 
 
-@LSTM_STEPS_GRAD.lowering
 def lower_lstm_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     """dc += dh o (1 - tanh² c), and dz = (dc, dh, dc, dc) times what is known of the gates."""
     builder = op.builder
@@ -192,22 +174,6 @@ def _last_if_linear(infer: Inference) -> Inference:
     return of_operands
 
 
-GRU_STEPS = SemanticOperator(
-    "GRUSteps",
-    ("z", "r", "initial_h", "bias", "live"),
-    ("h", "last_h", "update_reset", "candidate", "inside"),
-    _last_if_linear(hidden_states(("z", 1), ("initial_h", 1), ("z", 2), ("z", 1), ("z", 1))),
-    internal=("update_reset", "candidate", "inside"),
-)
-GRU_STEPS_GRAD = SemanticOperator(
-    "GRUStepsGrad",
-    ("r", "initial_h", "h", "update_reset", "candidate", "inside", "dh", "d_last_h", "live"),
-    ("dz", "d_initial_h", "d_inside"),
-    _last_if_linear(hidden_states(("h", 3), ("initial_h", 1), ("h", 1))),
-)
-
-
-@training_form("GRU", since=7)
 def gru(op: Operation) -> tuple[Tensor | None, ...] | None:
     linear = int(op.attribute("linear_before_reset", 0))
 
@@ -226,12 +192,10 @@ def gru(op: Operation) -> tuple[Tensor | None, ...] | None:
     return recurrent_layer(op, GRU, run)
 
 
-@gradient("GRU", since=7)
 def gru_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, GRU)
 
 
-@GRU_STEPS.gradient
 def gru_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     builder = op.builder
     r, initial_h = op.required(1), op.required(2)
@@ -255,7 +219,6 @@ def gru_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None
     return dz, dr, d_initial_h, d_bias, None
 
 
-@GRU_STEPS.lowering
 def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h = (op.required(index) for index in range(3))
     bias, live = op.optional(3), op.optional(4)
@@ -282,7 +245,6 @@ def lower_gru_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h, *gates
 
 
-@GRU_STEPS_GRAD.lowering
 def lower_gru_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     """Every cotangent of a gate is that of h times what is known of the gates; without linear_before_reset, but for that of r."""
     builder = op.builder
@@ -333,18 +295,8 @@ def lower_gru_steps_grad(op: Operation) -> tuple[Tensor, ...]:
 
 
 RNN = Recurrence(1, (5,), None, ("tanh",), (("tanh", "relu", "sigmoid"),))
-RNN_STEPS = SemanticOperator(
-    "RNNSteps", ("z", "r", "initial_h", "live"), ("h", "last_h"), hidden_states(("z", 1), ("initial_h", 1))
-)
-RNN_STEPS_GRAD = SemanticOperator(
-    "RNNStepsGrad",
-    ("r", "initial_h", "h", "dh", "d_last_h", "live"),
-    ("dz", "d_initial_h"),
-    hidden_states(("h", 1), ("initial_h", 1)),
-)
 
 
-@training_form("RNN", since=7)
 def rnn(op: Operation) -> tuple[Tensor | None, ...] | None:
     def run(direction: Direction) -> tuple[Tensor, ...]:
         z, (h,), hidden = direction.z, direction.initial, direction.hidden
@@ -358,12 +310,10 @@ def rnn(op: Operation) -> tuple[Tensor | None, ...] | None:
     return recurrent_layer(op, RNN, run)
 
 
-@gradient("RNN", since=7)
 def rnn_gradient(op: Operation, *_: Tensor | None) -> NoReturn:
     raise refused(op, RNN)
 
 
-@RNN_STEPS.gradient
 def rnn_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None) -> tuple[Tensor | None, ...]:
     r, initial_h = op.required(1), op.required(2)
     attributes = {name: op.attribute(name) for name in ("reverse", "hidden_size", "activation")}
@@ -373,7 +323,6 @@ def rnn_steps_gradient(op: Operation, dh: Tensor | None, d_last_h: Tensor | None
     return dz, dr, d_initial_h, None
 
 
-@RNN_STEPS.lowering
 def lower_rnn_steps(op: Operation) -> tuple[Tensor, ...]:
     z, r, initial_h = (op.required(index) for index in range(3))
     live = op.optional(3)
@@ -390,7 +339,6 @@ def lower_rnn_steps(op: Operation) -> tuple[Tensor, ...]:
     return h, last_h
 
 
-@RNN_STEPS_GRAD.lowering
 def lower_rnn_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     builder = op.builder
     r, initial_h, h = (op.required(index) for index in range(3))
@@ -415,3 +363,64 @@ def lower_rnn_steps_grad(op: Operation) -> tuple[Tensor, ...]:
     start = given_or_zeros(d_last_h, initial_h)
     (d_initial_h,), (dz,) = scan(builder, step, [start], frames, reverse=not op.attribute("reverse"), name=op.output.name)
     return dz, d_initial_h
+
+
+LSTM_STEPS = SemanticOperator(
+    "LSTMSteps",
+    ("z", "r", "initial_h", "initial_c", "live", "peepholes"),
+    ("h", "last_h", "last_c", "c", "iof", "g"),
+    hidden_states(("z", 1), ("initial_h", 1), ("initial_c", 1), ("z", 1), ("z", 3), ("z", 1)),
+    internal=("c", "iof", "g"),
+    gradient=lstm_steps_gradient,
+    lowering=lower_lstm_steps,
+)
+LSTM_STEPS_GRAD = SemanticOperator(
+    "LSTMStepsGrad",
+    ("r", "initial_c", "c", "iof", "g", "dh", "d_last_h", "d_last_c", "live", "peepholes"),
+    ("dz", "d_initial_h", "d_initial_c"),
+    hidden_states(("c", 4), ("initial_c", 1), ("initial_c", 1)),
+    lowering=lower_lstm_steps_grad,
+)
+GRU_STEPS = SemanticOperator(
+    "GRUSteps",
+    ("z", "r", "initial_h", "bias", "live"),
+    ("h", "last_h", "update_reset", "candidate", "inside"),
+    _last_if_linear(hidden_states(("z", 1), ("initial_h", 1), ("z", 2), ("z", 1), ("z", 1))),
+    internal=("update_reset", "candidate", "inside"),
+    gradient=gru_steps_gradient,
+    lowering=lower_gru_steps,
+)
+GRU_STEPS_GRAD = SemanticOperator(
+    "GRUStepsGrad",
+    ("r", "initial_h", "h", "update_reset", "candidate", "inside", "dh", "d_last_h", "live"),
+    ("dz", "d_initial_h", "d_inside"),
+    _last_if_linear(hidden_states(("h", 3), ("initial_h", 1), ("h", 1))),
+    lowering=lower_gru_steps_grad,
+)
+RNN_STEPS = SemanticOperator(
+    "RNNSteps",
+    ("z", "r", "initial_h", "live"),
+    ("h", "last_h"),
+    hidden_states(("z", 1), ("initial_h", 1)),
+    gradient=rnn_steps_gradient,
+    lowering=lower_rnn_steps,
+)
+RNN_STEPS_GRAD = SemanticOperator(
+    "RNNStepsGrad",
+    ("r", "initial_h", "h", "dh", "d_last_h", "live"),
+    ("dz", "d_initial_h"),
+    hidden_states(("h", 1), ("initial_h", 1)),
+    lowering=lower_rnn_steps_grad,
+)
+
+OPERATORS = [
+    Operator("LSTM", since=7, gradient=lstm_gradient, training_form=lstm),
+    Operator("GRU", since=7, gradient=gru_gradient, training_form=gru),
+    Operator("RNN", since=7, gradient=rnn_gradient, training_form=rnn),
+    LSTM_STEPS,
+    LSTM_STEPS_GRAD,
+    GRU_STEPS,
+    GRU_STEPS_GRAD,
+    RNN_STEPS,
+    RNN_STEPS_GRAD,
+]

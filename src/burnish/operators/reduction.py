@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.graph.subgradients import FIRST, subgradient_of
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, alike
 
 
 def _is_identity(op: Operation) -> bool:
@@ -48,14 +48,12 @@ def _expanded(tensor: Tensor, like: Tensor) -> Tensor:
     return builder.op("Expand", tensor, builder.op("Shape", like), like=like)
 
 
-@gradient("ReduceSum", since=13)
 def reduce_sum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     if _is_identity(op):
         return dy, None
     return _expanded(_restored(op, dy), op.input), None
 
 
-@gradient("ReduceMean", since=18)
 def reduce_mean(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     if _is_identity(op):
         return dy, None
@@ -79,7 +77,6 @@ def _reciprocal_count(op: Operation) -> Tensor:
     return builder.cast(builder.op("Reciprocal", builder.cast(count, wide)), x.dtype)
 
 
-@gradient("ReduceMax", "ReduceMin", since=18)
 def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """The cotangent goes to the extreme element; elements that tie share it evenly, as in PyTorch's amax.
 
@@ -99,7 +96,6 @@ def reduce_extremum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return builder.op("Where", taken, _restored(op, dy) / count, builder.scalar(0, dy)), None
 
 
-@gradient("ReduceProd", since=18)
 def reduce_prod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """The slope by an element is the product of the others."""
     if _is_identity(op):
@@ -112,12 +108,10 @@ def reduce_prod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return _restored(op, dy) * slope_of_product(x, _restored(op, op.output), rest, zeros, sum_of_zeros), None
 
 
-@gradient("ReduceL1", since=18)
 def reduce_l1(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return _restored(op, dy) * op.builder.op("Sign", op.input), None
 
 
-@gradient("ReduceL2", since=18)
 def reduce_l2(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """dx = dy·x/y; 0 where the norm is 0, as in PyTorch."""
     builder, norm = op.builder, op.output
@@ -126,14 +120,12 @@ def reduce_l2(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return op.input * _restored(op, dy / divisor), None
 
 
-@gradient("ReduceLogSum", since=18)
 def reduce_log_sum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     if _is_identity(op):
         return dy / op.input, None
     return _expanded(_restored(op, dy * op.builder.op("Exp", -op.output)), op.input), None
 
 
-@gradient("ReduceLogSumExp", since=18)
 def reduce_log_sum_exp(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """dx = dy·exp(x - y); 0 where every element is -∞, whose difference from itself is undefined."""
     builder, y = op.builder, op.output
@@ -141,12 +133,10 @@ def reduce_log_sum_exp(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return _restored(op, dy) * builder.op("Exp", op.input - _restored(op, finite)), None
 
 
-@gradient("ReduceSumSquare", since=18)
 def reduce_sum_square(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return _restored(op, dy * 2) * op.input, None
 
 
-@gradient("CumSum")
 def cumsum(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """The sum from the other end: an element enters every partial sum after it."""
     exclusive, reverse = op.attribute("exclusive", 0), op.attribute("reverse", 0)
@@ -189,7 +179,6 @@ def slope_of_product(factor: Tensor, product: Tensor, rest: Tensor, zeros: Tenso
     return builder.op("Where", is_zero, at_zero, product / safe)
 
 
-@gradient("CumProd")
 def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     """dx_k = Σ_i dy_i · (the other factors of y_i), over the products y_i that x_k enters.
 
@@ -214,3 +203,18 @@ def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
         place = builder.op("And", is_zero, builder.op("Equal", number, builder.scalar(position, number)))
         at_zero = builder.op("Where", place, without(place), at_zero)
     return builder.op("Where", is_zero, at_zero, slope), None
+
+
+OPERATORS = [
+    Operator("ReduceSum", since=13, gradient=reduce_sum),
+    Operator("ReduceMean", since=18, gradient=reduce_mean),
+    *alike("ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum),
+    Operator("ReduceProd", since=18, gradient=reduce_prod),
+    Operator("ReduceL1", since=18, gradient=reduce_l1),
+    Operator("ReduceL2", since=18, gradient=reduce_l2),
+    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum),
+    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp),
+    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square),
+    Operator("CumSum", gradient=cumsum),
+    Operator("CumProd", gradient=cumprod),
+]

@@ -27,15 +27,12 @@ from burnish.operators.interpolation import (
     unchanged,
 )
 from burnish.operators.positions import add_at_positions, count, known_rank, reshape_as
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import SemanticOperator, like
 
-ROI_ALIGN_GRAD = SemanticOperator("RoiAlignGrad", ("dy", "x", "rois", "batch_indices"), ("dx", "drois"), like("x", "rois"))
-MAX_ROI_POOL_GRAD = SemanticOperator("MaxRoiPoolGrad", ("dy", "x", "rois"), ("dx",), like("x"))
 ALIGNMENT = ("coordinate_transformation_mode", "mode", "output_height", "output_width", "sampling_ratio", "spatial_scale")
 
 
-@gradient("RoiAlign", since=16)
 def roi_align(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """By the data and by the corners of the regions, which move the points where the data is read.
 
@@ -47,7 +44,6 @@ def roi_align(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, drois, None
 
 
-@ROI_ALIGN_GRAD.lowering
 def lower_roi_align_grad(op: Operation) -> tuple[Tensor | None, ...]:
     """A bin is a sum, or with the mode max the largest, of products of taps and weights: those of all its points.
 
@@ -194,7 +190,6 @@ class _Side:
         return shaped(tensor, shape)
 
 
-@gradient("MaxRoiPool")
 def max_roi_pool(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dy goes to the first maximum of each bin; regions are rounded to whole elements, so that the pool is constant in them."""
     if not op.wants(0):
@@ -203,7 +198,6 @@ def max_roi_pool(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return MAX_ROI_POOL_GRAD(dy, op.required(0), op.required(1), **attributes), None
 
 
-@MAX_ROI_POOL_GRAD.lowering
 def lower_max_roi_pool_grad(op: Operation) -> Tensor:
     """The largest of each row of a bin, then the largest of its rows; a bin without elements has none."""
     dy, x, rois = (op.required(index) for index in range(3))
@@ -253,3 +247,16 @@ def _rounded_corner(op: Operation, rois: Tensor, column: int) -> Tensor:
     numbers = builder.op("Gather", rois, builder.scalar(column, ir.DataType.INT64), axis=1)
     scaled = builder.op("Reshape", numbers, builder.integers([-1, 1, 1])) * float(op.attribute("spatial_scale", 1.0))
     return builder.op("Floor", builder.op("Abs", scaled) + 0.5) * builder.op("Sign", scaled)
+
+
+ROI_ALIGN_GRAD = SemanticOperator(
+    "RoiAlignGrad", ("dy", "x", "rois", "batch_indices"), ("dx", "drois"), like("x", "rois"), lowering=lower_roi_align_grad
+)
+MAX_ROI_POOL_GRAD = SemanticOperator("MaxRoiPoolGrad", ("dy", "x", "rois"), ("dx",), like("x"), lowering=lower_max_roi_pool_grad)
+
+OPERATORS = [
+    Operator("RoiAlign", since=16, gradient=roi_align),
+    Operator("MaxRoiPool", gradient=max_roi_pool),
+    ROI_ALIGN_GRAD,
+    MAX_ROI_POOL_GRAD,
+]

@@ -1,22 +1,27 @@
-"""The registry of gradient rules and lowerings, found by operator name and version.
+"""Records of operators, one for each name and version, and how a rule sees a node.
 
-A rule reads like the mathematics::
+A record is found by the name and version of an operator. A rule reads like the mathematics, and the family's list ``OPERATORS``
+says what it is for::
 
-    @gradient("Tanh")
     def tanh(op, dy):
         y = op.output
         return dy * (1 - y * y)
 
-It receives the operation and one cotangent per output (None for an output nothing depends on) and returns one gradient per
-input: a tensor when the operator has a single input, else a tuple, with None for an input that has no gradient. A gradient
-may have the shape of the broadcast; the reverse pass sums it back to the shape of the input. A node with branches or a loop
-body also reads values of the graph around it: its rule returns their gradients after those of the inputs.
+
+    OPERATORS = [Operator("Tanh", gradient=tanh, elementwise=Elementwise.UNARY, precision=Precision.WIDENED)]
+
+A gradient rule receives the operation and one cotangent per output (None for an output nothing depends on) and returns one
+gradient per input: a tensor when the operator has a single input, else a tuple, with None for an input that has no gradient.
+A gradient may have the shape of the broadcast; the reverse pass sums it back to the shape of the input. A node with branches or
+a loop body also reads values of the graph around it: its rule returns their gradients after those of the inputs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -31,6 +36,154 @@ Differentiate = Callable[[Builder, Mapping[ir.Value, Tensor], Sequence[ir.Value]
 LoweringRule = Callable[..., Tensor | tuple[Tensor | None, ...]]
 TrainingForm = Callable[..., Tensor | tuple[Tensor | None, ...] | None]
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+class Elementwise(Enum):
+    """How an operator computes each element of its result from those at its place."""
+
+    UNARY = "of its only tensor"
+    BROADCAST = "of operands that are broadcast against each other"
+
+
+class Precision(Enum):
+    """What mixed precision does with an operator; one without a word on it is computed in float32."""
+
+    NARROW = "computed in sixteen bits whatever it reads: a product whose terms an engine sums in float32"
+    FOLLOWS = "computed in what it reads: in sixteen bits where every activation has them; weights and constants give way"
+    WIDENED = "computed in float32, with a result in sixteen bits where what comes in has them"
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What is known of an operator, from one of its versions on until the next that has a record.
+
+    Attributes:
+        name: its name in the domain.
+        domain: the standard's by default.
+        since: the first version that it holds for.
+        gradient: the gradient rule: ``rule(op, *cotangents) -> gradients``.
+        training_form: what an operator of the standard becomes in a training graph: ``rule(op) -> outputs``, or None for one that
+            stays. For an operator whose backward needs statistics that it does not return, or whose kernels lose digits.
+        lowering: how an operator of another domain becomes standard ONNX: ``rule(op) -> outputs``.
+        elementwise: whether each element of the result comes from those at its place, and of how many operands.
+        precision: what mixed precision does with it.
+    """
+
+    name: str
+    _: KW_ONLY
+    domain: str = ""
+    since: int = 1
+    gradient: GradientRule | None = None
+    training_form: TrainingForm | None = None
+    lowering: LoweringRule | None = None
+    elementwise: Elementwise | None = None
+    precision: Precision | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its domain and name, as a node has them."""
+        return self.domain, self.name
+
+    def is_of(self, node: ir.Node | None) -> bool:
+        """Whether a node is one of this operator."""
+        return node is not None and node.op_type == self.name and node.domain == self.domain
+
+
+def alike(*names: str, **fields: Any) -> list[Operator]:
+    """Return records of operators of the standard that differ in their names alone."""
+    return [Operator(name, **fields) for name in names]
+
+
+@functools.cache
+def records() -> dict[tuple[str, str], list[Operator]]:
+    """Return every record by domain and name, the newest version first.
+
+    The first call loads every family; code that only emits an operator loads that operator's file and no other.
+    """
+    table: dict[tuple[str, str], list[Operator]] = {}
+    families = import_module("burnish.operators.families")  # by name: the families import this file
+    for operator in families.OPERATORS:
+        _enter(table, operator)
+    return table
+
+
+def register(operator: Operator) -> None:
+    """Enter a record of an operator that burnish does not know.
+
+    Raises:
+        ValueError: there is a record for this name and version.
+    """
+    _enter(records(), operator)
+
+
+def _enter(table: dict[tuple[str, str], list[Operator]], operator: Operator) -> None:
+    versions = table.setdefault(operator.key, [])
+    if any(other.since == operator.since for other in versions):
+        raise ValueError(
+            f"the operator {'.'.join(filter(None, operator.key))} is declared twice from version {operator.since} on: give one "
+            "of the two another name, or another since="
+        )
+    versions.append(operator)
+    versions.sort(key=lambda each: -each.since)
+
+
+def gradient(*names: str, domain: str = "", since: int = 1) -> Callable[[_Rule], _Rule]:
+    """Register the gradient rule of operators that burnish does not know, from a version on; errors as for ``register``."""
+
+    def enter(rule: _Rule) -> _Rule:
+        for name in names:
+            register(Operator(name, domain=domain, since=since, gradient=rule))
+        return rule
+
+    return enter
+
+
+def lowering(*names: str, domain: str = BURNISH_DOMAIN) -> Callable[[_Rule], _Rule]:
+    """Register how operators become standard ONNX, ``rule(op) -> outputs``; errors as for ``register``."""
+
+    def enter(rule: _Rule) -> _Rule:
+        for name in names:
+            register(Operator(name, domain=domain, lowering=rule))
+        return rule
+
+    return enter
+
+
+def find_record(node: ir.Node, opset: int | None = None) -> Operator | None:
+    """Return the record of a node of a graph of this opset, by default the newest one; None for an operator without one."""
+    versions = records().get((node.domain, node.op_type), ())
+    version = operator_version(node.op_type, opset) if versions and opset is not None and node.domain == "" else None
+    return next((record for record in versions if version is None or version >= record.since), None)
+
+
+def elementwise(node: ir.Node) -> Elementwise | None:
+    """Return how a node computes each element of its result from those at its place; None for one that does not."""
+    record = find_record(node)
+    return None if record is None else record.elementwise
+
+
+def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
+    """Return the rule for a node of a graph of this opset, or None."""
+    record = find_record(node, opset)
+    return None if record is None else record.gradient
+
+
+def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
+    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
+    record = find_record(node, opset)
+    return None if record is None else record.training_form
+
+
+def find_lowering(node: ir.Node) -> LoweringRule | None:
+    """Return the lowering of an operator that is not of the standard, or None for one that has none."""
+    record = find_record(node)
+    return None if record is None else record.lowering
+
+
+def has_gradient(node: ir.Node, opset: int) -> bool:
+    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
+    record = find_record(node, opset)
+    return record is not None and (record.gradient is not None or record.training_form is not None)
 
 
 class Operation:
@@ -114,84 +267,3 @@ class Operation:
 
     def __str__(self) -> str:
         return describe_node(self.node)
-
-
-_Key = tuple[str, str]
-_gradients: dict[_Key, tuple[GradientRule, int]] = {}
-_training_forms: dict[_Key, tuple[TrainingForm, int]] = {}
-_lowerings: dict[_Key, tuple[LoweringRule, int]] = {}
-
-
-@functools.cache
-def load_rules() -> None:
-    """Register every rule. Each look-up calls this; code that only emits an operator loads that operator's file and no other."""
-    import_module("burnish.operators.families")  # by name: the rules import this file
-
-
-def gradient(*op_types: str, domain: str = "", since: int = 1) -> Callable[[_Rule], _Rule]:
-    """Register the gradient rule of operators, from their version ``since`` on."""
-    return _registered(_gradients, op_types, domain, since)
-
-
-def lowering(*op_types: str, domain: str = BURNISH_DOMAIN) -> Callable[[_Rule], _Rule]:
-    """Register the lowering of an operator to standard ONNX: ``rule(op) -> outputs``."""
-    return _registered(_lowerings, op_types, domain, 1)
-
-
-def training_form(*op_types: str, since: int = 1) -> Callable[[_Rule], _Rule]:
-    """Register what a standard operator becomes in a training graph: ``rule(op) -> outputs``, or None for one that stays.
-
-    For an operator whose backward needs statistics that the operator does not return, or whose kernels lose digits.
-    """
-    return _registered(_training_forms, op_types, "", since)
-
-
-def find_gradient(node: ir.Node, opset: int) -> GradientRule | None:
-    """Return the rule for a node of a graph of this opset, or None."""
-    return _found(_gradients, node, opset)
-
-
-def find_training_form(node: ir.Node, opset: int) -> TrainingForm | None:
-    """Return what a node of a graph of this opset becomes in a training graph, or None when it stays."""
-    return _found(_training_forms, node, opset)
-
-
-def find_lowering(node: ir.Node) -> LoweringRule | None:
-    """Return the lowering of a semantic operator, or None for an operator that has none."""
-    load_rules()
-    rule, _ = _lowerings.get((node.domain, node.op_type), (None, 1))
-    return rule
-
-
-def has_gradient(node: ir.Node, opset: int) -> bool:
-    """Whether a rule is registered for this node, or for what it becomes in a training graph."""
-    return find_gradient(node, opset) is not None or find_training_form(node, opset) is not None
-
-
-def differentiable_operators() -> frozenset[str]:
-    """Return the operators of the standard domain that have a gradient rule for some version."""
-    load_rules()
-    return frozenset(op_type for domain, op_type in _gradients if domain == "")
-
-
-def semantic_operators() -> frozenset[str]:
-    """Return the operators of the ``burnish`` domain that have a lowering."""
-    load_rules()
-    return frozenset(op_type for domain, op_type in _lowerings if domain == BURNISH_DOMAIN)
-
-
-def _registered(
-    rules: dict[_Key, tuple[Any, int]], op_types: tuple[str, ...], domain: str, since: int
-) -> Callable[[_Rule], _Rule]:
-    def register(rule: _Rule) -> _Rule:
-        rules.update({(domain, op_type): (rule, since) for op_type in op_types})
-        return rule
-
-    return register
-
-
-def _found(rules: dict[_Key, tuple[_Rule, int]], node: ir.Node, opset: int) -> _Rule | None:
-    load_rules()
-    rule, since = rules.get((node.domain, node.op_type), (None, 1))
-    version = operator_version(node.op_type, opset) if node.domain == "" else None
-    return rule if version is None or version >= since else None

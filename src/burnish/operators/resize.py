@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor, same_dimension
 from burnish.operators.positions import extent, joined
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
 INTERPOLATION = (
@@ -24,10 +24,7 @@ INTERPOLATION = (
 )
 TARGET = ("axes", "keep_aspect_ratio_policy")
 
-RESIZE_GRAD = SemanticOperator("ResizeGrad", ("dy", "x", "scales", "sizes", "roi"), ("dx",), like("x"))
 
-
-@gradient("Resize", since=11)
 def resize(op: Operation, dy: Tensor) -> Tensor:
     """The adjoint of an operator that is linear in x; of x its shape is read.
 
@@ -42,14 +39,12 @@ def resize(op: Operation, dy: Tensor) -> Tensor:
     return RESIZE_GRAD(dy, x, op.optional(2), op.optional(3), _region(op, 1), **_attributes(op))
 
 
-@RESIZE_GRAD.gradient
 def resize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
     """The adjoint of the adjoint: Resize again, with zeros outside."""
     resized = op.builder.op("Resize", v, op.optional(4), op.optional(2), op.optional(3), like=op.input, **_attributes(op))
     return resized, *[None] * (len(op.inputs) - 1)
 
 
-@RESIZE_GRAD.lowering
 def lower_resize_grad(op: Operation) -> Tensor:
     """Along every axis y = A x with a matrix A of weights, and dx = A^T dy.
 
@@ -180,3 +175,18 @@ def _attributes(op: Operation) -> dict[str, Any]:
 def _region(op: Operation, index: int) -> Tensor | None:
     """The region of interest, where the coordinates go by it."""
     return op.optional(index) if op.attribute("coordinate_transformation_mode") == "tf_crop_and_resize" else None
+
+
+RESIZE_GRAD = SemanticOperator(
+    "ResizeGrad",
+    ("dy", "x", "scales", "sizes", "roi"),
+    ("dx",),
+    like("x"),
+    gradient=resize_double_backward,
+    lowering=lower_resize_grad,
+)
+
+OPERATORS = [
+    Operator("Resize", since=11, gradient=resize, precision=Precision.WIDENED),
+    RESIZE_GRAD,
+]

@@ -28,11 +28,6 @@ def _coalesced(operands: Operands) -> list[OutputType]:
     ]
 
 
-COALESCE_ROWS = SemanticOperator("CoalesceRows", ("indices", "rows"), ("distinct", "sums"), _coalesced, constants=("distinct",))
-"""Indices [n], not negative, and rows [n, ...] to the indices that differ, ascending, and the sum of the rows of each."""
-
-
-@COALESCE_ROWS.lowering
 def lower_coalesce_rows(op: Operation) -> tuple[Tensor, Tensor]:
     """The rows of an index are added up in the order in which they come, as a dense gradient adds them: the bits are the same."""
     indices, rows = op.required(0), op.required(1)
@@ -125,3 +120,11 @@ def _adds_rows(node: ir.Node, table: ir.Value) -> bool:
 def _reader(node: ir.Node) -> str:
     """The node of the model whose gradient a node computes."""
     return (source_of(node) or describe_node(node)).removeprefix("gradient of ")
+
+
+COALESCE_ROWS = SemanticOperator(
+    "CoalesceRows", ("indices", "rows"), ("distinct", "sums"), _coalesced, constants=("distinct",), lowering=lower_coalesce_rows
+)
+"""Indices [n], not negative, and rows [n, ...] to the indices that differ, ascending, and the sum of the rows of each."""
+
+OPERATORS = [COALESCE_ROWS]

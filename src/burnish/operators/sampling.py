@@ -31,10 +31,8 @@ from burnish.operators.interpolation import (
     unchanged,
 )
 from burnish.operators.positions import count, extent, joined, known_rank, reshape_as
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import SemanticOperator, like
-
-GRID_SAMPLE_GRAD = SemanticOperator("GridSampleGrad", ("dy", "x", "grid"), ("dx", "dgrid"), like("x", "grid"))
 
 INTERPOLATIONS = {
     "bilinear": LINEAR,
@@ -46,7 +44,6 @@ INTERPOLATIONS = {
 """By mode, under the names before opset 20 as well."""
 
 
-@gradient("GridSample")
 def grid_sample(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """y = sum of w(grid) x over taps: dx adds w dy where was read, dgrid sums dy x times the slopes of w.
 
@@ -59,7 +56,6 @@ def grid_sample(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, dgrid
 
 
-@GRID_SAMPLE_GRAD.lowering
 def lower_grid_sample_grad(op: Operation) -> tuple[Tensor | None, ...]:
     dy, x, grid = (op.required(index) for index in range(3))
     builder, axes = op.builder, known_rank(op, x) - 2
@@ -152,7 +148,6 @@ class _Coordinate:
         return self._span - (behind - periods * (self._span * 2))
 
 
-@gradient("AffineGrid")
 def affine_grid(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """grid = theta (x, y, 1) at every place: dtheta is the sum of dgrid (x, y, 1)^T over places.
 
@@ -186,3 +181,14 @@ def _spatial_axes(op: Operation) -> int:
             "make the size a constant, or declare the shapes of the model's inputs"
         )
     return axes
+
+
+GRID_SAMPLE_GRAD = SemanticOperator(
+    "GridSampleGrad", ("dy", "x", "grid"), ("dx", "dgrid"), like("x", "grid"), lowering=lower_grid_sample_grad
+)
+
+OPERATORS = [
+    Operator("GridSample", gradient=grid_sample),
+    Operator("AffineGrid", gradient=affine_grid),
+    GRID_SAMPLE_GRAD,
+]

@@ -3,11 +3,7 @@
 Each is one object, declared in the file of its family. The object emits the node and gives its outputs their types; it knows the
 node again; and it holds what passes and engines ask about it. Nothing else spells its name::
 
-    RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"))
-
-
-    @RELU_GRAD.lowering
-    def lower_relu_grad(op): ...
+    RELU_GRAD = SemanticOperator("ReluGrad", ("dy", "y"), ("dx",), like("dy"), lowering=lower_relu_grad)
 
 An engine with a kernel for it refers to the object too; for every other target its lowering takes its place.
 """
@@ -16,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
 from burnish.graph.uses import operands_of
-from burnish.operators.registry import gradient, load_rules, lowering
+from burnish.operators.registry import Operator, find_record, records
 
 ANY_NUMBER = "..."
 """Ends the name of the last input or output where a node may have any number of them."""
-_Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -67,57 +61,73 @@ def like(*names: str) -> Inference:
 
 
 @dataclass(frozen=True, eq=False)
-class SemanticOperator:
-    """An operator of the domain ``burnish``.
+class BurnishOperator(Operator):
+    """An operator of the domain ``burnish``: what semantic operators and those of engines have in common.
 
     Attributes:
-        name: its name in the domain.
         inputs: their names, in order; the last may end in ``...``, for any number of them. A node may leave inputs out.
         outputs: their names, likewise.
-        infer: gives the dtype and shape of each output of a node, from its operands and attributes.
-        constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
-        internal: outputs that its gradient alone reads, and takes no cotangents of: it is lowered before that is differentiated.
-        shares_memory: output -> input in whose memory an engine may place it, being the same numbers.
-        repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
+        domain: ``burnish``.
+        shares_memory: output -> input in whose memory an engine may place it: being the same numbers, or a view of them.
     """
 
-    name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    infer: Inference
-    constants: tuple[str, ...] = ()
-    internal: tuple[str, ...] = ()
-    shares_memory: Mapping[str, str] = field(default_factory=dict)
-    repeatable: bool = True
-
-    def __post_init__(self) -> None:
-        if self.name in _operators:
-            raise ValueError(f"the semantic operator {self.name} is declared twice: give one of the two another name")
-        _operators[self.name] = self
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its domain and name, as a node has them."""
-        return BURNISH_DOMAIN, self.name
+    domain: str = field(default=BURNISH_DOMAIN, kw_only=True)
+    shares_memory: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __call__(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> Tensor:
         """Emit a node that has one output, and return it; arguments as for ``emit``."""
         (result,) = self.emit(*operands, builder=builder, **attributes)
         return result
 
-    def emit(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> tuple[Tensor, ...]:
+    def emit(
+        self, *operands: Tensor | None, builder: Builder | None = None, like: Tensor | None = None, **attributes: Any
+    ) -> tuple[Tensor, ...]:
         """Emit a node and return its outputs.
 
         Args:
             operands: the inputs; None leaves one out.
             builder: where to; that of the first operand by default.
+            like: what has the dtype and shape of the first output, where that is known.
             attributes: of the node; those that are None are left out.
         """
+        return self._put(operands, builder, len(self.outputs), like, attributes)
+
+    def _put(
+        self,
+        operands: Sequence[Tensor | None],
+        builder: Builder | None,
+        count: int,
+        like: Tensor | None,
+        attributes: Mapping[str, Any],
+    ) -> tuple[Tensor, ...]:
         if builder is None:
             builder = next(tensor.builder for tensor in operands if tensor is not None)
+        results = builder.op(self.name, *operands, domain=self.domain, outputs=count, like=like, **attributes)
+        return results if isinstance(results, tuple) else (results,)
+
+
+@dataclass(frozen=True, eq=False)
+class SemanticOperator(BurnishOperator):
+    """An operator of the domain ``burnish`` that is lowered to standard ONNX for a target without a kernel of it.
+
+    Attributes:
+        infer: gives the dtype and shape of each output of a node, from its operands and attributes.
+        constants: outputs that a derivative takes for constants, such as a count, whatever their dtype.
+        internal: outputs that its gradient alone reads, and takes no cotangents of: it is lowered before that is differentiated.
+        repeatable: whether it may be computed a second time in place of keeping its outputs; an exchange between workers may not.
+    """
+
+    infer: Inference
+    constants: tuple[str, ...] = ()
+    internal: tuple[str, ...] = ()
+    repeatable: bool = True
+
+    def emit(self, *operands: Tensor | None, builder: Builder | None = None, **attributes: Any) -> tuple[Tensor, ...]:
+        """Emit a node and return its outputs, of the dtypes and shapes that ``infer`` gives; arguments as for the base."""
         types = self.infer(Operands(self, operands, attributes))
-        results = builder.op(self.name, *operands, domain=BURNISH_DOMAIN, outputs=len(types), **attributes)
-        results = results if isinstance(results, tuple) else (results,)
+        results = self._put(operands, builder, len(types), None, attributes)
         for result, inferred in zip(results, types, strict=True):
             result.value.dtype = inferred.dtype
             result.value.shape = None if inferred.shape is None else ir.Shape(inferred.shape.dims)
@@ -126,10 +136,6 @@ class SemanticOperator:
             assert producer is not None
             producer.metadata_props[NEVER_REPEATED_METADATA] = ""
         return results
-
-    def is_of(self, node: ir.Node | None) -> bool:
-        """Whether a node is one of this operator."""
-        return node is not None and node.op_type == self.name and node.domain == BURNISH_DOMAIN
 
     def shared_input(self, position: int) -> int | None:
         """Which input the output at this position may share memory with; None for an output with memory of its own."""
@@ -140,24 +146,11 @@ class SemanticOperator:
         beyond = position - self.outputs.index(output) if shared.endswith(ANY_NUMBER) else 0
         return self.inputs.index(shared) + beyond
 
-    def lowering(self, rule: _Rule) -> _Rule:
-        """Register how a node becomes standard ONNX: ``rule(op) -> outputs``."""
-        return lowering(self.name, domain=BURNISH_DOMAIN)(rule)
-
-    def gradient(self, rule: _Rule) -> _Rule:
-        """Register its gradient: ``rule(op, *cotangents) -> gradients``, as for ``burnish.operators.gradient``."""
-        return gradient(self.name, domain=BURNISH_DOMAIN)(rule)
-
-
-_operators: dict[str, SemanticOperator] = {}
-
 
 def semantic_operator(node: ir.Node | None) -> SemanticOperator | None:
     """Return the semantic operator that a node is of, or None for a node of another domain."""
-    if node is None or node.domain != BURNISH_DOMAIN:
-        return None
-    load_rules()
-    return _operators.get(node.op_type)
+    record = find_record(node) if node is not None and node.domain == BURNISH_DOMAIN else None
+    return record if isinstance(record, SemanticOperator) else None
 
 
 def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
@@ -171,8 +164,14 @@ def differentiable_outputs(node: ir.Node) -> Iterator[ir.Value]:
 
 def declared_operators() -> Mapping[str, SemanticOperator]:
     """Return every semantic operator, by name."""
-    load_rules()
-    return MappingProxyType(_operators)
+    every = (operator for versions in records().values() for operator in versions)
+    return {operator.name: operator for operator in every if isinstance(operator, SemanticOperator)}
+
+
+def semantic_operators() -> frozenset[str]:
+    """Return the names of the operators of the ``burnish`` domain that have a lowering."""
+    every = (operator for versions in records().values() for operator in versions)
+    return frozenset(each.name for each in every if each.domain == BURNISH_DOMAIN and each.lowering is not None)
 
 
 def reached_from(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:

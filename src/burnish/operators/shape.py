@@ -19,30 +19,26 @@ from burnish.operators.positions import (
     reshape_as,
     reshape_to,
 )
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision, alike
 
 LARGEST_EXTENT = 2**62
 """Beyond what any tensor has along an axis."""
 
 
-@gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(op: Operation, dy: Tensor) -> Tensor:
     return reshape_as(dy, op.input)
 
 
-@gradient("Transpose")
 def transpose(op: Operation, dy: Tensor) -> Tensor:
     permutation = op.attribute("perm")
     inverse = None if permutation is None else [int(axis) for axis in np.argsort(permutation)]
     return op.builder.op("Transpose", dy, perm=inverse, like=op.input)
 
 
-@gradient("Expand")
 def expand(op: Operation, dy: Tensor) -> Tensor:
     return dy
 
 
-@gradient("Concat")
 def concat(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The parts of dy: one Split when every part is wanted, else a Slice for each that is."""
     axis = int(op.attribute("axis"))
@@ -67,7 +63,6 @@ def concat(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(gradients)
 
 
-@gradient("Split")
 def split(op: Operation, *cotangents: Tensor | None) -> Tensor:
     """dy of every part, joined; zeros stand for a part that nothing depends on."""
     axis = int(op.attribute("axis", 0))
@@ -77,7 +72,6 @@ def split(op: Operation, *cotangents: Tensor | None) -> Tensor:
     return op.builder.op("Concat", *present, axis=axis, like=op.input)
 
 
-@gradient("Slice")
 def slice_(op: Operation, dy: Tensor) -> Tensor:
     """Zeros around dy, and between its elements where the step is not 1."""
     x, builder = op.input, op.builder
@@ -117,7 +111,6 @@ def slice_(op: Operation, dy: Tensor) -> Tensor:
     return builder.op("Pad", spaced, pads, None, builder.integers(axes), like=x)
 
 
-@gradient("Pad")
 def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Constant mode: dy without the padding. Other modes copy elements of x: dy is added back where they came from."""
     x, pads, axes, builder = op.input, op.required(1), op.optional(3), op.builder
@@ -144,7 +137,6 @@ def pad(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None, dvalue
 
 
-@gradient("Tile")
 def tile(op: Operation, dy: Tensor) -> Tensor:
     """The sum over the copies: dy as [repeats, extent] along every axis, summed over the repeats."""
     x, repeats, builder = op.input, op.required(1), op.builder
@@ -168,14 +160,12 @@ def tile(op: Operation, dy: Tensor) -> Tensor:
     return builder.op("ReduceSum", copies, axes, keepdims=0, like=x)
 
 
-@gradient("SpaceToDepth")
 def space_to_depth(op: Operation, dy: Tensor) -> Tensor:
     """DepthToSpace is its inverse, in either mode; before opset 28 there is one."""
     mode = op.attribute("mode", "DCR")
     return op.builder.op("DepthToSpace", dy, blocksize=op.attribute("blocksize"), mode=mode, like=op.input)
 
 
-@gradient("DepthToSpace")
 def depth_to_space(op: Operation, dy: Tensor) -> Tensor:
     """SpaceToDepth puts the block before the channel; mode CRD has it after, so these two axes are exchanged."""
     x, builder, block = op.input, op.builder, int(op.attribute("blocksize"))
@@ -186,12 +176,10 @@ def depth_to_space(op: Operation, dy: Tensor) -> Tensor:
     return reshape_as(builder.op("Transpose", blocks_first, perm=[0, 2, 1, 3]), x)
 
 
-@gradient("Trilu")
 def trilu(op: Operation, dy: Tensor) -> Tensor:
     return op.builder.op("Trilu", dy, op.optional(1), upper=op.attribute("upper", 1), like=op.input)
 
 
-@gradient("ReverseSequence")
 def reverse_sequence(op: Operation, dy: Tensor) -> Tensor:
     """Reversing twice is the identity."""
     axes = {name: op.attribute(name) for name in ("batch_axis", "time_axis")}
@@ -277,7 +265,6 @@ def _pads_at_run_time(
     return builder.op("Concat", first, sizes - lengths - first, axis=0)
 
 
-@gradient("CenterCropPad")
 def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
     """Its own adjoint: what was cropped is padded with zeros, and what was padded is cropped."""
     x, axes = op.required(0), op.attribute("axes")
@@ -288,3 +275,20 @@ def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
     else:
         extents = joined(op.builder, [extent(x, axis % x.rank) for axis in axes])
     return (op.builder.op("CenterCropPad", dy, extents, axes=axes, like=x),)
+
+
+OPERATORS = [
+    *alike("Reshape", "Flatten", "Squeeze", "Unsqueeze", gradient=reshape, precision=Precision.FOLLOWS),
+    Operator("Transpose", gradient=transpose, precision=Precision.FOLLOWS),
+    Operator("Expand", gradient=expand, precision=Precision.FOLLOWS),
+    Operator("Concat", gradient=concat, precision=Precision.FOLLOWS),
+    Operator("Split", gradient=split, precision=Precision.FOLLOWS),
+    Operator("Slice", gradient=slice_, precision=Precision.FOLLOWS),
+    Operator("Pad", gradient=pad, precision=Precision.FOLLOWS),
+    Operator("Tile", gradient=tile, precision=Precision.FOLLOWS),
+    Operator("SpaceToDepth", gradient=space_to_depth, precision=Precision.FOLLOWS),
+    Operator("DepthToSpace", gradient=depth_to_space, precision=Precision.FOLLOWS),
+    Operator("Trilu", gradient=trilu, precision=Precision.FOLLOWS),
+    Operator("ReverseSequence", gradient=reverse_sequence),
+    Operator("CenterCropPad", gradient=center_crop_pad),
+]

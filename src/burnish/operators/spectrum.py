@@ -13,13 +13,12 @@ import onnx_ir as ir
 from burnish.graph import Tensor
 from burnish.operators.indexing import GATHER_GRAD
 from burnish.operators.positions import extent, known_rank
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator
 
 OPSET_OF_AXIS_INPUT = 20
 """Since when the axis of DFT is an input."""
 
 
-@gradient("DFT")
 def dft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Of N values that a transform reads, those beyond its input were zeros, and what lies beyond N was not read.
 
@@ -55,7 +54,6 @@ def _weights(op: Operation, length: Tensor, axis: int | Tensor) -> Tensor:
     return builder.op("Reshape", weights, builder.op("Where", is_along, builder.scalar(-1, index), one))
 
 
-@gradient("STFT")
 def stft(op: Operation, dy: Tensor) -> tuple[Tensor | None, ...]:
     """The transforms of windowed frames: each frame is transformed back, and added where it was read.
 
@@ -137,3 +135,9 @@ def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
     missing = builder.op("Max", wanted - size, zero)
     filled = builder.op("Pad", tensor, builder.op("Concat", zero, missing, axis=0), None, axes)
     return builder.op("Slice", filled, zero, wanted, axes)
+
+
+OPERATORS = [
+    Operator("DFT", gradient=dft),
+    Operator("STFT", gradient=stft),
+]

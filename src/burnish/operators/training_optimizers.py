@@ -11,12 +11,11 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import TRAINING_DOMAIN, Tensor
-from burnish.operators.registry import Operation, lowering
+from burnish.operators.registry import Operation, Operator
 
 Updated = tuple[Tensor | None, ...]
 
 
-@lowering("Momentum", domain=TRAINING_DOMAIN)
 def momentum(op: Operation) -> Updated:
     """V' = alpha V + beta G, X' = X - R V'; with Nesterov X' = X - R (G + alpha V'). At T = 0 beta counts as 1."""
     builder, rate, count = op.builder, _scalar(op, 0), _scalar(op, 1)
@@ -34,7 +33,6 @@ def momentum(op: Operation) -> Updated:
     return (*next_x, *next_v)
 
 
-@lowering("Adagrad", domain=TRAINING_DOMAIN)
 def adagrad(op: Operation) -> Updated:
     """H' = H + G², X' = X - R / (1 + T decay_factor) · G / (√H' + epsilon)."""
     builder, rate, count = op.builder, _scalar(op, 0), _scalar(op, 1)
@@ -49,7 +47,6 @@ def adagrad(op: Operation) -> Updated:
     return (*next_x, *next_h)
 
 
-@lowering("Adam", domain=TRAINING_DOMAIN)
 def adam(op: Operation) -> Updated:
     """V' = alpha V + (1 - alpha) G, H' = beta H + (1 - beta) G², X' = (1 - post) (X - R' V' / (√H' + epsilon)).
 
@@ -109,3 +106,10 @@ def _power(base: float, count: Tensor) -> Tensor:
 
 def _where_positive(count: Tensor, then: Tensor, otherwise: Tensor) -> Tensor:
     return count.builder.op("Where", count.builder.op("Greater", count, 0.0), then, otherwise)
+
+
+OPERATORS = [
+    Operator("Momentum", domain=TRAINING_DOMAIN, lowering=momentum),
+    Operator("Adagrad", domain=TRAINING_DOMAIN, lowering=adagrad),
+    Operator("Adam", domain=TRAINING_DOMAIN, lowering=adam),
+]

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_node, same_dimension
-from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.graph.uses import is_used
+from burnish.operators.registry import Elementwise, elementwise
 
 Edges = dict[int, int]
 """Operands of a node that are needed along selected indices alone, and the axis of each."""
@@ -151,9 +151,9 @@ def _operands(node: ir.Node, axis: int) -> Edges | None:
     """What of a node's operands is needed for selected indices of its result along an axis; None where all may be."""
     if node.domain != "":
         return None
-    if node.op_type in UNARY or node.op_type in ("Cast", "Clip", "Dropout"):
+    if elementwise(node) is Elementwise.UNARY or node.op_type in ("Cast", "Clip", "Dropout"):
         return {0: axis}
-    if node.op_type in BROADCASTING:
+    if elementwise(node) is Elementwise.BROADCAST:
         return _broadcast_operands(node, axis)
     rule = _RULES.get(node.op_type)
     return None if rule is None else rule(node, axis)

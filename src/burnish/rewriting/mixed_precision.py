@@ -1,6 +1,6 @@
 """Mixed precision: casts in front of the operators that gain from sixteen bits, and back to float32 where digits matter.
 
-What is done with an operator is read off the table below; an operator that is not in it is computed in float32.
+What is done with an operator is in its record (``Precision``); one without a word on it is computed in float32.
 """
 
 from __future__ import annotations
@@ -16,24 +16,8 @@ from burnish.graph import Builder, bodies, constant_array
 from burnish.graph.inference import operator_schema
 from burnish.graph.uses import producer_of
 from burnish.graph.versions import raise_opset
+from burnish.operators.registry import Precision, find_record, records
 from burnish.settings import matches_pattern, nearest
-
-COMPUTED = frozenset("Conv ConvTranspose Einsum Gemm MatMul".split())
-"""Computed in sixteen bits whatever they read: products whose terms an engine sums in float32."""
-
-FOLLOWING = frozenset(
-    "Abs Add Clip Concat DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND GlobalMaxPool HardSigmoid HardSwish "
-    "Identity LeakyRelu Max MaxPool Min Mul Neg PRelu Pad Relu Reshape Slice SpaceToDepth Split Squeeze Sub Sum "
-    "ThresholdedRelu Tile Transpose Trilu Unsqueeze Where".split()
-)
-"""Computed in what they read: in sixteen bits where every activation has them; weights and constants give way."""
-
-WIDENED = frozenset(
-    "AveragePool BatchNormalization Celu Div Elu Erf Gelu GlobalAveragePool GroupNormalization InstanceNormalization LRN "
-    "LayerNormalization LpNormalization MeanVarianceNormalization Mish RMSNormalization Resize Selu Sigmoid Softplus Softsign "
-    "Swish Tanh".split()
-)
-"""Computed in float32, with a result that later operators read in sixteen bits where they read what comes in that way."""
 
 OPSET_OF_BFLOAT16 = 22
 """The opset in which convolutions and pooling take bfloat16."""
@@ -68,8 +52,9 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
     mixing.place_all()
     if not mixing.computed:
         name = dtype.name.lower()
+        computed = sorted({key[1] for key, versions in records().items() if versions[0].precision is Precision.NARROW})
         raise ConfigurationError(
-            f"precision: nothing in the model would be computed in {name}: it has no {', '.join(sorted(COMPUTED))} of float32 "
+            f"precision: nothing in the model would be computed in {name}: it has no {', '.join(computed)} of float32 "
             f"that keep={list(keep)} leaves; compile it with precision='float32'"
         )
     return model
@@ -113,16 +98,17 @@ class _Mixing:
             self.fixed.update(node.outputs)
             return
         follows = bool(activations) and all(value in self.read_narrow for value in activations)
-        in_table = is_standard and node not in self.excluded
-        is_computed = in_table and node.op_type in COMPUTED and bool(activations)
-        is_following = in_table and node.op_type in FOLLOWING and follows
+        record = find_record(node) if is_standard and node not in self.excluded else None
+        precision = None if record is None else record.precision
+        is_computed = precision is Precision.NARROW and bool(activations)
+        is_following = precision is Precision.FOLLOWS and follows
         if (is_computed or is_following) and self._takes(node) and all(map(self._holds, operands.values())):
             self.computed += is_computed
             self._narrow(node, operands)
             return
         self._widen(node)
         self._place_bodies(node)
-        if in_table and node.op_type in WIDENED and follows and node.outputs[0].dtype == ir.DataType.FLOAT:
+        if precision is Precision.WIDENED and follows and node.outputs[0].dtype == ir.DataType.FLOAT:
             self.read_narrow.add(node.outputs[0])
 
     def _place_bodies(self, node: ir.Node) -> None:

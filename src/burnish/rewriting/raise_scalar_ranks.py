@@ -14,11 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, constant_array, static_shape
-
-BROADCASTING = frozenset(
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or "
-    "Pow PRelu Sub Sum Where Xor".split()
-)
+from burnish.operators.registry import Elementwise, elementwise
 
 
 def raise_scalar_ranks(model: ir.Model) -> ir.Model:
@@ -46,7 +42,7 @@ def has_low_scalars(model: ir.Model) -> bool:
 
 def _low_scalars(node: ir.Node) -> Iterator[tuple[int, ir.Value, int]]:
     """The operands of a node that are scalars of a rank too low: which operand, its value, and the rank that it is to have."""
-    if node.op_type not in BROADCASTING or node.domain != "":
+    if elementwise(node) is not Elementwise.BROADCAST:
         return
     rank, ones = _widest(node)
     for index, value in enumerate(node.inputs):

@@ -12,10 +12,12 @@ import onnx_ir as ir
 
 from burnish.graph import constant_array, describe_node, static_shape
 from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.operators.registry import elementwise
 from burnish.sample_axes import rules as _rules  # noqa: F401  # registers the rules
 from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
 from burnish.sample_axes.inputs import extents_of, input_axes
 from burnish.sample_axes.layouts import AXES, LAYOUTS, LONGEST, NUMBERS, Call, Layout, Untold
+from burnish.sample_axes.rules.elements import elementwise_axes
 
 
 class Analysis:
@@ -139,6 +141,8 @@ class Analysis:
 
 def _axes(call: Call, constant: bool) -> list[Axes | None]:
     rule = AXES.get(call.node.op_type) if call.node.domain == "" else None
+    if elementwise(call.node) is not None:
+        rule = elementwise_axes
     if rule is None and constant:
         return [_declared(output, f"{call.key} result {index}") for index, output in enumerate(call.node.outputs)]
     if rule is None:

@@ -87,7 +87,7 @@ def test_a_gradient_needs_a_rule(batch, monkeypatch):
         match=r"com\.microsoft\.UnfoldTensor 'windows' .* has no gradient rule, .*, or export the model without this operator",
     ):
         compiled(network(last=True), engine)
-    monkeypatch.setitem(registry._gradients, ("com.microsoft", "UnfoldTensor"), [])
+    monkeypatch.setitem(registry.records(), ("com.microsoft", "UnfoldTensor"), [])
 
     @gradient("UnfoldTensor", domain="com.microsoft")
     def unfold(op, dy):

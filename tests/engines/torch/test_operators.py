@@ -15,10 +15,11 @@ from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.lowering import lower_semantic_operators
-from burnish.operators.registry import differentiable_operators, semantic_operators
 from burnish.operators.row_gradients import COALESCE_ROWS
+from burnish.operators.semantic import semantic_operators
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
 from oracles.operator_cases import CASES, Case, cases_where, cotangents_of, in_turn
+from oracles.operator_records import differentiable_operators
 
 LOWERED = semantic_operators()
 # Without what the engine's own fusion makes of several nodes: that has no lowering.

@@ -13,68 +13,23 @@ folder here where several engines have kernels of it. Nothing else in Python spe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
-from burnish.operators.semantic import semantic_operator
+from burnish.graph import BURNISH_DOMAIN
+from burnish.operators.semantic import BurnishOperator, semantic_operator
 
 
 @dataclass(frozen=True, eq=False)
-class EngineOperator:
-    """An operator of engines alone, in the domain ``burnish``.
-
-    Attributes:
-        name: its name in the domain.
-        inputs: their names, in order; the last may end in ``...``, for any number of them. A node may leave inputs out.
-        outputs: their names, likewise.
-        shares_memory: output -> input in whose memory its translation may leave it, as itself or as a view.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    shares_memory: Mapping[str, str] = field(default_factory=dict)
+class EngineOperator(BurnishOperator):
+    """An operator of engines alone, in the domain ``burnish``; a translation may leave an output in the memory that it shares."""
 
     def __post_init__(self) -> None:
         if self.name in _operators:
             raise ValueError(f"the operator {self.name} of engines is declared twice: give one of the two another name")
         _operators[self.name] = self
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its domain and name, as a node has them."""
-        return BURNISH_DOMAIN, self.name
-
-    def __call__(
-        self, *operands: Tensor | None, builder: Builder | None = None, like: Tensor | None = None, **attributes: Any
-    ) -> Tensor:
-        """Emit a node that has one output, and return it; arguments as for ``emit``."""
-        (result,) = self.emit(*operands, builder=builder, like=like, **attributes)
-        return result
-
-    def emit(
-        self, *operands: Tensor | None, builder: Builder | None = None, like: Tensor | None = None, **attributes: Any
-    ) -> tuple[Tensor, ...]:
-        """Emit a node and return its outputs.
-
-        Args:
-            operands: the inputs; None leaves one out.
-            builder: where to; that of the first operand by default.
-            like: what has the dtype and shape of the first output, where that is known.
-            attributes: of the node.
-        """
-        if builder is None:
-            builder = next(tensor.builder for tensor in operands if tensor is not None)
-        results = builder.op(self.name, *operands, domain=BURNISH_DOMAIN, outputs=len(self.outputs), like=like, **attributes)
-        return results if isinstance(results, tuple) else (results,)
-
-    def is_of(self, node: ir.Node | None) -> bool:
-        """Whether a node is one of this operator."""
-        return node is not None and node.op_type == self.name and node.domain == BURNISH_DOMAIN
 
 
 _operators: dict[str, EngineOperator] = {}

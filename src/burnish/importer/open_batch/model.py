@@ -17,7 +17,9 @@ from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registe
 from burnish.importer.open_batch.call import RULES, Call, Result, Rule
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, sample_shape
+from burnish.importer.open_batch.rules.elements import broadcast, unary
 from burnish.importer.shapes import infer_shapes
+from burnish.operators.registry import Elementwise, elementwise
 
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
 
@@ -145,6 +147,9 @@ def _open_node(node: ir.Node, opening: Opening) -> bool:
             _check_drawn(node)
             return False
         rule = RULES.get(node.op_type) if node.domain == "" else None
+        kind = elementwise(node) if rule is None else None
+        if kind is not None:
+            rule = unary if kind is Elementwise.UNARY else broadcast
         if rule is None:
             raise Refused("does something with samples that is not known here")
         results = _by_rule(rule, Call(node, opening))

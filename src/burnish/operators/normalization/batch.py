@@ -42,22 +42,8 @@ from burnish.operators.normalization.statistics import (
     per_channel,
 )
 from burnish.operators.positions import extent, joined, known_rank, reshape_as, reshape_to
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
-
-BATCH_NORM_TRAINING = SemanticOperator(
-    "BatchNormTraining",
-    ("x", "scale", "bias"),
-    ("y", "mean", "inverse_std", "variance", "centered", "shift"),
-    like("x", "scale", "scale", "scale", "x", "scale"),
-    shares_memory={"centered": "x"},
-)
-BATCH_NORM_GRAD = SemanticOperator(
-    "BatchNormGrad",
-    ("dy", "x", "scale", "mean", "inverse_std", "centered", "shift"),
-    ("dx", "dscale", "dbias"),
-    like("x", "scale", "scale"),
-)
 
 
 def batch_norm_training(
@@ -74,7 +60,6 @@ def batch_norm_training(
     return y, mean, inverse_std, variance
 
 
-@BATCH_NORM_TRAINING.gradient
 def batch_norm_training_gradient(
     op: Operation,
     dy: Tensor | None,
@@ -119,7 +104,6 @@ def batch_norm_training_gradient(
     return dx, dscale, dbias
 
 
-@gradient("BatchNormalization", since=14)
 def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     """Frozen statistics: mean and variance are constants, and scale, bias and x still have gradients."""
     if op.attribute("training_mode", 0):
@@ -149,7 +133,6 @@ def batch_normalization(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[T
     return tuple(None if d is None else op.builder.cast(d, dtype) for d, dtype in zip(gradients, dtypes, strict=True))
 
 
-@BATCH_NORM_TRAINING.lowering
 def lower_batch_norm_training(op: Operation) -> tuple[Tensor, ...]:
     """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
@@ -211,7 +194,6 @@ def _by_corrected_two_pass(op: Operation) -> tuple[Tensor, ...]:
     return y, mean + shift, inverse_std, variance, centered, shift
 
 
-@BATCH_NORM_GRAD.lowering
 def lower_batch_norm_grad(op: Operation) -> tuple[Tensor, ...]:
     """With r the inverse std and means over the N elements of a channel (Ioffe and Szegedy 2015, section 3):
 
@@ -233,15 +215,6 @@ def inverse_std_of(variance: Tensor, epsilon: float) -> Tensor:
     return variance.builder.op("Reciprocal", variance.builder.op("Sqrt", variance + epsilon))
 
 
-BATCH_RENORM_TRAINING = SemanticOperator(
-    "BatchRenormTraining",
-    ("x", "scale", "bias", "running_mean", "running_variance", "r_max", "d_max"),
-    BATCH_NORM_TRAINING.outputs,
-    BATCH_NORM_TRAINING.infer,
-)
-
-
-@BATCH_RENORM_TRAINING.gradient
 def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradient of batch normalization with the scale ``scale r``, and dscale = r Σ dy x̂ + d Σ dy."""
     r, d = correction(op, op.outputs[1], op.outputs[2])
@@ -252,7 +225,6 @@ def batch_renorm_training_gradient(op: Operation, dy: Tensor | None, *statistics
     return dx, dscale, dbias
 
 
-@BATCH_RENORM_TRAINING.lowering
 def lower_batch_renorm_training(op: Operation) -> tuple[Tensor, ...]:
     x, scale, bias = op.required(0), op.required(1), op.required(2)
     builder = op.builder
@@ -322,3 +294,36 @@ def _mean_over_groups(statistics: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     """Average [groups * C] over the groups: [C]; ``rows`` is [groups, C]."""
     builder = statistics.builder
     return builder.op("ReduceMean", builder.op("Reshape", statistics, rows), builder.integers([0]), keepdims=0, like=like)
+
+
+BATCH_NORM_TRAINING = SemanticOperator(
+    "BatchNormTraining",
+    ("x", "scale", "bias"),
+    ("y", "mean", "inverse_std", "variance", "centered", "shift"),
+    like("x", "scale", "scale", "scale", "x", "scale"),
+    shares_memory={"centered": "x"},
+    gradient=batch_norm_training_gradient,
+    lowering=lower_batch_norm_training,
+)
+BATCH_NORM_GRAD = SemanticOperator(
+    "BatchNormGrad",
+    ("dy", "x", "scale", "mean", "inverse_std", "centered", "shift"),
+    ("dx", "dscale", "dbias"),
+    like("x", "scale", "scale"),
+    lowering=lower_batch_norm_grad,
+)
+BATCH_RENORM_TRAINING = SemanticOperator(
+    "BatchRenormTraining",
+    ("x", "scale", "bias", "running_mean", "running_variance", "r_max", "d_max"),
+    BATCH_NORM_TRAINING.outputs,
+    BATCH_NORM_TRAINING.infer,
+    gradient=batch_renorm_training_gradient,
+    lowering=lower_batch_renorm_training,
+)
+
+OPERATORS = [
+    Operator("BatchNormalization", since=14, gradient=batch_normalization, precision=Precision.WIDENED),
+    BATCH_NORM_TRAINING,
+    BATCH_NORM_GRAD,
+    BATCH_RENORM_TRAINING,
+]

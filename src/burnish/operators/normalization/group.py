@@ -39,14 +39,13 @@ from burnish.operators.normalization.standardize import (
 )
 from burnish.operators.normalization.statistics import channel_sum, per_channel
 from burnish.operators.positions import count_like, extent, extents, joined, known_rank, reshape_as
-from burnish.operators.registry import Operation, training_form
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator, like
 
 DEFAULT_AXES = (0, 2, 3)
 STD_OFFSET = 1e-9
 
 
-@training_form("GroupNormalization", since=21)
 def group_normalization(op: Operation) -> Tensor:
     """Wu and He 2018; ONNX GroupNormalization-21, with a scale and a bias for each channel."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
@@ -61,7 +60,6 @@ def group_normalization(op: Operation) -> Tensor:
     return y * per_channel(scale, x) + per_channel(bias, x)
 
 
-@training_form("InstanceNormalization", since=6)
 def instance_normalization(op: Operation) -> Tensor:
     """Ulyanov, Vedaldi and Lempitsky 2016; ONNX InstanceNormalization, over the spatial axes of every sample and channel."""
     x, scale, bias = op.required(0), op.required(1), op.required(2)
@@ -77,7 +75,6 @@ def instance_normalization(op: Operation) -> Tensor:
     return op.builder.cast(normalized, x.dtype) * per_channel(scale, x) + per_channel(bias, x)
 
 
-@training_form("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(op: Operation) -> Tensor:
     """ONNX MeanVarianceNormalization-13: (x - mean) / (std + 1e-9) over ``axes``, without scale and bias."""
     x = op.required(0)
@@ -127,21 +124,6 @@ def _layer_and_statistics(operands: Operands) -> list[OutputType]:
     return [OutputType.of(x), statistic, statistic, statistic, OutputType.of(x)]
 
 
-GROUP_NORM_TRAINING = SemanticOperator(
-    "GroupNormTraining",
-    ("x", "scale", "bias"),
-    ("y", "mean", "inverse_std", "shift", "centered"),
-    _layer_and_statistics,
-    shares_memory={"centered": "x"},
-)
-GROUP_NORM_GRAD = SemanticOperator(
-    "GroupNormGrad",
-    ("dy", "x", "scale", "bias", "mean", "inverse_std", "shift", "centered"),
-    ("dx", "dscale", "dbias"),
-    like("x", "scale", "scale"),
-)
-
-
 def group_norm_training(x: Tensor, scale: Tensor, bias: Tensor, num_groups: int, epsilon: float) -> Tensor:
     """Normalize ``x`` [N, C, ...] over each group of channels of each sample, with a scale and a bias [C] for each channel.
 
@@ -158,14 +140,12 @@ def group_norm_training(x: Tensor, scale: Tensor, bias: Tensor, num_groups: int,
     return y
 
 
-@GROUP_NORM_TRAINING.gradient
 def group_norm_training_gradient(op: Operation, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     """What the statistics mean for the gradient is in GroupNormGrad, which alone reads them."""
     attributes = {name: op.attribute(name) for name in ("num_groups", "epsilon")}
     return GROUP_NORM_GRAD.emit(dy, op.required(0), op.required(1), op.required(2), *op.outputs[1:], **attributes)
 
 
-@GROUP_NORM_GRAD.gradient
 def group_norm_double_backward(
     op: Operation, v: Tensor | None, v_scale: Tensor | None, v_bias: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -237,7 +217,6 @@ def by_group(x: Tensor, groups: int) -> tuple[Tensor, int]:
     return builder.op("Reshape", x, builder.integers([0, groups, -1])), -1
 
 
-@GROUP_NORM_TRAINING.lowering
 def lower_group_norm_training(op: Operation) -> tuple[Tensor, ...]:
     """Statistics of values near zero, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
@@ -301,7 +280,6 @@ def _affine(x: Tensor, slope: Tensor, offset: Tensor, elements: int, like: Tenso
     return reshape_as(builder.op("BatchNormalization", flat, slope, offset, zeros, ones, epsilon=0.0, like=flat), like)
 
 
-@GROUP_NORM_GRAD.lowering
 def lower_group_norm_grad(op: Operation) -> tuple[Tensor, ...]:
     """With q = scale dy, r the inverse deviation and means over the elements of a group:
 
@@ -350,3 +328,30 @@ def _gradient_by_rows(
     normalized = (rows - shift) * inverse
     dx = projected(reshape_as(dy * per_channel(scale, x), rows), normalized, inverse, axis)
     return reshape_as(dx, x), channel_sum(dy * reshape_as(normalized, x)), channel_sum(dy)
+
+
+GROUP_NORM_TRAINING = SemanticOperator(
+    "GroupNormTraining",
+    ("x", "scale", "bias"),
+    ("y", "mean", "inverse_std", "shift", "centered"),
+    _layer_and_statistics,
+    shares_memory={"centered": "x"},
+    gradient=group_norm_training_gradient,
+    lowering=lower_group_norm_training,
+)
+GROUP_NORM_GRAD = SemanticOperator(
+    "GroupNormGrad",
+    ("dy", "x", "scale", "bias", "mean", "inverse_std", "shift", "centered"),
+    ("dx", "dscale", "dbias"),
+    like("x", "scale", "scale"),
+    gradient=group_norm_double_backward,
+    lowering=lower_group_norm_grad,
+)
+
+OPERATORS = [
+    Operator("GroupNormalization", since=21, training_form=group_normalization, precision=Precision.WIDENED),
+    Operator("InstanceNormalization", since=6, training_form=instance_normalization, precision=Precision.WIDENED),
+    Operator("MeanVarianceNormalization", since=9, training_form=mean_variance_normalization, precision=Precision.WIDENED),
+    GROUP_NORM_TRAINING,
+    GROUP_NORM_GRAD,
+]

@@ -21,10 +21,9 @@ from burnish.operators.normalization.standardize import (
     trailing_sum,
 )
 from burnish.operators.positions import count_like, known_rank
-from burnish.operators.registry import Operation, training_form
+from burnish.operators.registry import Operation, Operator, Precision
 
 
-@training_form("LayerNormalization", since=17)
 def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
     """Ba, Kiros and Hinton 2016; ONNX LayerNormalization-17 with its outputs Mean and InvStdDev."""
     builder, x, scale, bias = op.builder, op.required(0), op.required(1), op.optional(2)
@@ -40,7 +39,6 @@ def layer_normalization(op: Operation) -> tuple[Tensor, ...]:
     return y, *(builder.cast(statistic, output.value.dtype or stash) for output, statistic in read)
 
 
-@training_form("RMSNormalization", since=23)
 def root_mean_square_normalization(op: Operation) -> Tensor:
     """Zhang and Sennrich 2019; ONNX RMSNormalization-23, whose output has the dtype of its scale."""
     builder, x, scale = op.builder, op.required(0), op.required(1)
@@ -72,7 +70,6 @@ def _check_broadcast(op: Operation, x: Tensor, operand: Tensor, name: str) -> No
         )
 
 
-@training_form("LpNormalization")
 def lp_normalization(op: Operation) -> Tensor:
     """ONNX LpNormalization-22: x / (sum |x|^p)^(1/p) along one axis, for p = 1 or 2. A row of norm 0 stays 0, with gradient 0."""
     builder, x = op.builder, op.input
@@ -90,3 +87,10 @@ def lp_normalization(op: Operation) -> Tensor:
         inverse = builder.op("Reciprocal", builder.op("Where", zero, builder.scalar(1, norm), norm))
         y = rows * builder.op("Where", zero, builder.scalar(0, norm), inverse)
     return builder.cast(moved_back(y, permutation), x.dtype)
+
+
+OPERATORS = [
+    Operator("LayerNormalization", since=17, training_form=layer_normalization, precision=Precision.WIDENED),
+    Operator("RMSNormalization", since=23, training_form=root_mean_square_normalization, precision=Precision.WIDENED),
+    Operator("LpNormalization", training_form=lp_normalization, precision=Precision.WIDENED),
+]

@@ -7,21 +7,16 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.operators.positions import extent, joined, reshape_as
-from burnish.operators.registry import Operation, gradient
+from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
-LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"))
-"""The gradient of LRN, with its attributes; those that are left out have its defaults."""
 
-
-@gradient("LRN")
 def local_response_normalization(op: Operation, dy: Tensor) -> Tensor:
     """One node, which reads x and y."""
     attributes = {name: op.attribute(name) for name in ("size", "alpha", "beta", "bias")}
     return LRN_GRAD(dy, op.input, op.output, **attributes)
 
 
-@LRN_GRAD.lowering
 def lower_local_response_gradient(op: Operation) -> Tensor:
     """With S = bias + alpha / size * (sum of x^2 over the window of a channel) and y = x S^-beta (Krizhevsky et al. 2012, 3.3):
 
@@ -62,3 +57,12 @@ def _band(x: Tensor, before: int, after: int) -> Tensor:
     distances = places - builder.op("Unsqueeze", places, builder.integers([1]))
     inside = builder.op("And", builder.op("GreaterOrEqual", distances, -before), builder.op("LessOrEqual", distances, after))
     return builder.cast(inside, x.dtype)
+
+
+LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"), lowering=lower_local_response_gradient)
+"""The gradient of LRN, with its attributes; those that are left out have its defaults."""
+
+OPERATORS = [
+    Operator("LRN", gradient=local_response_normalization, precision=Precision.WIDENED),
+    LRN_GRAD,
+]

@@ -41,13 +41,6 @@ def _with_statistics(number: int) -> Inference:
     return infer
 
 
-STANDARDIZE = SemanticOperator("Standardize", ("x",), ("normalized", "mean", "inverse_std"), _with_statistics(2))
-ROOT_MEAN_SQUARE_NORMALIZE = SemanticOperator(
-    "RootMeanSquareNormalize", ("x",), ("normalized", "inverse_rms"), _with_statistics(1)
-)
-STANDARDIZE_GRAD = SemanticOperator("StandardizeGrad", ("dy", "y", "inverse"), ("dx",), like("dy"))
-
-
 def standardize(x: Tensor, axis: int, epsilon: float, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Give each row, the elements over all axes from ``axis`` on, mean 0 and variance 1.
 
@@ -151,7 +144,6 @@ def trailing_mean(x: Tensor, axis: int, squares: bool = False) -> Tensor:
     return trailing_sum(x, axis, squares) / count_like(x, axis)
 
 
-@STANDARDIZE.gradient
 def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None, d_inverse_std: Tensor | None) -> Tensor | None:
     """With r the inverse std and y the output: r (dy - mean(dy) - k y mean(dy y)) + d_mean / N - k r² y d_r / N.
 
@@ -161,7 +153,6 @@ def standardize_gradient(op: Operation, dy: Tensor | None, d_mean: Tensor | None
     return _normalization_gradient(op, y, inverse_std, dy, d_mean, d_inverse_std, centered=True)
 
 
-@ROOT_MEAN_SQUARE_NORMALIZE.gradient
 def root_mean_square_normalize_gradient(op: Operation, dy: Tensor | None, d_inverse_rms: Tensor | None) -> Tensor | None:
     """With r the inverse rms and y the output: r (dy - y mean(dy y)) - r² y d_r / N."""
     x, (y, inverse_rms) = op.input, op.outputs
@@ -222,7 +213,6 @@ def _slope_by_std(weight: Tensor, inverse: Tensor, offset: float) -> Tensor:
     return builder.op("Where", constant, builder.scalar(0, weight), weight / builder.op("Where", constant, 1 + share, share))
 
 
-@STANDARDIZE_GRAD.gradient
 def standardize_double_backward(op: Operation, v: Tensor) -> tuple[Tensor | None, ...]:
     """dx = r (P q - k y A) with A = mean(q y), P the centering: linear in q and its own adjoint there.
 
@@ -249,7 +239,6 @@ def projection_gradients(
     return projected(v, y, r, axis, offset, centered), dy, by_r * count_like(y, axis)
 
 
-@STANDARDIZE.lowering
 def lower_standardize(op: Operation) -> tuple[Tensor, ...]:
     """Statistics and application on centered values, so that a large mean costs no digits (Chan, Golub, LeVeque 1983).
 
@@ -302,14 +291,12 @@ def near_mean(x: Tensor, mean: Tensor, axis: int) -> Tensor:
     return builder.op("Where", close, first, mean)
 
 
-@ROOT_MEAN_SQUARE_NORMALIZE.lowering
 def lower_root_mean_square_normalize(op: Operation) -> tuple[Tensor, ...]:
     x = op.input
     inverse_rms = inverse_deviation(trailing_mean(x, op.attribute("axis"), squares=True), op.attribute("epsilon"), 0.0)
     return x * inverse_rms, inverse_rms
 
 
-@STANDARDIZE_GRAD.lowering
 def lower_standardize_gradient(op: Operation) -> Tensor:
     """r (q - mean(q) - k y mean(q y)): y is centered to the last bits, so that nothing has to be corrected."""
     q, y, r = (op.required(index) for index in range(3))
@@ -351,3 +338,31 @@ def _blocks(length: int) -> list[int] | None:
         remaining //= factors[-1]
     factors = sorted([*factors, remaining])
     return factors if factors[-1] <= LONGEST_BLOCK and factors[-2] >= SHORTEST_BLOCK else None
+
+
+STANDARDIZE = SemanticOperator(
+    "Standardize",
+    ("x",),
+    ("normalized", "mean", "inverse_std"),
+    _with_statistics(2),
+    gradient=standardize_gradient,
+    lowering=lower_standardize,
+)
+ROOT_MEAN_SQUARE_NORMALIZE = SemanticOperator(
+    "RootMeanSquareNormalize",
+    ("x",),
+    ("normalized", "inverse_rms"),
+    _with_statistics(1),
+    gradient=root_mean_square_normalize_gradient,
+    lowering=lower_root_mean_square_normalize,
+)
+STANDARDIZE_GRAD = SemanticOperator(
+    "StandardizeGrad",
+    ("dy", "y", "inverse"),
+    ("dx",),
+    like("dy"),
+    gradient=standardize_double_backward,
+    lowering=lower_standardize_gradient,
+)
+
+OPERATORS = [STANDARDIZE, ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE_GRAD]

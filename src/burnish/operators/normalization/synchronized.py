@@ -48,31 +48,6 @@ def _merged(operands: Operands) -> list[OutputType]:
     return [OutputType(DOUBLE, ir.Shape([1])), wide, wide, scale, scale, scale, scale]
 
 
-BATCH_NORM_MOMENTS = SemanticOperator("BatchNormMoments", ("x",), ("moments", "pivot"), _moments)
-BATCH_NORM_MERGE = SemanticOperator(
-    "BatchNormMerge",
-    ("gathered", "scale"),
-    ("count", "center", "precise", "mean", "inverse_std", "variance", "gain"),
-    _merged,
-)
-BATCH_NORM_APPLY = SemanticOperator("BatchNormApply", ("x", "pivot", "center", "gain", "bias"), ("y",), like("x"))
-BATCH_NORM_GRAD_SUMS = SemanticOperator(
-    "BatchNormGradSums",
-    ("dy", "x", "pivot", "center"),
-    ("sums",),
-    lambda operands: [_sums(operands["pivot"].dimension(0))],
-)
-BATCH_NORM_GRAD_MERGE = SemanticOperator(
-    "BatchNormGradMerge",
-    ("total", "count", "precise", "scale"),
-    ("slope", "offset", "dscale", "dbias"),
-    like("scale", "scale", "scale", "scale"),
-)
-BATCH_NORM_GRAD_APPLY = SemanticOperator(
-    "BatchNormGradApply", ("dy", "x", "pivot", "center", "gain", "slope", "offset"), ("dx",), like("dy")
-)
-
-
 @dataclass(frozen=True)
 class Statistics:
     """What BatchNormMerge gives: [C] of the layer's dtype where not said otherwise. Mean and variance of nothing at all are 0.
@@ -101,7 +76,6 @@ def halves(sums: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
     return first, builder.op("Slice", sums, extent, extent + extent, axis, shape=channels.shape)
 
 
-@BATCH_NORM_MOMENTS.lowering
 def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
     x = op.required(0)
     builder = op.builder
@@ -116,7 +90,6 @@ def lower_moments(op: Operation) -> tuple[Tensor, Tensor]:
     return builder.op("Concat", number, mean, builder.cast(squares, DOUBLE), axis=0), pivot
 
 
-@BATCH_NORM_MERGE.lowering
 def lower_merged(op: Operation) -> tuple[Tensor, ...]:
     """The formulas of Chan, Golub and LeVeque 1983 for all parts at once: ``mean = Σ n_r mean_r / n`` and
     ``M2 = Σ M2_r + n_r (mean_r - mean)²``."""
@@ -140,13 +113,11 @@ def lower_merged(op: Operation) -> tuple[Tensor, ...]:
     return count, mean, precise, *(builder.cast(tensor, scale.dtype) for tensor in narrow)
 
 
-@BATCH_NORM_APPLY.lowering
 def lower_applied(op: Operation) -> Tensor:
     x, pivot, center, gain, bias = (op.required(index) for index in range(5))
     return channel_affine(x - per_channel(pivot, x), gain, bias - _from_pivot(center, pivot) * gain)
 
 
-@BATCH_NORM_GRAD_SUMS.lowering
 def lower_gradient_sums(op: Operation) -> Tensor:
     dy, x, pivot, center = (op.required(index) for index in range(4))
     builder = op.builder
@@ -155,7 +126,6 @@ def lower_gradient_sums(op: Operation) -> Tensor:
     return builder.op("Concat", total, products - (center - builder.cast(pivot, DOUBLE)) * total, axis=0)
 
 
-@BATCH_NORM_GRAD_MERGE.lowering
 def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
     """With r the inverse deviation, w the scale, S1 = Σ dy and S2 = Σ dy (x - mean) over n elements: ``slope = -w r³ S2 / n``,
     ``offset = -w r S1 / n``, ``dscale = r S2``, ``dbias = S1`` (Ioffe and Szegedy 2015, section 3).
@@ -169,7 +139,6 @@ def lower_merged_gradient(op: Operation) -> tuple[Tensor, ...]:
     return tuple(builder.cast(tensor, scale.dtype) for tensor in results)
 
 
-@BATCH_NORM_GRAD_APPLY.lowering
 def lower_applied_gradient(op: Operation) -> Tensor:
     dy, x, pivot, center, gain, slope, offset = (op.required(index) for index in range(7))
     offset = offset - slope * _from_pivot(center, pivot)
@@ -179,3 +148,46 @@ def lower_applied_gradient(op: Operation) -> Tensor:
 def _from_pivot(center: Tensor, pivot: Tensor) -> Tensor:
     builder = pivot.builder
     return builder.cast(center - builder.cast(pivot, DOUBLE), pivot.dtype)
+
+
+BATCH_NORM_MOMENTS = SemanticOperator("BatchNormMoments", ("x",), ("moments", "pivot"), _moments, lowering=lower_moments)
+BATCH_NORM_MERGE = SemanticOperator(
+    "BatchNormMerge",
+    ("gathered", "scale"),
+    ("count", "center", "precise", "mean", "inverse_std", "variance", "gain"),
+    _merged,
+    lowering=lower_merged,
+)
+BATCH_NORM_APPLY = SemanticOperator(
+    "BatchNormApply", ("x", "pivot", "center", "gain", "bias"), ("y",), like("x"), lowering=lower_applied
+)
+BATCH_NORM_GRAD_SUMS = SemanticOperator(
+    "BatchNormGradSums",
+    ("dy", "x", "pivot", "center"),
+    ("sums",),
+    lambda operands: [_sums(operands["pivot"].dimension(0))],
+    lowering=lower_gradient_sums,
+)
+BATCH_NORM_GRAD_MERGE = SemanticOperator(
+    "BatchNormGradMerge",
+    ("total", "count", "precise", "scale"),
+    ("slope", "offset", "dscale", "dbias"),
+    like("scale", "scale", "scale", "scale"),
+    lowering=lower_merged_gradient,
+)
+BATCH_NORM_GRAD_APPLY = SemanticOperator(
+    "BatchNormGradApply",
+    ("dy", "x", "pivot", "center", "gain", "slope", "offset"),
+    ("dx",),
+    like("dy"),
+    lowering=lower_applied_gradient,
+)
+
+OPERATORS = [
+    BATCH_NORM_MOMENTS,
+    BATCH_NORM_MERGE,
+    BATCH_NORM_APPLY,
+    BATCH_NORM_GRAD_SUMS,
+    BATCH_NORM_GRAD_MERGE,
+    BATCH_NORM_GRAD_APPLY,
+]

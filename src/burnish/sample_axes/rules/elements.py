@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.sample_axes.extents import Axes, Axis, broadcast, is_fixed
 from burnish.sample_axes.layouts import Call, gives_axes
 
@@ -31,8 +30,7 @@ def broadcast_axes(call: Call, operands: Iterable[Axes]) -> Axes:
     return reduce(two, operands)
 
 
-@gives_axes(*UNARY, *BROADCASTING)
-def elementwise(call: Call) -> Axes:
+def elementwise_axes(call: Call) -> Axes:
     return broadcast_axes(call, [call.axes(index) for index in range(len(call)) if call.has(index)])
 
 

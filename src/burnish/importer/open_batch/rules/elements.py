@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from burnish.graph.operators import BROADCASTING, UNARY
 from burnish.importer.open_batch.call import Call, Result, opens
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, Shape, broadcast_extents
 
 
-@opens(*UNARY, "Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike")
+@opens("Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike")
 def unary(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     return call.over(call.operand())
 
 
-@opens(*BROADCASTING - {"PRelu"})
 def broadcast(call: Call) -> Result:
     values, batch, _ = aligned(call.opening, call.present)
     return call.again(*values)[0], batch
