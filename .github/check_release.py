@@ -2,7 +2,7 @@
 
 ``python .github/check_release.py`` compares the versions. The release workflow also gives ``--tag v0.2.0`` and
 ``--repository https://github.com/owner/name``: then the changelog must have the day of the release, the citation the same day,
-``tests/formats/released`` the files of the version, and all files the address of the repository. It prints every file that
+``tests/files/released`` the files of the version, and all files the address of the repository. It prints every file that
 differs, with the entry that is expected there, and then exits with 1.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/burnish/version.py"
 CHANGELOG, CITATION, CLIENT, LOCK = "CHANGELOG.md", "CITATION.cff", "clients/js/package.json", "clients/js/package-lock.json"
-RELEASED = "tests/formats/released"
-"""A folder for each release, which ``tests/formats/released_files.py`` writes."""
+RELEASED = "tests/files/released"
+"""A folder for each release, which ``tests/files/released_files.py`` writes."""
 
 
 def problems(root: Path = ROOT, tag: str | None = None, repository: str | None = None) -> list[str]:

@@ -35,7 +35,7 @@ from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import fuse
 from burnish.errors import BurnishError
-from burnish.formats.export import export_inference
+from burnish.files.export import export_inference
 from oracles.frozen_models import catalogue
 from oracles.gradient_harness import gradient_graph
 from oracles.operator_cases import CASES

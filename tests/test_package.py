@@ -40,7 +40,7 @@ NOT_AT_FIRST = {
     "burnish.distributed.options": "workers exchange",
     "burnish.engines.onnxruntime": "a session that is opened has an engine",
     "burnish.engines.torch": "a session that is opened has an engine",
-    "burnish.formats.export": "Session.export writes models",
+    "burnish.files.export": "Session.export writes models",
     "burnish.importer": "compiling reads models",
     "burnish.losses": "compiling looks them up",
     "burnish.metrics": "compiling looks them up",

@@ -65,7 +65,7 @@ def released(tmp_path):
     (tmp_path / "clients/js/package.json").write_text(json.dumps(client, indent=2), encoding="utf-8")
     name_the_repository(tmp_path)
     for version in ("1.2.3", "0.10.0", "0.9.0"):
-        (tmp_path / "tests/formats/released" / version).mkdir(parents=True)
+        (tmp_path / "tests/files/released" / version).mkdir(parents=True)
     return tmp_path
 
 
@@ -122,10 +122,10 @@ def test_a_release_needs_its_day_in_the_changelog(released, day):
 
 
 def test_a_release_needs_its_files_among_those_that_later_versions_read(released):
-    (released / "tests/formats/released/1.2.3").rmdir()
-    expected = "tests/formats/released: the newest folder is '0.10.0', expected '1.2.3'"
+    (released / "tests/files/released/1.2.3").rmdir()
+    expected = "tests/files/released: the newest folder is '0.10.0', expected '1.2.3'"
     assert check_release.problems(released, "v1.2.3", REPOSITORY) == [expected]
-    shutil.rmtree(released / "tests/formats/released")
+    shutil.rmtree(released / "tests/files/released")
     assert check_release.problems(released, "v1.2.3", REPOSITORY) == [expected.replace("'0.10.0'", "missing")]
     assert check_release.problems(released) == []
 

@@ -12,7 +12,7 @@ import pytest
 
 import burnish
 from burnish.engines.kernels.elementwise import fusion as elementwise
-from burnish.formats.export import export_inference
+from burnish.files.export import export_inference
 from burnish.optim import sgd
 from burnish.training import Session
 from scaling_models import SHAPES, batch_of

@@ -26,7 +26,7 @@ from burnish.models import residual_network
 from burnish.optim import schedules
 from burnish.program import Program
 from burnish.training import read_checkpoint, write_checkpoint
-from formats.stamping import write_manifest
+from files.stamping import write_manifest
 from oracles.combinations import spread
 from specs.program_inputs import classification
 

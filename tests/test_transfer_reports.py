@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from burnish import transfers
-from burnish.formats.state_file import StateFile, write_state_file
+from burnish.files.state_file import StateFile, write_state_file
 
 ARRAYS = {"a": np.zeros(25_000_000, np.uint8), "b": np.zeros(75_000_000, np.uint8)}
 

@@ -60,9 +60,9 @@ __getattr__, __dir__ = exports(
 )
 
 PROVIDED |= {
-    "Program.save": "burnish.formats.saving:save",
-    "Program.load": "burnish.formats.saving:load",
-    "Program.to_onnx": "burnish.formats.training_info:to_training_model",
+    "Program.save": "burnish.files.saving:save",
+    "Program.load": "burnish.files.saving:load",
+    "Program.to_onnx": "burnish.files.training_info:to_training_model",
     "Program.with_optimizer": "burnish.compiler.other_optimizer:with_optimizer",
     "Program.package": "burnish.engines.packaging:write_package",
     "Program.measured_peak": "burnish.engines.onnxruntime.measured_step:measure",

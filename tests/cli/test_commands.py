@@ -23,7 +23,7 @@ import burnish
 from burnish.cli.application import app
 from burnish.cli.console import output
 from burnish.errors import ConfigurationError, ObjectiveWarning
-from burnish.formats import file_writing
+from burnish.files import file_writing
 from burnish.graph import Builder
 from burnish.models import residual_network
 from burnish.optim import schedules

@@ -15,7 +15,7 @@ import pytest
 
 import burnish
 from burnish.cli.schedule_options import TAKEOVER, take_over_checkpoints
-from burnish.formats.folder import MANIFEST
+from burnish.files.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.training import Session, read_checkpoint
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.formats.digest import BLANK, stamped
+from burnish.files.digest import BLANK, stamped
 
 CC, CXX = os.environ.get("CC", "gcc"), os.environ.get("CXX", "g++")
 SOURCES = Path(__file__).parents[2] / "clients" / "c"

@@ -13,8 +13,8 @@ from burnish.compiler import executable, lowered_graphs
 from burnish.compiler.draft import shape_of
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.translate.rules import translated_operators
-from burnish.formats.identity import graph_hashes
-from burnish.formats.model_file import model_bytes
+from burnish.files.identity import graph_hashes
+from burnish.files.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from oracles.combinations import diagonal, spread

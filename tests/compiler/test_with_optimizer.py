@@ -16,8 +16,8 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, ObjectiveWarning
-from burnish.formats.identity import graph_hashes
-from burnish.formats.model_file import model_bytes
+from burnish.files.identity import graph_hashes
+from burnish.files.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.program.state import averages

@@ -14,7 +14,7 @@ from burnish.data import ArrayDataset, DataDescription, DataSpec, open_dataset
 from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
 from burnish.data.pixel_presets import PRESETS
 from burnish.errors import DataError
-from burnish.formats.metadata import OBJECTIVE
+from burnish.files.metadata import OBJECTIVE
 from burnish.models import residual_network
 from burnish.program import Program
 from specs.program_inputs import class_entry, data_entry

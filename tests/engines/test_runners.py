@@ -13,7 +13,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.engines.torch import TorchEngine
 from burnish.errors import EngineError, NonFiniteLossError
-from burnish.formats import model_file
+from burnish.files import model_file
 from burnish.graph import Builder
 from oracles.open_program import open_program
 from oracles.tiny_program import CLASSES, FEATURES, LR, TRAINED, numpy_step, tiny_batch, tiny_program

@@ -36,9 +36,9 @@ from burnish.cli.configuration import OF_ONE_RUN
 from burnish.data import DataSpec, Text, open_dataset
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError
-from burnish.formats.digest import BLANK, DIGEST, stamped
-from burnish.formats.lora_files import read_lora_file
-from burnish.formats.peft import read_peft
+from burnish.files.digest import BLANK, DIGEST, stamped
+from burnish.files.lora_files import read_lora_file
+from burnish.files.peft import read_peft
 from burnish.norms import policies
 from burnish.optim import schedules
 from burnish.settings import is_number_text, memory_size

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import burnish
 from burnish.engines import Engine
 from burnish.errors import ModelError
-from burnish.formats.identity import graph_hash
+from burnish.files.identity import graph_hash
 from burnish.importer import FileTensor, external_data, load
 from oracles.combinations import spread
 from oracles.standard_operators import STANDARD
@@ -274,7 +274,7 @@ def test_saved_programs_hold_their_constants(moved: MovedAway, expected: burnish
 def test_a_saved_program_with_large_constants_finds_them(
     moved: MovedAway, expected: burnish.Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("burnish.formats.model_file.ONE_FILE_LIMIT", 1 << 10)
+    monkeypatch.setattr("burnish.files.model_file.ONE_FILE_LIMIT", 1 << 10)
     burnish.compile(moved.path).save("program")
     assert Path("program", "step.data").is_file()
     program = burnish.Program.load("program")

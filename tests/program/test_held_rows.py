@@ -15,7 +15,7 @@ import burnish
 from burnish import optim
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError
-from burnish.formats.model_file import model_bytes
+from burnish.files.model_file import model_bytes
 from burnish.program import Program
 from oracles.combinations import diagonal, named, spread
 from oracles.several_workers import in_threads, part_of, train_in_threads

@@ -9,7 +9,7 @@ import pytest
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, engine
-from burnish.formats.model_file import model_bytes
+from burnish.files.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.operators.registry import Elementwise, elementwise
 from burnish.rewriting import raise_scalar_ranks

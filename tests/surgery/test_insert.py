@@ -16,7 +16,7 @@ from torch import nn
 import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, EngineError, InputError
-from burnish.formats.export import export_inference
+from burnish.files.export import export_inference
 from oracles.combinations import diagonal
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet, export_onnx

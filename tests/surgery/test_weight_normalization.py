@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, InputError
-from burnish.formats.export import export_inference
+from burnish.files.export import export_inference
 from burnish.rewriting import fold_weight_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 

@@ -20,7 +20,7 @@ from burnish.cli.application import app
 from burnish.data import ArrayDataset
 from burnish.distributed import ArrayCommunicator
 from burnish.errors import CheckpointError, ConfigurationError, DataError, EngineError, InputError, ObjectiveWarning
-from burnish.formats.folder import MANIFEST
+from burnish.files.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.program import Program, Role
 from burnish.training import feature_dataset

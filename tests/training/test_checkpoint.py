@@ -19,9 +19,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.state_file import read_state_file
+from burnish.files.state_file import read_state_file
 from burnish.training import Session, read_checkpoint
-from formats.stamping import write_arrays
+from files.stamping import write_arrays
 from oracles.same_state import assert_same_state
 from oracles.tiny_program import tiny_batch, tiny_program
 

@@ -13,11 +13,11 @@ import burnish
 from burnish.data import synthetic_clicks
 from burnish.engines.row_writes import RowChanges, RowWrite
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.state_file import read_state_file
+from burnish.files.state_file import read_state_file
 from burnish.models import dlrm
 from burnish.training import journal, read_checkpoint
 from burnish.training.checkpoint import open_checkpoint, place_of
-from formats.stamping import write_arrays
+from files.stamping import write_arrays
 from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 

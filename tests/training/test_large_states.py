@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 import burnish
-from burnish.formats import export
-from burnish.formats.state_file import StateFile
+from burnish.files import export
+from burnish.files.state_file import StateFile
 from burnish.training import Session
 
 WIDTH, LAYERS = 512, 8
@@ -88,7 +88,7 @@ def test_restoring(session, tmp_path):
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 def test_exporting(session, tmp_path, monkeypatch, limit):
     save = export.save_inference
-    monkeypatch.setattr("burnish.formats.adapter_files.save_inference", lambda model, path: save(model, path, limit))
+    monkeypatch.setattr("burnish.files.adapter_files.save_inference", lambda model, path: save(model, path, limit))
     session.export(tmp_path / "warm.onnx")
     assert growth(lambda: session.export(tmp_path / "tuned.onnx")) < 0.4
     model = onnx.load(tmp_path / "tuned.onnx")

@@ -19,8 +19,8 @@ from burnish.data import synthetic_clicks
 from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import CheckpointError, ConfigurationError, EngineError
-from burnish.formats.mapped_tables import LOG, MappedTables
-from burnish.formats.state_file import StateFile
+from burnish.files.mapped_tables import LOG, MappedTables
+from burnish.files.state_file import StateFile
 from burnish.models import dlrm
 from burnish.training import read_checkpoint
 from burnish.training.callbacks import Callback
@@ -132,7 +132,7 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
 def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, expected = saved.parents[1] / "tables", in_memory()
     if why == "another start of the system":
-        monkeypatch.setattr("burnish.formats.mapped_tables._boot", lambda: "another")
+        monkeypatch.setattr("burnish.files.mapped_tables._boot", lambda: "another")
     elif why == "no log":
         (tables / LOG).unlink()
     elif why == "a whole checkpoint":

@@ -18,7 +18,7 @@ from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import cell, counted, errors, output, split
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.formats.file_writing import check_output, write_text
+from burnish.files.file_writing import check_output, write_text
 
 if TYPE_CHECKING:
     from burnish.comparison import Comparison

@@ -238,7 +238,7 @@ def is_program(source: Path) -> bool:
     Raises:
         ModelError: it is the folder of a run, which holds one.
     """
-    from burnish.formats.folder import MANIFEST
+    from burnish.files.folder import MANIFEST
 
     if not source.is_dir():
         return source.is_file() and _holds_program(source, source.stat().st_mtime_ns)

@@ -13,7 +13,7 @@ from burnish.cli.option_groups import takes_options
 from burnish.cli.program_lines import planned_line
 from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
 from burnish.errors import ModelError
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 
 
 @takes_options("save_adapters")

@@ -13,7 +13,7 @@ from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.program_lines import export_line
 from burnish.cli.train_options import FoldOption
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 
 if TYPE_CHECKING:
     from burnish.training import Session
@@ -60,7 +60,7 @@ def export(
 ) -> None:
     """Write the trained model as plain ONNX, for any runtime."""
     from burnish.errors import CheckpointError
-    from burnish.formats.training_info import write_training_model
+    from burnish.files.training_info import write_training_model
     from burnish.program import Program
     from burnish.training import Session
     from burnish.training.saved_runs import checkpoint_of, exported_parameters, files_of, program_beside
@@ -123,7 +123,7 @@ def _check_described(metadata: Mapping[str, str], source: Path) -> None:
 def _read_images(path: Path) -> None:
     """Let an exported model read images as they were decoded, and say so."""
     from burnish.data import DataDescription
-    from burnish.formats.model_file import save_model
+    from burnish.files.model_file import save_model
     from burnish.importer import load
     from burnish.surgery import prepend_preprocessing
 

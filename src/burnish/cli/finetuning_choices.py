@@ -23,7 +23,7 @@ from burnish.cli.text_options import TextOptions
 from burnish.cli.train_options import Course, Data, Results
 from burnish.cli.tuned_files import ACCURACIES, CURVES, QUANTIZED
 from burnish.errors import CheckpointError
-from burnish.formats.file_writing import write_text
+from burnish.files.file_writing import write_text
 from burnish.settings import is_natural_text
 from burnish.untrusted import UNREADABLE, read_json_file
 
@@ -150,7 +150,7 @@ def choose(
     Returns:
         What was chosen, and what was compiled for it of each stage, reading its weights from that model.
     """
-    from burnish.formats.model_file import save_model
+    from burnish.files.model_file import save_model
     from burnish.training.finetuning import check_quantized, plan, transfer
 
     read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}

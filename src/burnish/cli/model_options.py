@@ -18,7 +18,7 @@ from burnish.cli.console import cell, counted, echo
 from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import DataError, escaped
-from burnish.formats.file_writing import replacing
+from burnish.files.file_writing import replacing
 
 if TYPE_CHECKING:
     from burnish.training.trained_model import TrainedModel

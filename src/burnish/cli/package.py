@@ -10,7 +10,7 @@ import typer
 from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import output
 from burnish.errors import ModelError
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 
 
 def package(

@@ -27,7 +27,7 @@ from burnish.cli.model_options import (
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
-from burnish.formats.file_writing import check_output, replacing
+from burnish.files.file_writing import check_output, replacing
 
 if TYPE_CHECKING:
     import numpy as np

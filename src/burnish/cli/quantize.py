@@ -15,7 +15,7 @@ from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 
 BATCH = 32
 NONE = "none"
@@ -88,7 +88,7 @@ def quantize(
     """Let a model train as it will compute with integers: writes a file for train, whose export then holds them."""
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
-    from burnish.formats.export import save_inference
+    from burnish.files.export import save_inference
     from burnish.sample_axes import ask_sample_axes
     from burnish.surgery.quantization import remaining_line
     from burnish.training.finetuning import calibration_batches

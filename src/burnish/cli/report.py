@@ -14,7 +14,7 @@ from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOp
 from burnish.cli.option_groups import takes_options
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 from burnish.untrusted import read_toml
 
 

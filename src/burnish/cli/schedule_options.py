@@ -176,7 +176,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
     Raises:
         CheckpointError: a file cannot be written.
     """
-    from burnish.formats.file_writing import remove_left_behind, replacing
+    from burnish.files.file_writing import remove_left_behind, replacing
     from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
 
     options = json.loads(json.dumps(program.options))  # tuples are lists in a file
@@ -210,7 +210,7 @@ def take_over_checkpoints(folder: Path, program: Program) -> None:
 
 def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
     """Whether the folder of a run is for a program that differs from these options in the learning rate, and in nothing else."""
-    from burnish.formats.folder import MANIFEST
+    from burnish.files.folder import MANIFEST
 
     try:
         if record.exists():

@@ -20,7 +20,7 @@ from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains
 from burnish.data import DataDescription
 from burnish.errors import BurnishError, ConfigurationError
-from burnish.formats.folder import MANIFEST
+from burnish.files.folder import MANIFEST
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node, integer_weights
 from burnish.graph.uses import captured_by
 from burnish.importer import (

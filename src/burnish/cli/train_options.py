@@ -12,7 +12,7 @@ from burnish.cli import launch
 from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import ConfigurationError
-from burnish.formats.file_writing import check_output
+from burnish.files.file_writing import check_output
 
 if TYPE_CHECKING:
     from burnish.cli.watching import Watching

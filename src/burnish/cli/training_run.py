@@ -31,9 +31,9 @@ from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, 
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
-from burnish.formats.adapter_files import ONNX_ADAPTER, check_form
-from burnish.formats.file_writing import replacing, write_text
-from burnish.formats.peft import check_names
+from burnish.files.adapter_files import ONNX_ADAPTER, check_form
+from burnish.files.file_writing import replacing, write_text
+from burnish.files.peft import check_names
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport

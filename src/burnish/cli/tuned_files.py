@@ -12,7 +12,7 @@ from burnish.cli.console import output
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
 from burnish.cli.train_options import Course, Data
-from burnish.formats.file_writing import write_text
+from burnish.files.file_writing import write_text
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
@@ -66,7 +66,7 @@ class QuantizedStage:
         Returns:
             The stage itself.
         """
-        from burnish.formats.model_file import save_model
+        from burnish.files.model_file import save_model
         from burnish.surgery.quantization import remaining_line
         from burnish.training.finetuning import Quantization
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
-from burnish.formats.mapped_tables import adopted
+from burnish.files.mapped_tables import adopted
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

@@ -15,7 +15,7 @@ from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.sharing import Rules, rules_of
-from burnish.formats.identity import graph_hashes, program_hash
+from burnish.files.identity import graph_hashes, program_hash
 from burnish.program import Program, Role
 from burnish.program.initialization import run_init
 from burnish.program.state import Arrays, check_state

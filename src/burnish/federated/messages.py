@@ -16,8 +16,8 @@ import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated.sharing import Sharing
-from burnish.formats.digest import FORMAT_VERSION, check_version
-from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.files.digest import FORMAT_VERSION, check_version
+from burnish.files.state_file import read_state_file, write_state_file
 from burnish.program.state import Arrays
 from burnish.settings import is_number, is_whole
 from burnish.untrusted import UNREADABLE, read_json

@@ -17,8 +17,8 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server_optimizer import ServerOptimizer, method
 from burnish.federated.sharing import Sharing, joined, rules_of
-from burnish.formats.export import export_inference, save_inference
-from burnish.formats.state_file import read_state_file, write_state_file
+from burnish.files.export import export_inference, save_inference
+from burnish.files.state_file import read_state_file, write_state_file
 from burnish.program import Program
 from burnish.program.state import Arrays, check_state, state_differences
 from burnish.settings import is_whole

@@ -1,6 +1,6 @@
 """The program: six pure graphs, one signature, the weights and the state that training starts from.
 
-How it is made of a model is in ``burnish.compiler``; how it is written to files, in ``burnish.formats``; how it is run, in
+How it is made of a model is in ``burnish.compiler``; how it is written to files, in ``burnish.files``; how it is run, in
 ``burnish.engines``.
 """
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from burnish.formats.identity import adapter_base
-from burnish.formats.state_file import NAMES, encoded
+from burnish.files.identity import adapter_base
+from burnish.files.state_file import NAMES, encoded
 from burnish.program import Program
 from burnish.program.state import Kind, LazyArrays, blocks, chosen, kind_of, read_into
 

@@ -23,11 +23,11 @@ import numpy as np
 from burnish.engines.base import first_non_finite
 from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.digest import DIGEST, FORMAT_VERSION, check_version
-from burnish.formats.file_writing import OWN_FOLDER, file_path
-from burnish.formats.identity import graph_hashes, program_hash
-from burnish.formats.row_journal import JournalledState, JournalPlace, RowJournal
-from burnish.formats.state_file import StateFile, write_state_file
+from burnish.files.digest import DIGEST, FORMAT_VERSION, check_version
+from burnish.files.file_writing import OWN_FOLDER, file_path
+from burnish.files.identity import graph_hashes, program_hash
+from burnish.files.row_journal import JournalledState, JournalPlace, RowJournal
+from burnish.files.state_file import StateFile, write_state_file
 from burnish.program import Program
 from burnish.program.state import check_state, chosen, kind_of, state_differences
 from burnish.training.adapter_base import AdapterBase, OnBase

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.formats.file_writing import replacing
+from burnish.files.file_writing import replacing
 from burnish.training.checkpoint import open_checkpoint
 from burnish.training.journal import remove_unused, unfinished
 from burnish.training.session import Session

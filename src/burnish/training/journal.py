@@ -1,7 +1,7 @@
 """Checkpoints that write what changed: a base, a journal of the rows that changed since, and a small file for each checkpoint.
 
 The folder ``journal`` beside the checkpoints holds a base, which is a whole checkpoint, and a file of records
-(``burnish.formats.row_journal``). A checkpoint appends the rows of embedding tables, and of what the optimizer keeps for them,
+(``burnish.files.row_journal``). A checkpoint appends the rows of embedding tables, and of what the optimizer keeps for them,
 that were written since the last one; then its own file, with everything else and the place where its records end, takes the place
 of the earlier one. Until then the earlier one is what a killed process leaves. Several checkpoints, such as the latest and the
 best, go to different places of one journal. A new base is written when the records have grown to ``SHARE`` of it.
@@ -22,10 +22,10 @@ import numpy as np
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines.row_writes import RowChanges, RowWriter, written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.digest import DIGEST
-from burnish.formats.file_writing import file_path
-from burnish.formats.row_journal import JournalPlace, append_changes, start_of
-from burnish.formats.state_file import StateFile
+from burnish.files.digest import DIGEST
+from burnish.files.file_writing import file_path
+from burnish.files.row_journal import JournalPlace, append_changes, start_of
+from burnish.files.state_file import StateFile
 from burnish.program import Program
 from burnish.program.state import chosen
 from burnish.training.checkpoint import EXAMPLE, JOURNAL, place_of, write_checkpoint

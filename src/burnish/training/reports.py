@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.formats.file_writing import replacing
+from burnish.files.file_writing import replacing
 from burnish.graph import garbage_kept
 from burnish.installing import install_command
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CheckpointError
-from burnish.formats.folder import MANIFEST
+from burnish.files.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
 from burnish.training.reports import EVALUATION_PREFIX, STAGES, TABLE, read_rows
 from burnish.untrusted import read_json_file

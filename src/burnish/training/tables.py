@@ -10,8 +10,8 @@ import numpy as np
 
 from burnish.engines.row_writes import RowWriter, written_by_rows
 from burnish.errors import ConfigurationError, EngineError
-from burnish.formats.mapped_tables import MappedTables
-from burnish.formats.row_journal import JournalPlace
+from burnish.files.mapped_tables import MappedTables
+from burnish.files.row_journal import JournalPlace
 from burnish.program import Program
 from burnish.program.state import kind_of
 

@@ -14,8 +14,8 @@ from burnish.compiler.compile import compile_inference
 from burnish.data import DataDescription, Dataset, DataSpec
 from burnish.engines import Engine
 from burnish.errors import CheckpointError, ConfigurationError, InputError
-from burnish.formats.folder import MANIFEST
-from burnish.formats.metadata import TRAINING, read_objective
+from burnish.files.folder import MANIFEST
+from burnish.files.metadata import TRAINING, read_objective
 from burnish.importer import read_proto
 from burnish.program import Entry, GraphSignature, Program, Role
 from burnish.program.inference import Inference

@@ -17,7 +17,7 @@ import burnish
 from burnish import surgery
 from burnish.analysis.adapters import ADAPTERS, read_adapters
 from burnish.errors import ConfigurationError, ModelError
-from burnish.formats.export import export_inference
+from burnish.files.export import export_inference
 from oracles import layers_in_bodies
 from oracles.adapted_models import LAYERS, batch, layered_model
 from oracles.combinations import spread

@@ -14,7 +14,7 @@ import burnish
 from burnish import surgery
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import ConfigurationError
-from burnish.formats.peft import in_layout_of_peft
+from burnish.files.peft import in_layout_of_peft
 from oracles.peft_models import Adaptable, adaptable
 
 STEPS = 10

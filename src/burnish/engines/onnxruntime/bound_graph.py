@@ -15,7 +15,7 @@ from burnish.engines.base import NOTHING, Arrays
 from burnish.engines.onnxruntime.failures import run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.onnxruntime.stoppable_runs import run_options, run_stoppably
-from burnish.formats.mapped_tables import adopted
+from burnish.files.mapped_tables import adopted
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.stopping import stoppable
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import onnxruntime
 
 from burnish.errors import CheckpointError, ConfigurationError, EngineError
-from burnish.formats.file_writing import flush_folder, locked, partial_path, remove_left_behind
-from burnish.formats.folder import MANIFEST, save_program
-from burnish.formats.model_file import constant_bytes
+from burnish.files.file_writing import flush_folder, locked, partial_path, remove_left_behind
+from burnish.files.folder import MANIFEST, save_program
+from burnish.files.model_file import constant_bytes
 from burnish.program import Program, Role
 from burnish.program.signature import FEATURES
 

@@ -34,7 +34,7 @@ from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph, check_exchanges, is_exchange
 from burnish.errors import BurnishError, EngineError
-from burnish.formats.model_file import fits_one_file, model_bytes, save_model
+from burnish.files.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
 from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS

@@ -27,7 +27,7 @@ from burnish.engines.onnxruntime.failures import description, has_bfloat16
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes, take_row_writes, written_by_rows
 from burnish.errors import EngineError
-from burnish.formats.mapped_tables import adopted
+from burnish.files.mapped_tables import adopted
 from burnish.graph import garbage_kept
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks

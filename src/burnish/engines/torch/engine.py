@@ -45,7 +45,7 @@ from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
-from burnish.formats.mapped_tables import adopted
+from burnish.files.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.lowering import TARGETS, Target
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from burnish.errors import ConfigurationError
-from burnish.formats.peft import PeftAdapters
+from burnish.files.peft import PeftAdapters
 from burnish.surgery.adapters.layers import Layer
 
 _PROJECTION = re.compile(r"(?P<around>(?:.*[._])?)(?P<part>[qkv])_proj")

@@ -17,9 +17,9 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import CarryOverWarning, ConfigurationError
-from burnish.formats.adapter_files import check_form, save_with_adapters
-from burnish.formats.lora_files import name_in_diffusers, read_lora_file
-from burnish.formats.peft import (
+from burnish.files.adapter_files import check_form, save_with_adapters
+from burnish.files.lora_files import name_in_diffusers, read_lora_file
+from burnish.files.peft import (
     CONFIGURATION,
     WEIGHTS,
     Names,

@@ -18,10 +18,10 @@ from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAu
 from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
-from burnish.formats.adapter_files import FORMS
-from burnish.formats.file_writing import check_output
-from burnish.formats.model_file import save_model
-from burnish.formats.peft import check_names
+from burnish.files.adapter_files import FORMS
+from burnish.files.file_writing import check_output
+from burnish.files.model_file import save_model
+from burnish.files.peft import check_names
 from burnish.importer import Source
 from burnish.program import Program
 from burnish.sample_axes import AskedAxes

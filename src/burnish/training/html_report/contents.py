@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from burnish.formats.saving import load
+from burnish.files.saving import load
 from burnish.program import Program, Role
 from burnish.training.html_report.judgement import Judgement
 from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, STAGES, TABLE, Row, read_rows

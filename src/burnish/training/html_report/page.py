@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import CheckpointError, escaped
-from burnish.formats.file_writing import replacing
+from burnish.files.file_writing import replacing
 from burnish.training.html_report.charts import Line, line_chart
 from burnish.training.html_report.contents import Contents
 from burnish.training.html_report.judgement import Example, Judgement

@@ -15,9 +15,9 @@ import pytest
 
 import burnish
 from burnish.data import synthetic_clicks
-from burnish.formats import folder
-from burnish.formats.file_writing import write_text
-from burnish.formats.identity import graph_hashes, program_hash
+from burnish.files import folder
+from burnish.files.file_writing import write_text
+from burnish.files.identity import graph_hashes, program_hash
 from burnish.models import dlrm
 from burnish.training import read_checkpoint
 

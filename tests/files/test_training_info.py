@@ -16,11 +16,11 @@ import burnish
 from burnish import surgery
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import BurnishError, CheckpointError, ModelError
-from burnish.formats import training_info
-from burnish.formats.identity import graph_hashes
-from burnish.formats.metadata import TRAINING
+from burnish.files import training_info
+from burnish.files.identity import graph_hashes
+from burnish.files.metadata import TRAINING
 from burnish.models import residual_network
-from formats.stamping import model_bytes
+from files.stamping import model_bytes
 from oracles.combinations import spread
 from oracles.standard_operators import STANDARD
 

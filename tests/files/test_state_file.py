@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from burnish.errors import CheckpointError
-from burnish.formats import state_file
-from burnish.formats.state_file import DTYPES, StateFile, read_state_file, write_state_file
+from burnish.files import state_file
+from burnish.files.state_file import DTYPES, StateFile, read_state_file, write_state_file
 from burnish.program.state import LazyArrays
 
 ARRAYS = {

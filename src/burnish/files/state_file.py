@@ -21,8 +21,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from burnish.errors import CheckpointError
-from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, blank_place, digest_text
-from burnish.formats.file_writing import replacing
+from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, blank_place, digest_text
+from burnish.files.file_writing import replacing
 from burnish.program.state import BLOCK, Arrays, Kind, LazyArrays, blocks, kind_of, write_blocks
 from burnish.transfers import Transfer
 from burnish.untrusted import UNREADABLE, read_json

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import read_adapters
 from burnish.errors import CheckpointError
-from burnish.formats.digest import DIGEST
-from burnish.formats.file_writing import file_path, replacing
-from burnish.formats.metadata import OBJECTIVE, TRAINING, objective_entry
-from burnish.formats.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
+from burnish.files.digest import DIGEST
+from burnish.files.file_writing import file_path, replacing
+from burnish.files.metadata import OBJECTIVE, TRAINING, objective_entry
+from burnish.files.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.importer.classical import restore_zip_maps
 from burnish.program import Program

@@ -11,11 +11,11 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
-from burnish.formats.consistency import inconsistency
-from burnish.formats.digest import DIGEST, agrees, check_version
-from burnish.formats.metadata import TRAINING
-from burnish.formats.onnx_training_import import load_foreign_training
-from burnish.formats.training_info import FORMAT, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
+from burnish.files.consistency import inconsistency
+from burnish.files.digest import DIGEST, agrees, check_version
+from burnish.files.metadata import TRAINING
+from burnish.files.onnx_training_import import load_foreign_training
+from burnish.files.training_info import FORMAT, FUNCTION_DOMAIN, FUNCTIONS, INITIALIZER_NODE, rename_values
 from burnish.importer import external_tensors, forget_data_locations, load_external_data, read_proto
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature

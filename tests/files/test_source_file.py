@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.errors import CheckpointError
-from burnish.formats import folder
+from burnish.files import folder
 from burnish.models import residual_network
-from formats.stamping import write_manifest
+from files.stamping import write_manifest
 
 
 def arrays(model):

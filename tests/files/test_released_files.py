@@ -7,7 +7,7 @@ import json
 import pytest
 
 import burnish
-from formats.released_files import ANSWERS, CHECKPOINT, FOLDER, ONE_FILE, PROGRAM, answers, write
+from files.released_files import ANSWERS, CHECKPOINT, FOLDER, ONE_FILE, PROGRAM, answers, write
 
 RELEASES = sorted(FOLDER.iterdir())
 

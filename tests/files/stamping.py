@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 
-from burnish.formats.digest import BLANK, DIGEST, stamped
-from burnish.formats.state_file import write_state_file
+from burnish.files.digest import BLANK, DIGEST, stamped
+from burnish.files.state_file import write_state_file
 
 
 def write_manifest(path: Path, manifest: dict) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnx
 
-from burnish.formats.folder import load_program, save_program
-from burnish.formats.training_info import to_training_model, write_training_model
-from burnish.formats.training_info_reading import load_training_model
+from burnish.files.folder import load_program, save_program
+from burnish.files.training_info import to_training_model, write_training_model
+from burnish.files.training_info_reading import load_training_model
 from burnish.program import Program
 
 SUFFIX = ".onnx"

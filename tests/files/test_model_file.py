@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from burnish.errors import ModelError
-from burnish.formats import model_file
+from burnish.files import model_file
 from burnish.graph import model_proto
 from burnish.models import residual_network
 from burnish.transfers import Transfer

@@ -14,8 +14,8 @@ from torch import nn
 
 import burnish
 from burnish.errors import CheckpointError
-from burnish.formats import export
-from burnish.formats.export import export_inference, save_inference
+from burnish.files import export
+from burnish.files.export import export_inference, save_inference
 from burnish.program import Program
 from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs

@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.file_writing import check_output, replacing, write_text
+from burnish.files.file_writing import check_output, replacing, write_text
 
 WRITES = """
 import sys
 from pathlib import Path
-from burnish.formats.file_writing import replacing
+from burnish.files.file_writing import replacing
 
 with replacing(Path(sys.argv[1])) as partial:
     partial.write_text("of the other process")

@@ -12,7 +12,7 @@ import torch
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import BurnishError, CheckpointError, ModelError
-from burnish.formats.identity import graph_hashes
+from burnish.files.identity import graph_hashes
 
 TRAINING = "ai.onnx.preview.training"
 MOMENTUM = f'{TRAINING}.Momentum <alpha = 0.9, beta = 1.0, norm_coefficient = 0.01, mode = "nesterov">'

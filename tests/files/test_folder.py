@@ -13,12 +13,12 @@ import pytest
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError
-from burnish.formats import folder, model_file
-from burnish.formats.identity import graph_hashes, program_hash
-from burnish.formats.state_file import write_state_file
+from burnish.files import folder, model_file
+from burnish.files.identity import graph_hashes, program_hash
+from burnish.files.state_file import write_state_file
 from burnish.graph import Builder
 from burnish.program import GRAPH_NAMES, Program, Signature
-from formats.stamping import write_manifest
+from files.stamping import write_manifest
 from oracles.open_program import open_program
 from oracles.tiny_program import tiny_batch, tiny_program
 

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.formats.file_writing import replacing
-from burnish.formats.state_file import encoded
+from burnish.files.file_writing import replacing
+from burnish.files.state_file import encoded
 from burnish.graph import model_proto, named_failures
 from burnish.importer.lightweight import light_copy, without_payloads
 from burnish.program.state import blocks

@@ -1,6 +1,6 @@
 """Files as a release wrote them, which every later version has to read.
 
-``python tests/formats/released_files.py`` writes the files of this version into ``released``: a program as a folder and as one
+``python tests/files/released_files.py`` writes the files of this version into ``released``: a program as a folder and as one
 file, a checkpoint after two steps, and the results of a prediction and of the next step. They are committed with the release.
 After it nobody changes them.
 """

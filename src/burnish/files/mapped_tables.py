@@ -23,8 +23,8 @@ from typing import BinaryIO
 import numpy as np
 
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.file_writing import OWN_FOLDER, remove_left_behind, replacing
-from burnish.formats.row_journal import JournalledState, JournalPlace
+from burnish.files.file_writing import OWN_FOLDER, remove_left_behind, replacing
+from burnish.files.row_journal import JournalledState, JournalPlace
 from burnish.program.state import Kind, LazyArrays, kind_of, read_into
 from burnish.untrusted import UNREADABLE, read_json, read_json_file
 

@@ -10,7 +10,7 @@ import pytest
 import burnish
 from burnish import surgery
 from burnish.errors import BurnishError
-from burnish.formats.state_file import read_state_file
+from burnish.files.state_file import read_state_file
 from burnish.training import read_checkpoint
 
 

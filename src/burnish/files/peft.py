@@ -20,8 +20,8 @@ import onnx_ir as ir
 
 from burnish.analysis.adapters import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.formats.file_writing import replacing
-from burnish.formats.state_file import FOR_OTHERS, read_state_file, write_state_file
+from burnish.files.file_writing import replacing
+from burnish.files.state_file import FOR_OTHERS, read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.layer_names import name_in_hugging_face, noted_module
 from burnish.untrusted import UNREADABLE, read_json_file

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import CheckpointError
-from burnish.formats.file_writing import flush_folder
-from burnish.formats.state_file import StateFile, encoded
+from burnish.files.file_writing import flush_folder
+from burnish.files.state_file import StateFile, encoded
 from burnish.program.state import BLOCK, Kind, LazyArrays, blocks
 from burnish.untrusted import UNREADABLE, read_json
 

@@ -14,9 +14,9 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError
-from burnish.formats.consistency import inconsistency
-from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, stamped
-from burnish.formats.file_writing import (
+from burnish.files.consistency import inconsistency
+from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, stamped
+from burnish.files.file_writing import (
     exchange,
     flush_folder,
     flush_to_disk,
@@ -26,9 +26,9 @@ from burnish.formats.file_writing import (
     partial_path,
     remove_left_behind,
 )
-from burnish.formats.identity import adapter_base, graph_hash, program_hash, proto_hash
-from burnish.formats.model_file import ONE_FILE_LIMIT, fits_one_file, parts, save_model
-from burnish.formats.state_file import StateFile, read_state_file, write_state_file
+from burnish.files.identity import adapter_base, graph_hash, program_hash, proto_hash
+from burnish.files.model_file import ONE_FILE_LIMIT, fits_one_file, parts, save_model
+from burnish.files.state_file import StateFile, read_state_file, write_state_file
 from burnish.importer import SourceModel, external_tensors, own_tensors
 from burnish.importer.source_model import Place, empty_tensors
 from burnish.program import Program

@@ -24,12 +24,12 @@ import onnx
 import onnx_ir as ir
 
 from burnish.errors import CheckpointError, UnsupportedOperatorError
-from burnish.formats.digest import BLANK, DIGEST, FORMAT_VERSION, digest_text
-from burnish.formats.export import export_inference
-from burnish.formats.file_writing import file_path, replacing
-from burnish.formats.identity import adapter_base, graph_hashes, program_hash
-from burnish.formats.metadata import TRAINING
-from burnish.formats.model_file import constant_bytes, require_valid
+from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, digest_text
+from burnish.files.export import export_inference
+from burnish.files.file_writing import file_path, replacing
+from burnish.files.identity import adapter_base, graph_hashes, program_hash
+from burnish.files.metadata import TRAINING
+from burnish.files.model_file import constant_bytes, require_valid
 from burnish.graph import model_proto
 from burnish.graph.protos import graphs_within
 from burnish.graph.versions import raise_opset
