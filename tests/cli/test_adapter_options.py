@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import burnish
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.cli.application import app
 from oracles.adapted_models import LENGTH, WORDS, layered_model
 

@@ -31,14 +31,14 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish import losses, metrics, optim
+from burnish.adapters.lora_files import read_lora_file
+from burnish.adapters.peft_format import read_peft
 from burnish.cli.application import app
 from burnish.cli.configuration import OF_ONE_RUN
 from burnish.data import DataSpec, Text, open_dataset
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError
 from burnish.files.digest import BLANK, DIGEST, stamped
-from burnish.files.lora_files import read_lora_file
-from burnish.files.peft import read_peft
 from burnish.norms import policies
 from burnish.optim import schedules
 from burnish.settings import is_number_text, memory_size

@@ -88,7 +88,7 @@ def test_restoring(session, tmp_path):
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 def test_exporting(session, tmp_path, monkeypatch, limit):
     save = export.save_inference
-    monkeypatch.setattr("burnish.files.adapter_files.save_inference", lambda model, path: save(model, path, limit))
+    monkeypatch.setattr("burnish.adapters.exports.save_inference", lambda model, path: save(model, path, limit))
     session.export(tmp_path / "warm.onnx")
     assert growth(lambda: session.export(tmp_path / "tuned.onnx")) < 0.4
     model = onnx.load(tmp_path / "tuned.onnx")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from burnish.adapters.exports import ONNX_ADAPTER, check_form
+from burnish.adapters.peft_format import check_names
 from burnish.cli import launch
 from burnish.cli.adapter_options import FORMS
 from burnish.cli.compilation_options import Compilation, is_program, untrained_weights_named
@@ -31,9 +33,7 @@ from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, 
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
-from burnish.files.adapter_files import ONNX_ADAPTER, check_form
 from burnish.files.file_writing import replacing, write_text
-from burnish.files.peft import check_names
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport

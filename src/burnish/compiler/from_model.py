@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from burnish import losses, metrics, optim
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.cached_features import Backbone, CachedFeatures, cut_backbone

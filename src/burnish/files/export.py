@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.errors import CheckpointError
 from burnish.files.digest import DIGEST
 from burnish.files.file_writing import file_path, replacing

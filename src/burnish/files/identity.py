@@ -8,7 +8,7 @@ import json
 import onnx
 import onnx_ir as ir
 
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.graph import model_proto
 from burnish.graph.protos import graphs_within
 from burnish.program import Program, Role, Signature

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ModelError
 from burnish.graph import Builder, Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
 from burnish.graph.edits import replace_uses

@@ -6,7 +6,8 @@ Each takes a model and returns another; a session's statistics are recalibrated 
 ``burnish.norms``, and their mathematics in ``burnish.operators.normalization``.
 """
 
-from burnish.surgery.adapters import load_peft, lora, merge_adapters, save_peft
+from burnish.adapters.lora import lora
+from burnish.adapters.peft import load_peft, merge_adapters, save_peft
 from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import Patterns, select_layers
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, remove_unread_value, replace_node, static_dimension
 from burnish.graph.names import separate_names
@@ -21,7 +22,6 @@ from burnish.norms.policies import layer_name
 from burnish.operators.normalization.statistics import per_channel
 from burnish.registry import Registry
 from burnish.settings import is_whole
-from burnish.surgery.selection import Patterns, select_layers
 
 Rule = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import Patterns, listed_layers, select_layers, warn_of_bodies
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
@@ -15,7 +16,6 @@ from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, Moments, measure_values
-from burnish.surgery.selection import Patterns, listed_layers, select_layers, warn_of_bodies
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 """Layers that have their channels on axis 1 of the output."""

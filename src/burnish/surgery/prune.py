@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import Patterns, listed_layers, nodes_around, select_layers
 from burnish.errors import ConfigurationError, UnprunedLayersWarning
 from burnish.graph import FLOATING, Builder, Names, add_initializer, attribute_value, constant_array, describe_node
 from burnish.graph.initializers import set_initializer
@@ -17,7 +18,6 @@ from burnish.graph.pruning_mark import PruningMark, masked_weights
 from burnish.graph.quantization_mark import QuantizationMark
 from burnish.importer import Source, load
 from burnish.settings import is_number, is_whole
-from burnish.surgery.selection import Patterns, listed_layers, nodes_around, select_layers
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ALL = "*"

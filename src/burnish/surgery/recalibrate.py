@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import warn_of_bodies
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
@@ -16,7 +17,6 @@ from burnish.norms.policies import RunningVariance, layer_name
 from burnish.operators.normalization.statistics import channel_affine
 from burnish.rewriting import compute_in_float32
 from burnish.surgery.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
-from burnish.surgery.selection import warn_of_bodies
 
 PREFIX = "stat/"
 

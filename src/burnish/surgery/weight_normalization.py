@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import Patterns, listed_layers, select_layers, warn_of_bodies
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import (
@@ -25,7 +26,6 @@ from burnish.graph.initializers import set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.surgery.measuring import Batch, check_data, measure_values
-from burnish.surgery.selection import Patterns, listed_layers, select_layers, warn_of_bodies
 
 
 def weight_normalize(

@@ -438,7 +438,7 @@ class Session(TakesPart):
             CheckpointError: the file cannot be written.
             ConfigurationError: the optimizer keeps no average; or ``adapters`` is none of these, or the program has none.
         """
-        from burnish.files.adapter_files import check_form, save_with_adapters
+        from burnish.adapters.exports import check_form, save_with_adapters
         from burnish.files.export import export_inference
 
         check_form(adapters, self.program.metadata)

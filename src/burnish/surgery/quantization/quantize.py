@@ -8,6 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from burnish.analysis.layer_selection import Patterns, listed_layers, nodes_around, select_layers, warn_of_bodies
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, describe_node, static_shape
@@ -24,7 +25,6 @@ from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat,
 from burnish.surgery.quantization.freezing import read_freezing
 from burnish.surgery.quantization.integer_forms import put_integer_forms
 from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
-from burnish.surgery.selection import Patterns, listed_layers, nodes_around, select_layers, warn_of_bodies
 
 Ends = Literal["int8", "float32"]
 IN_BODIES = "such layers are quantized with activations=None alone, in a format that fits them"

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import losses, optim
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.text.settings import as_text

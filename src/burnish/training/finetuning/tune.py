@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from burnish import losses
+from burnish.adapters.exports import FORMS
+from burnish.adapters.peft_format import check_names
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation
 from burnish.data.image.augmentation import read_augmentation
 from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
-from burnish.files.adapter_files import FORMS
 from burnish.files.file_writing import check_output
 from burnish.files.model_file import save_model
-from burnish.files.peft import check_names
 from burnish.importer import Source
 from burnish.program import Program
 from burnish.sample_axes import AskedAxes

@@ -116,7 +116,7 @@ def refused(folder, error, message, **options):
 def test_alphas_of_patterns_are_read(tmp_path):
     folder = written(tmp_path, alpha_pattern={"dense": 9}, use_rslora=False, lora_alpha=4)
     model = surgery.load_peft(layered_model(quantized=False), folder)
-    scalings = {one.layer: one.scaling for one in burnish.analysis.adapters.read_adapters(model.metadata_props).adapters}
+    scalings = {one.layer: one.scaling for one in burnish.adapters.graph.read_adapters(model.metadata_props).adapters}
     assert scalings["dense"] == 4.5
     assert scalings["head"] == 2
 

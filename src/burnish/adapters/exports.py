@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapter, Adapters, read_adapters
+from burnish.adapters.peft_format import Names, write_peft
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.export import save_inference
 from burnish.files.file_writing import file_path, replacing
-from burnish.files.peft import Names, write_peft
 from burnish.files.state_file import FOR_OTHERS, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.edits import replace_uses

@@ -15,7 +15,7 @@ import pytest
 
 import burnish
 from burnish import surgery
-from burnish.analysis.adapters import ADAPTERS, read_adapters
+from burnish.adapters.graph import ADAPTERS, read_adapters
 from burnish.errors import ConfigurationError, ModelError
 from burnish.files.export import export_inference
 from oracles import layers_in_bodies

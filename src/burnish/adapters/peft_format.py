@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapter, Adapters, read_adapters
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.file_writing import replacing
 from burnish.files.state_file import FOR_OTHERS, read_state_file, write_state_file

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from burnish.analysis.adapters import Adapter
+from burnish.adapters.graph import Adapter
+from burnish.adapters.layers import Layer
 from burnish.graph import Builder, Tensor, attribute_value
 from burnish.operators.elementwise import STOP_GRADIENT
-from burnish.surgery.adapters.layers import Layer
 
 SPATIAL = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 

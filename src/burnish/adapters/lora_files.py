@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from burnish.adapters.peft_format import PREFIX, PeftAdapters, alpha_of, check_alphas, check_arrays
 from burnish.errors import CheckpointError, ConfigurationError
-from burnish.files.peft import PREFIX, PeftAdapters, alpha_of, check_alphas, check_arrays
 from burnish.files.state_file import read_state_file
 from burnish.untrusted import UNREADABLE, read_json
 

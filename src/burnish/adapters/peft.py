@@ -15,11 +15,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import read_adapters
-from burnish.errors import CarryOverWarning, ConfigurationError
-from burnish.files.adapter_files import check_form, save_with_adapters
-from burnish.files.lora_files import name_in_diffusers, read_lora_file
-from burnish.files.peft import (
+from burnish.adapters.exports import check_form, save_with_adapters
+from burnish.adapters.graph import read_adapters
+from burnish.adapters.integer_products import write_integer_products
+from burnish.adapters.layers import Layer, find_layers
+from burnish.adapters.lora import adapted, matching_weights
+from burnish.adapters.lora_files import name_in_diffusers, read_lora_file
+from burnish.adapters.packed_projections import with_packed_projections
+from burnish.adapters.peft_format import (
     CONFIGURATION,
     WEIGHTS,
     Names,
@@ -29,6 +32,7 @@ from burnish.files.peft import (
     is_turned,
     read_peft,
 )
+from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.graph import FLOATING, add_initializer
 from burnish.graph import Names as FreeNames
 from burnish.graph.initializers import set_initializer
@@ -37,10 +41,6 @@ from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
 from burnish.rewriting import merge_adapters as merged
 from burnish.settings import suggestion
-from burnish.surgery.adapters.integer_products import write_integer_products
-from burnish.surgery.adapters.layers import Layer, find_layers
-from burnish.surgery.adapters.lora import adapted, matching_weights
-from burnish.surgery.adapters.packed_projections import with_packed_projections
 
 
 def load_peft(

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from burnish.adapters.layers import Layer
+from burnish.adapters.peft_format import PeftAdapters
 from burnish.errors import ConfigurationError
-from burnish.files.peft import PeftAdapters
-from burnish.surgery.adapters.layers import Layer
 
 _PROJECTION = re.compile(r"(?P<around>(?:.*[._])?)(?P<part>[qkv])_proj")
 _PARTS = "qkv"

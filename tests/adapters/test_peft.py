@@ -12,9 +12,9 @@ import torch
 
 import burnish
 from burnish import surgery
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
+from burnish.adapters.peft_format import in_layout_of_peft
 from burnish.errors import ConfigurationError
-from burnish.files.peft import in_layout_of_peft
 from oracles.peft_models import Adaptable, adaptable
 
 STEPS = 10

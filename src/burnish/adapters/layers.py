@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from burnish.adapters.integer_products import PRODUCTS
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, attribute_value, describe_node, output_axis, static_shape
 from burnish.graph.evaluation import constant_result
@@ -17,7 +18,6 @@ from burnish.graph.layer_names import PASSING, further_names, is_called_after_an
 from burnish.graph.uses import only_user
 from burnish.optim.parameters import WILDCARDS
 from burnish.settings import matches_pattern, suggestion
-from burnish.surgery.adapters.integer_products import PRODUCTS
 
 OPERATORS = ("MatMul", "Gemm", "Conv", "Gather")
 SHOWN = 8

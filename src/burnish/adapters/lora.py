@@ -8,7 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.adapters import VARIANTS, Adapter, Adapters, read_adapters
+from burnish.adapters.emission import emit, scaled_axis
+from burnish.adapters.graph import VARIANTS, Adapter, Adapters, read_adapters
+from burnish.adapters.integer_products import write_integer_products
+from burnish.adapters.layers import Layer, added_bias, find_layers, select
+from burnish.analysis.layer_selection import warn_of_bodies
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, add_initializer, describe_node
 from burnish.graph.layer_names import module_in, other_names, select_named
@@ -16,10 +20,6 @@ from burnish.graph.names import separate_names
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.random import check_seed
 from burnish.settings import is_number, is_whole, suggestion
-from burnish.surgery.adapters.emission import emit, scaled_axis
-from burnish.surgery.adapters.integer_products import write_integer_products
-from burnish.surgery.adapters.layers import Layer, added_bias, find_layers, select
-from burnish.surgery.selection import warn_of_bodies
 
 RANK = 8
 

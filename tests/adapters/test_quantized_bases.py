@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish import surgery
-from burnish.analysis.adapters import read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.errors import ConfigurationError
 from burnish.graph.integer_weights import NARROW_INTEGERS
 from oracles.onnxruntime_outputs import onnxruntime_outputs

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 import burnish
 from burnish import surgery
+from burnish.adapters.lora_files import name_in_diffusers
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError
-from burnish.files.lora_files import name_in_diffusers
 
 QUERY = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 OUT = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_out.0"
