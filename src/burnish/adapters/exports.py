@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from burnish.adapters.graph import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapters, read_adapters
 from burnish.adapters.peft_format import Names, write_peft
+from burnish.adapters.variants import Adapter
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.export import save_inference
 from burnish.files.file_writing import file_path, replacing

@@ -12,55 +12,13 @@ from dataclasses import asdict, dataclass, field, fields
 
 import onnx_ir as ir
 
+from burnish.adapters.variants import VARIANTS, Adapter
 from burnish.errors import ModelError
 from burnish.untrusted import UNREADABLE, read_json
 
 ADAPTERS = "burnish.adapters"
 """The entry of ``metadata_props`` that lists the adapters, as JSON."""
 VERSION = 1
-VARIANTS = ("lora", "dora", "ia3")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter of one node.
-
-    Attributes:
-        layer: the layer that it adapts, called as the module that its weight belongs to.
-        operator: ``MatMul``, ``Gemm``, ``Conv`` or ``Gather``.
-        variant: ``lora``, ``dora`` or ``ia3``.
-        weight: the name of the initializer that holds the weight, or the integers of it.
-        product: the name of the output of the node.
-        base_output: that of what the adapter changes: the product, or the sum of product and bias.
-        output: that of what stands in its place.
-        parameters: part -> initializer: ``A`` and ``B``, for dora also ``magnitude``; ``scale`` for ia3. A is [inputs, rank], for
-            Conv [rank, inputs / groups, *kernel]; B is [rank, outputs], for Conv [outputs, rank / groups, 1, ...]; magnitude is
-            [outputs]; scale is [outputs], or [inputs] with ``feedforward``.
-        rank, alpha, rslora: B counts ``alpha / rank`` times, or ``alpha / √rank`` with rslora.
-        dropout: the share of inputs that training drops before A.
-        feedforward: whether an ia3 scales what the node reads.
-        spatial: how many axes the kernel of a Conv has; else 0.
-    """
-
-    layer: str
-    operator: str
-    variant: str
-    weight: str
-    product: str
-    base_output: str
-    output: str
-    parameters: Mapping[str, str]
-    rank: int = 0
-    alpha: float = 0.0
-    rslora: bool = False
-    dropout: float = 0.0
-    feedforward: bool = False
-    spatial: int = 0
-
-    @property
-    def scaling(self) -> float:
-        """What B is multiplied by."""
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank) if self.rank else 1.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +94,8 @@ def _check(adapter: Adapter) -> None:
     for one in fields(adapter):
         if not isinstance(getattr(adapter, one.name), kinds[str(one.type)]):  # type: ignore[arg-type]
             raise TypeError(f"{one.name} is {getattr(adapter, one.name)!r}")
-    expected = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}
-    if adapter.variant not in VARIANTS or set(adapter.parameters) != expected[adapter.variant]:
+    variant = VARIANTS.get(adapter.variant)
+    if variant is None or set(adapter.parameters) != set(variant.parts):
         raise ValueError(f"variant {adapter.variant!r} with the parameters {sorted(adapter.parameters)}")
-    if adapter.rank < (adapter.variant != "ia3") or not all(isinstance(name, str) for name in adapter.parameters.values()):
+    if adapter.rank < variant.has_rank or not all(isinstance(name, str) for name in adapter.parameters.values()):
         raise ValueError(f"rank {adapter.rank}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.adapters.emission import emit, scaled_axis
-from burnish.adapters.graph import VARIANTS, Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapters, read_adapters
 from burnish.adapters.integer_products import write_integer_products
 from burnish.adapters.layers import Layer, added_bias, find_layers, select
+from burnish.adapters.variants import VARIANTS, Adapter, name_in_peft, scaled_axis
 from burnish.analysis.layer_selection import warn_of_bodies
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, add_initializer, describe_node
@@ -141,8 +140,9 @@ def _options(
         )
     if not is_whole(rank) or rank < 1:
         raise ConfigurationError(f"lora: rank={rank!r}: give a whole number of 1 or more")
-    if variant == "ia3" and (dropout or rslora or alpha is not None or rank != RANK):
-        raise ConfigurationError("lora: variant='ia3' has no rank: leave rank, alpha, dropout and rslora out")
+    has_rank = VARIANTS[variant].has_rank
+    if not has_rank and (dropout or rslora or alpha is not None or rank != RANK):
+        raise ConfigurationError(f"lora: variant='{variant}' has no rank: leave rank, alpha, dropout and rslora out")
     alpha = rank if alpha is None else alpha
     if not is_number(alpha) or alpha <= 0:
         raise ConfigurationError(f"lora: alpha={alpha!r}: give a number above 0; alpha / rank is what A B is multiplied by")
@@ -150,9 +150,9 @@ def _options(
         raise ConfigurationError(f"lora: dropout={dropout!r}: give the share that is dropped, from 0 to below 1")
     if not isinstance(rslora, bool):
         raise ConfigurationError(f"lora: rslora={rslora!r}: give True or False")
-    if variant != "ia3" and feedforward:
+    if has_rank and feedforward:
         raise ConfigurationError(f"lora: feedforward is for variant='ia3'; a '{variant}' reads and adds: leave it out")
-    if variant == "ia3":
+    if not has_rank:
         return {"rank": 0, "alpha": 0.0, "variant": variant, "dropout": 0.0, "rslora": False}
     return {"rank": int(rank), "alpha": float(alpha), "variant": variant, "dropout": float(dropout), "rslora": rslora}
 
@@ -210,18 +210,21 @@ def _placed(
     drawn: dict[str, dict[str, ir.Value]],
 ) -> Adapter:
     """Put an adapter beside a layer; nodes that share a layer's name share its parameters."""
-    graph, node, variant = model.graph, layer.node, str(options["variant"])
+    graph, node, variant = model.graph, layer.node, VARIANTS[str(options["variant"])]
     place = node.graph
     assert isinstance(place, ir.Graph)
     place.opset_imports.update(graph.opset_imports)  # of a branch or a loop body
     _check_fits(layer, options)
     parameters = drawn.get(layer.name)
     if parameters is None:
-        arrays = initial_arrays(layer, options, generator, model.opset_imports[""])
-        called = {part: _parameter_name(layer, part) for part in arrays}
+        begun = variant.initial(
+            layer, int(str(options["rank"])), bool(options["feedforward"]), generator, model.opset_imports[""]
+        )
+        arrays = {part: array.astype(layer.dtype.numpy()) for part, array in begun.items()}
+        called = {part: f"{layer.name}.{name_in_peft(variant, part, node.op_type)}" for part in arrays}
         parameters = {part: add_initializer(graph, names.take(called[part]), array) for part, array in arrays.items()}
         drawn[layer.name] = parameters
-    bias = added_bias(node) if variant == "ia3" and not options["feedforward"] else None
+    bias = added_bias(node) if not variant.has_rank and not options["feedforward"] else None
     base = node if bias is None else bias[0]
     base_output = base.outputs[0]
     adapter = Adapter(
@@ -241,7 +244,9 @@ def _placed(
     nodes = list(place)
     following = nodes.index(base) + 1
     builder = Builder(place, before=nodes[following] if following < len(nodes) else None)
-    result = emit(builder, adapter, layer, base_output, {part: builder.tensor(value) for part, value in parameters.items()})
+    result = variant.emit(
+        builder, adapter, layer, base_output, {part: builder.tensor(value) for part, value in parameters.items()}
+    )
     result.value.type, result.value.shape = base_output.type, base_output.shape
     return _standing_in(place, names, adapter, base_output, result.value, readers)
 
@@ -281,17 +286,7 @@ def _with_scaled_input(graph: ir.Graph, names: Names, adapter: Adapter, layer: L
 
 
 def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
-    rank, variant = int(str(options["rank"])), options["variant"]
-    if layer.groups > 1 and rank % layer.groups:
-        raise ConfigurationError(
-            f"lora: rank={rank} does not fit {describe_node(layer.node)}, '{layer.name}', which has {layer.groups} groups, each "
-            "of which needs as large a part of the rank: give a multiple of them, or leave the layer out of the patterns"
-        )
-    if layer.groups > 1 and variant == "dora":
-        raise ConfigurationError(
-            f"lora: variant='dora' is not for {describe_node(layer.node)}, '{layer.name}', which has {layer.groups} groups: "
-            "choose 'lora', or leave the layer out of the patterns"
-        )
+    VARIANTS[str(options["variant"])].check_layer(layer, int(str(options["rank"])))
     if layer.node.op_type == "Gather" and options["feedforward"]:
         raise ConfigurationError(
             f"lora: feedforward matches {describe_node(layer.node)}, which reads indices: leave it out of feedforward"
@@ -305,48 +300,3 @@ def _check_fits(layer: Layer, options: Mapping[str, object]) -> None:
 def _reads_unknown(layer: Layer) -> bool:
     """Whether a MatMul reads a value of unknown shape."""
     return layer.node.op_type == "MatMul" and layer.node.inputs[0] is not None and layer.node.inputs[0].shape is None
-
-
-def initial_arrays(
-    layer: Layer, options: Mapping[str, object], generator: np.random.Generator, opset: int
-) -> dict[str, np.ndarray]:
-    """Return what the parameters of an adapter begin with, part -> array, in the dtype of the layer's weight."""
-    dtype, rank = layer.dtype.numpy(), int(str(options["rank"]))
-    if options["variant"] == "ia3":
-        return {"scale": np.ones(layer.inputs if options["feedforward"] else layer.outputs, dtype)}
-    a_shape, b_shape = parameter_shapes(layer, rank)
-    if layer.node.op_type == "Gather":
-        arrays = {"A": np.zeros(a_shape), "B": generator.standard_normal(b_shape)}
-    else:
-        limit = 1 / math.sqrt(math.prod(a_shape) / rank)
-        arrays = {"A": generator.uniform(-limit, limit, a_shape), "B": np.zeros(b_shape)}
-    if options["variant"] == "dora":
-        weight = layer.array(opset).astype(np.float64) * layer.factor
-        axes = tuple(axis for axis in range(weight.ndim) if axis != layer.output_axis)
-        arrays["magnitude"] = np.sqrt(np.sum(weight * weight, axis=axes))
-        if not arrays["magnitude"].all():
-            raise ConfigurationError(
-                f"lora: output {int(np.argmin(arrays['magnitude']))} of the layer '{layer.name}' has weights of zero, and no "
-                "direction: choose variant='lora', or leave the layer out of the patterns"
-            )
-    return {part: array.astype(dtype) for part, array in arrays.items()}
-
-
-def parameter_shapes(layer: Layer, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of A and B."""
-    if layer.node.op_type == "Conv":
-        kernel = layer.kernel
-        return (rank, layer.inputs // layer.groups, *kernel), (layer.outputs, rank // layer.groups, *(1 for _ in kernel))
-    return (layer.inputs, rank), (rank, layer.outputs)
-
-
-def _parameter_name(layer: Layer, part: str) -> str:
-    """What an initializer is called: as the parameter of PEFT's module."""
-    of_table = layer.node.op_type == "Gather"
-    names = {
-        "A": "lora_embedding_A" if of_table else "lora_A.weight",
-        "B": "lora_embedding_B" if of_table else "lora_B.weight",
-        "magnitude": "lora_magnitude_vector",
-        "scale": "ia3_l",
-    }
-    return f"{layer.name}.{names[part]}"

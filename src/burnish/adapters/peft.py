@@ -32,6 +32,7 @@ from burnish.adapters.peft_format import (
     is_turned,
     read_peft,
 )
+from burnish.adapters.variants import VARIANTS
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.graph import FLOATING, add_initializer
 from burnish.graph import Names as FreeNames
@@ -280,7 +281,7 @@ def _options(held: PeftAdapters, module: str) -> dict[str, object]:
     """What ``adapted`` takes for a layer."""
     is_scaled = module in held.feedforward
     common: dict[str, object] = {"variant": held.variant, "feedforward": is_scaled}
-    if held.variant == "ia3":
+    if not VARIANTS[held.variant].has_rank:
         return {**common, "rank": 0, "alpha": 0.0, "dropout": 0.0, "rslora": False}
     rank = len(held.modules[module]["A"])
     return {**common, "rank": rank, "alpha": held.alphas[module], "dropout": held.dropout, "rslora": held.rslora}

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.adapters.graph import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapters, read_adapters
+from burnish.adapters.variants import VARIANTS, Adapter, name_in_peft
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.file_writing import replacing
 from burnish.files.state_file import FOR_OTHERS, read_state_file, write_state_file
@@ -28,14 +29,7 @@ from burnish.untrusted import UNREADABLE, read_json_file
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
-PARTS = {
-    "lora_A.weight": "A",
-    "lora_B.weight": "B",
-    "lora_embedding_A": "A",
-    "lora_embedding_B": "B",
-    "lora_magnitude_vector": "magnitude",
-    "ia3_l": "scale",
-}
+PARTS = {suffix: part for variant in VARIANTS.values() for suffix, part in variant.peft_parts.items()}
 """What comes after the name of a module -> the part of an adapter."""
 BASE = ".base_layer."
 """What comes between a module that has an adapter and a parameter of its own: its bias, where that trains, or its weight."""
@@ -142,7 +136,9 @@ def write_peft(model: ir.Model, folder: Path, names: Names = None) -> Path:
         for part, name in adapter.parameters.items():
             array = constant_array(model.graph.initializers[name])
             assert array is not None
-            arrays[f"{PREFIX}{module}.{_suffix(adapter, part)}"] = in_layout_of_peft(adapter, part, array)
+            arrays[f"{PREFIX}{module}.{name_in_peft(VARIANTS[adapter.variant], part, adapter.operator)}"] = in_layout_of_peft(
+                adapter, part, array
+            )
     for name in adapters.also_trained:
         value = model.graph.initializers[name]
         array = constant_array(value)
@@ -203,7 +199,11 @@ def read_peft(folder: str | Path) -> PeftAdapters:
         else:
             others[name.replace(BASE, ".")] = array
     try:
-        variant = "ia3" if kind == "IA3" else "dora" if configuration.get("use_dora") else "lora"
+        variant = next(
+            name
+            for name, one in VARIANTS.items()
+            if one.peft_type == kind and all(bool(configuration.get(flag)) == value for flag, value in one.peft_flags.items())
+        )
         if kind == "LORA":
             float(configuration["lora_alpha"])
         check_alphas(configuration)
@@ -222,7 +222,7 @@ def read_peft(folder: str | Path) -> PeftAdapters:
 
 def check_arrays(path: Path, variant: str, modules: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Raise CheckpointError unless each module of a file has the arrays of a variant."""
-    wanted = {"lora": {"A", "B"}, "dora": {"A", "B", "magnitude"}, "ia3": {"scale"}}[variant]
+    wanted = set(VARIANTS[variant].parts)
     for module, parts in modules.items():
         if set(parts) != wanted:
             raise CheckpointError(
@@ -244,7 +244,7 @@ def _kind_of(folder: Path, configuration: Mapping[str, Any]) -> str:
         ConfigurationError: adapters of another kind, or that compute something else with arrays of the same names.
     """
     kind = configuration.get("peft_type")
-    if kind not in ("LORA", "IA3"):
+    if kind not in {variant.peft_type for variant in VARIANTS.values()}:
         raise ConfigurationError(f"'{folder}' holds adapters of the kind {kind!r}, and burnish has LORA, with DoRA, and IA3")
     begun = str(configuration.get("init_lora_weights")).lower()
     if begun.startswith(CHANGES_OF_THE_BASE):
@@ -291,14 +291,6 @@ def is_turned(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) == 2 and bool(uses) and all(reads_turned(*use) for use in uses)
 
 
-def _suffix(adapter: Adapter, part: str) -> str:
-    """What comes after the name of a module."""
-    of_table = adapter.operator == "Gather"
-    return next(
-        suffix for suffix, own in PARTS.items() if own == part and (part not in "AB" or ("embedding" in suffix) == of_table)
-    )
-
-
 def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
     """Raise ConfigurationError where PEFT has no adapters as a model's metadata lists them, or no modules of these names."""
     adapters = read_adapters(metadata)
@@ -310,8 +302,10 @@ def check_names(metadata: Mapping[str, str], names: Names = None) -> None:
                 f"peft: the layer '{module}' has no name of a PyTorch module: say which it is, "
                 f"names={{'{module}': 'encoder.query'}}"
             )
-        if adapter.operator == "Gather" and adapter.variant == "ia3":
-            raise ConfigurationError(f"peft: PEFT has no ia3 of an embedding, as '{module}' is: leave it out of the patterns")
+        if adapter.operator == "Gather" and not VARIANTS[adapter.variant].has_rank:
+            raise ConfigurationError(
+                f"peft: PEFT has no {adapter.variant} of an embedding, as '{module}' is: leave it out of the patterns"
+            )
         if layers.setdefault(module, adapter.layer) != adapter.layer:
             raise ConfigurationError(
                 f"peft: names calls both '{layers[module]}' and '{adapter.layer}' '{module}', and a module has one adapter: call "
@@ -330,15 +324,15 @@ def _check_convolution(adapter: Adapter, module: str, model: ir.Model) -> None:
     """Raise ConfigurationError where PEFT has no adapter of such a convolution."""
     product = next(value for node in model.graph.all_nodes() for value in node.outputs if value.name == adapter.product)
     node = product.producer()
-    if node is None or adapter.operator != "Conv":
+    if node is None or adapter.operator != "Conv" or not VARIANTS[adapter.variant].has_rank:
         return
     grouped, dilated = (node.attributes.get(name) for name in ("group", "dilations"))
-    if adapter.variant != "ia3" and grouped is not None and grouped.as_int() != 1:
+    if grouped is not None and grouped.as_int() != 1:
         raise ConfigurationError(
             f"peft: '{module}' is a convolution in groups, of which each has an A of its own here, and all have one in PEFT: "
             "leave it out of the patterns"
         )
-    if adapter.variant != "ia3" and dilated is not None and set(dilated.as_ints()) != {1}:
+    if dilated is not None and set(dilated.as_ints()) != {1}:
         raise ConfigurationError(f"peft: '{module}' is a dilated convolution, for which PEFT has no adapter: leave it out")
 
 
@@ -358,23 +352,24 @@ def _configuration(modules: Mapping[str, Adapter], saved: Iterable[str], bias: s
         "task_type": None,
     }
     common |= {"base_model_name_or_path": None, "revision": None}
-    if variants == {"ia3"}:
+    variant = VARIANTS[variants.pop()]
+    if not variant.has_rank:
         feedforward = sorted(module for module, adapter in modules.items() if adapter.feedforward)
-        return {**common, "peft_type": "IA3", "feedforward_modules": feedforward, "fan_in_fan_out": False}
+        return {**common, "peft_type": variant.peft_type, "feedforward_modules": feedforward, "fan_in_fan_out": False}
     ranks = Counter(adapter.rank for adapter in modules.values())
     alphas = Counter(adapter.alpha for adapter in modules.values())
     rank, alpha = ranks.most_common(1)[0][0], alphas.most_common(1)[0][0]
     first = next(iter(modules.values()))
     return {
         **common,
-        "peft_type": "LORA",
+        "peft_type": variant.peft_type,
         "r": rank,
         "lora_alpha": _whole(alpha),
         "rank_pattern": {module: adapter.rank for module, adapter in modules.items() if adapter.rank != rank},
         "alpha_pattern": {module: _whole(adapter.alpha) for module, adapter in modules.items() if adapter.alpha != alpha},
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
-        "use_dora": variants == {"dora"},
+        **variant.peft_flags,
         "bias": bias,
         "fan_in_fan_out": False,
     }

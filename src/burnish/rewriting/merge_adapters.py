@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.adapters.graph import Adapter, Adapters, read_adapters
+from burnish.adapters.graph import Adapters, read_adapters
+from burnish.adapters.variants import VARIANTS, Adapter, lengths
 from burnish.errors import CheckpointError, ModelError
 from burnish.graph import Builder, Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
 from burnish.graph.edits import replace_uses
@@ -47,24 +48,6 @@ def weight_operand(adapter: Adapter) -> int:
     return 0 if adapter.operator == "Gather" else 1
 
 
-def product_of(adapter: Adapter, arrays: Mapping[str, np.ndarray], node: ir.Node, shape: Sequence[int]) -> np.ndarray:
-    """Return ``s A B`` in the layout of a node's weight, in float64.
-
-    Args:
-        adapter: ``lora`` or ``dora``.
-        arrays: its parameters, by part.
-        node: its node.
-        shape: of the weight.
-    """
-    a, b = (arrays[part].astype(np.float64) for part in "AB")
-    if adapter.operator != "Conv":
-        delta = a @ b
-        return adapter.scaling * (delta.T if output_axis(node) == 0 else delta)
-    groups = int(attribute_value(node, "group", 1))
-    by_group = zip(np.split(a.reshape(len(a), -1), groups), np.split(b.reshape(len(b), -1), groups), strict=True)
-    return adapter.scaling * np.concatenate([outputs @ inputs for inputs, outputs in by_group]).reshape(shape)
-
-
 def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
     """Return the lengths of the weight beside an adapter, one for each output, in float64: what a magnitude begins with.
 
@@ -79,7 +62,7 @@ def lengths_beside(model: ir.Model, adapter: Adapter) -> np.ndarray:
     if node is None or weight is None:
         raise _changed(adapter, adapter.product)
     factor = attribute_value(node, "alpha", 1.0) if adapter.operator == "Gemm" else 1.0
-    return _lengths(weight.astype(np.float64) * factor, output_axis(node))
+    return lengths(weight.astype(np.float64) * factor, output_axis(node))
 
 
 class _Merging:
@@ -101,7 +84,7 @@ class _Merging:
         operand = self._weight(adapter)
         if (adapter.layer, operand) not in self._merged:
             self._merged[adapter.layer, operand] = self._merged_weight(adapter, node, operand, arrays)
-        if adapter.variant == "ia3":
+        if "scale" in arrays:
             self._merge_scale(adapter, node, arrays["scale"])
         if adapter.output != adapter.base_output:
             base, output = self._computed(adapter, adapter.base_output), self._computed(adapter, adapter.output)
@@ -127,7 +110,7 @@ class _Merging:
         weight = constant_result(operand, self._opset)
         if weight is None:
             raise _changed(adapter, adapter.weight)
-        merged = _merged(adapter, arrays, weight.astype(np.float64), node).astype(weight.dtype)
+        merged = VARIANTS[adapter.variant].merged(adapter, arrays, weight.astype(np.float64), node).astype(weight.dtype)
         if not np.isfinite(merged.astype(np.float64)).all():
             raise CheckpointError(
                 f"the weight '{adapter.weight}' and its adapter come to NaN or infinite values in {weight.dtype}: train with a "
@@ -204,33 +187,6 @@ class _Merging:
         if node is None or node.op_type != adapter.operator:
             raise _changed(adapter, adapter.product)
         return node
-
-
-def _merged(adapter: Adapter, arrays: Mapping[str, np.ndarray], weight: np.ndarray, node: ir.Node) -> np.ndarray:
-    """The weight that computes what a weight [float64] and its adapter do."""
-    axis = output_axis(node)
-    if adapter.variant == "ia3":
-        return weight * _along(arrays["scale"], node, weight, axis, adapter.feedforward)
-    factor = attribute_value(node, "alpha", 1.0) if adapter.operator == "Gemm" else 1.0
-    whole = weight * factor + product_of(adapter, arrays, node, weight.shape)
-    if adapter.variant == "dora":
-        factors = arrays["magnitude"].astype(np.float64) / _lengths(whole, axis)
-        whole = whole * _along(factors, node, weight, axis, False)
-    return whole / factor
-
-
-def _lengths(weight: np.ndarray, axis: int) -> np.ndarray:
-    return np.sqrt(np.sum(weight * weight, axis=tuple(other for other in range(weight.ndim) if other != axis)))
-
-
-def _along(scale: np.ndarray, node: ir.Node, weight: np.ndarray, axis: int, of_inputs: bool) -> np.ndarray:
-    """A vector over outputs or inputs in a shape that broadcasts to a weight; a Conv's outputs read the inputs of their group."""
-    if of_inputs and node.op_type == "Conv":
-        groups = int(attribute_value(node, "group", 1))
-        by_output = np.repeat(scale.reshape(groups, -1), len(weight) // groups, axis=0)
-        return by_output.reshape(*by_output.shape, *(1 for _ in weight.shape[2:]))
-    place = 1 - axis if of_inputs else axis
-    return scale.reshape([-1 if other == place else 1 for other in range(weight.ndim)])
 
 
 def _order_from(operand: ir.Value, source: ir.Value) -> list[int] | None:
