@@ -42,7 +42,7 @@ from burnish.operators import Operation, find_training_form
 from burnish.operators.normalization.statistics import per_channel
 from burnish.operators.recurrent_layer import lacks_kernel
 from burnish.random import Numbered, Places, bernoulli, dropout, multinomial, normal, uniform
-from burnish.random.bodies import keys_in_bodies
+from burnish.random.keys import keys_in_bodies
 from burnish.sample_axes import Analysis, numbered
 
 # Runtimes without a kernel for these expand the standard's function body, whose variance is E[x²] - E[x]²: with a mean of a

@@ -16,7 +16,7 @@ from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_FINISH, ALL_REDUCE_START, EXCHANGES, OWN_GRADIENTS
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
-from burnish.operators.registry import find_lowering, register
+from burnish.operators.registry import elementwise, find_lowering, register
 from burnish.operators.semantic import SemanticOperator, declared_operators, like, semantic_operator
 
 PACKAGE = Path(burnish.__file__).parent
@@ -57,12 +57,12 @@ def imports_of_operators(folder: str) -> Iterator[tuple[Path, str, str]]:
 
 
 @pytest.mark.slow
-def test_an_engine_knows_semantic_operators_and_nothing_else_of_operators() -> None:
+def test_an_engine_knows_semantic_operators_and_facts_and_nothing_else_of_operators() -> None:
     imported = list(imports_of_operators("engines"))
     assert imported
     for path, module, name in imported:
         known = getattr(importlib.import_module(module), name)
-        is_operator = isinstance(known, SemanticOperator) or known is EXCHANGES
+        is_operator = isinstance(known, SemanticOperator) or known is EXCHANGES or known is elementwise
         assert is_operator or module == "burnish.operators.semantic", f"{path.relative_to(PACKAGE)} imports {name} from {module}"
 
 

@@ -98,8 +98,4 @@ def _stacks(op: Operation, kind: str, count: int) -> list[Stack]:
     return [Stack(axis, bool(direction)) for axis, direction in zip(axes, directions, strict=True)]
 
 
-OPERATORS = [
-    Operator("If", gradient=branch),
-    Operator("Loop", gradient=loop),
-    Operator("Scan", since=9, gradient=scan),
-]
+OPERATORS = [Operator("If", gradient=branch), Operator("Loop", gradient=loop), Operator("Scan", since=9, gradient=scan)]

@@ -190,7 +190,4 @@ DEFORM_CONV_GRAD = SemanticOperator(
     lowering=lower_deform_conv_grad,
 )
 
-OPERATORS = [
-    Operator("DeformConv", gradient=deformable_convolution),
-    DEFORM_CONV_GRAD,
-]
+OPERATORS = [Operator("DeformConv", gradient=deformable_convolution), DEFORM_CONV_GRAD]

@@ -110,6 +110,4 @@ def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
     return rank - len(labels.replace("...", ""))
 
 
-OPERATORS = [
-    Operator("Einsum", gradient=einsum, precision=Precision.NARROW),
-]
+OPERATORS = [Operator("Einsum", gradient=einsum, precision=Precision.NARROW)]

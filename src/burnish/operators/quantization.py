@@ -211,9 +211,4 @@ SCALED_GRADIENT = SemanticOperator(
 )
 """``x``, with a scalar times its derivative."""
 
-OPERATORS = [
-    Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear),
-    STRAIGHT_THROUGH,
-    SATURATE,
-    SCALED_GRADIENT,
-]
+OPERATORS = [Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear), STRAIGHT_THROUGH, SATURATE, SCALED_GRADIENT]

@@ -186,7 +186,4 @@ RESIZE_GRAD = SemanticOperator(
     lowering=lower_resize_grad,
 )
 
-OPERATORS = [
-    Operator("Resize", since=11, gradient=resize, precision=Precision.WIDENED),
-    RESIZE_GRAD,
-]
+OPERATORS = [Operator("Resize", since=11, gradient=resize, precision=Precision.WIDENED), RESIZE_GRAD]

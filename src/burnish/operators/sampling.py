@@ -187,8 +187,4 @@ GRID_SAMPLE_GRAD = SemanticOperator(
     "GridSampleGrad", ("dy", "x", "grid"), ("dx", "dgrid"), like("x", "grid"), lowering=lower_grid_sample_grad
 )
 
-OPERATORS = [
-    Operator("GridSample", gradient=grid_sample),
-    Operator("AffineGrid", gradient=affine_grid),
-    GRID_SAMPLE_GRAD,
-]
+OPERATORS = [Operator("GridSample", gradient=grid_sample), Operator("AffineGrid", gradient=affine_grid), GRID_SAMPLE_GRAD]

@@ -137,7 +137,4 @@ def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
     return builder.op("Slice", filled, zero, wanted, axes)
 
 
-OPERATORS = [
-    Operator("DFT", gradient=dft),
-    Operator("STFT", gradient=stft),
-]
+OPERATORS = [Operator("DFT", gradient=dft), Operator("STFT", gradient=stft)]

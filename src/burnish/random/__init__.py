@@ -4,8 +4,7 @@ The generator is counter-based: nothing is kept between draws but the key, which
 dropout and noise, not for cryptography.
 """
 
-from burnish.random.beta import symmetric_beta
-from burnish.random.distributions import bernoulli, multinomial, normal, uniform
+from burnish.random.distributions import bernoulli, multinomial, normal, symmetric_beta, uniform
 from burnish.random.draws import dropout, keep_mask, uniform_bits
 from burnish.random.keys import KEY_DTYPE, KEY_SHAPE, check_seed, initial_key, key_from_seed, next_key
 from burnish.random.places import ALIKE, Numbered, Places

@@ -32,15 +32,11 @@ from burnish.graph import Builder, Tensor, attribute_value, constant_array, remo
 from burnish.graph.edits import copy_of
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.operators.pooling import MAX_POOL_GRAD
+from burnish.operators.registry import elementwise
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Permutations of axes; ``TO_FIRST`` is also where an axis of [N, C, H, W] stands in [N, H, W, C]."""
 
-ELEMENTWISE = frozenset(
-    "Abs Add And Cast Celu Clip Div Elu Equal Erf Exp Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity LeakyRelu Less "
-    "LessOrEqual Log Max Min Mish Mul Neg Not Or PRelu Pow Reciprocal Relu Selu Sigmoid Sign Softplus Softsign Sqrt Sub Tanh "
-    "ThresholdedRelu Where Xor".split()
-)
 REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 GLOBAL_POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
@@ -97,7 +93,7 @@ class _Layout:
     def visit(self, node: ir.Node) -> None:
         """Let a node read and give images with their channels last, where it can and something speaks for it."""
         if node.domain == "":
-            rewrite = self._standard(node.op_type)
+            rewrite = self._standard(node)
             if rewrite is not None:
                 rewrite(node)
         elif CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node):
@@ -108,8 +104,9 @@ class _Layout:
         elif (batch_norm := next((each for each in BATCH_NORMS if each.operator.is_of(node)), None)) is not None:
             self._batch_norm(node, batch_norm)
 
-    def _standard(self, op_type: str) -> Callable[[ir.Node], None] | None:
-        if op_type in ELEMENTWISE:
+    def _standard(self, node: ir.Node) -> Callable[[ir.Node], None] | None:
+        op_type = node.op_type
+        if op_type in ("Cast", "Clip") or elementwise(node) is not None:
             return self._elementwise
         if op_type in REDUCTIONS:
             return self._reduction

@@ -62,7 +62,4 @@ def _band(x: Tensor, before: int, after: int) -> Tensor:
 LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"), lowering=lower_local_response_gradient)
 """The gradient of LRN, with its attributes; those that are left out have its defaults."""
 
-OPERATORS = [
-    Operator("LRN", gradient=local_response_normalization, precision=Precision.WIDENED),
-    LRN_GRAD,
-]
+OPERATORS = [Operator("LRN", gradient=local_response_normalization, precision=Precision.WIDENED), LRN_GRAD]
