@@ -6,9 +6,10 @@ import onnx_ir as ir
 import pytest
 
 from burnish.errors import ModelError
-from burnish.graph import pruning_mark, quantization_mark
+from burnish.graph import pruning_mark
 from burnish.graph.pruning_mark import PruningMark
-from burnish.graph.quantization_mark import QuantizationMark
+from burnish.quantization.graph import QuantizationMark
+from burnish.quantization import graph as quantization_mark
 
 KINDS = {quantization_mark.KEY: QuantizationMark, pruning_mark.KEY: PruningMark}
 

@@ -67,7 +67,7 @@ class QuantizedStage:
             The stage itself.
         """
         from burnish.files.model_file import save_model
-        from burnish.surgery.quantization import remaining_line
+        from burnish.quantization.quantize import remaining_line
         from burnish.training.finetuning import Quantization
 
         if is_resumed and self.start.is_file():

@@ -29,7 +29,6 @@ from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import is_plain_sum, over_all, reads, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
-from burnish.graph.quantization_mark import freezes_by_epochs
 from burnish.importer import SourceModel
 from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
@@ -48,6 +47,7 @@ from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
 from burnish.program.program import Program
 from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
 from burnish.program.weights import ROUNDED, Weights
+from burnish.quantization.graph import freezes_by_epochs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 from burnish.rewriting import (
     fold_constants,

@@ -12,12 +12,12 @@ from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
 from burnish.graph.names import separate_names
-from burnish.graph.quantization_mark import simulates_quantization
 from burnish.graph.sample_axis_mark import mark_sample_axis, marked_sample_axis
 from burnish.importer import FIXED_BY
 from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting import (
     complete_axes,
     concatenate_padded_parts,

@@ -19,13 +19,13 @@ from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.graph.names import separate_names
-from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import Target, check_runs
 from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.updates_in_place import outputs_in_place
+from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting import compute_integers, fold_constants, has_depthwise_rows, multiply_depthwise_rows
 from burnish.rewriting.recompute_request import Recompute
 from burnish.rewriting.recompute_request import get as recompute_request

@@ -8,8 +8,7 @@ from pathlib import Path
 import onnx
 
 from burnish.files.folder import load_program, save_program
-from burnish.files.training_info import to_training_model, write_training_model
-from burnish.files.training_info_reading import load_training_model
+from burnish.files.training_info import load_training_model, to_training_model, write_training_model
 from burnish.program import Program
 
 SUFFIX = ".onnx"

@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies
 from burnish.graph.pruning_mark import masked_weights
-from burnish.graph.quantization_mark import observed_range
 from burnish.graph.uses import producer_of
 from burnish.importer.export_notes import is_no_parameter, is_parameter, noted_kinds
 from burnish.importer.operands import (
@@ -22,6 +21,7 @@ from burnish.importer.operands import (
     constant_operands,
     may_hold_integers,
 )
+from burnish.quantization.graph import observed_range
 
 _ATTRIBUTE = re.compile(r"(?!val_|ortshared)[A-Za-z_]\w*(\.\w+)*")
 """The path of a tensor in a module."""

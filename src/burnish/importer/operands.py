@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from burnish.graph.quantization_mark import learns_scale
+from burnish.quantization.graph import learns_scale
 
 WEIGHT_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, output_axis, replace_value, static_shape
-from burnish.graph.quantization_mark import QuantizationMark
 from burnish.graph.uses import is_read_once, producer_of
+from burnish.quantization.graph import QuantizationMark
 from burnish.rewriting.integer_operators import (
     GREATEST_ACTIVATION,
     LARGEST_BIAS,

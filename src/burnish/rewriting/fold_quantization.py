@@ -27,9 +27,9 @@ from burnish.graph import (
     static_shape,
 )
 from burnish.graph.evaluation import evaluated
-from burnish.graph.quantization_mark import QuantizationMark
 from burnish.graph.uses import is_read_once, is_used, producer_of
 from burnish.graph.versions import raise_opset
+from burnish.quantization.graph import QuantizationMark
 from burnish.rewriting.integer_operators import LARGEST_BIAS, ROOM, is_vector
 from burnish.rewriting.remove_unused import remove_unused
 

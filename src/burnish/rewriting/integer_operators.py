@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor, attribute_value, known_extents
-from burnish.graph.quantization_mark import mark_exact
+from burnish.quantization.graph import mark_exact
 
 GREATEST_ACTIVATION = 255
 """An integer of 8 bits less its zero point, at most."""

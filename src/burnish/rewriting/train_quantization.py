@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, describe_node, static_shape
-from burnish.graph.quantization_mark import QuantizationMark, learns_scale, observed_range
 from burnish.operators.collectives import all_reduce
 from burnish.operators.quantization import SCALED_GRADIENT, STRAIGHT_THROUGH
+from burnish.quantization.graph import QuantizationMark, learns_scale, observed_range
 
 
 def train_quantization(

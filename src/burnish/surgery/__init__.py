@@ -8,12 +8,12 @@ Each takes a model and returns another; a session's statistics are recalibrated 
 
 from burnish.adapters.lora import lora
 from burnish.adapters.peft import load_peft, merge_adapters, save_peft
+from burnish.quantization.quantize import quantize
 from burnish.surgery.convert import convert
 from burnish.surgery.cut_and_join import append, rename, truncate
 from burnish.surgery.insert import insert, unfold
 from burnish.surgery.prepend_preprocessing import prepend_preprocessing
 from burnish.surgery.prune import prune
-from burnish.surgery.quantization import quantize
 from burnish.surgery.recalibrate import recalibrate
 from burnish.surgery.replace_head import Head, find_head, replace_head
 from burnish.surgery.resize_table import resize_table

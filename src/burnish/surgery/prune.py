@@ -15,8 +15,8 @@ from burnish.errors import ConfigurationError, UnprunedLayersWarning
 from burnish.graph import FLOATING, Builder, Names, add_initializer, attribute_value, constant_array, describe_node
 from burnish.graph.initializers import set_initializer
 from burnish.graph.pruning_mark import PruningMark, masked_weights
-from burnish.graph.quantization_mark import QuantizationMark
 from burnish.importer import Source, load
+from burnish.quantization.graph import QuantizationMark
 from burnish.settings import is_number, is_whole
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

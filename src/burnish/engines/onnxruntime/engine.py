@@ -36,8 +36,8 @@ from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph, check_exchang
 from burnish.errors import BurnishError, EngineError
 from burnish.files.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
-from burnish.graph.quantization_mark import simulates_quantization
 from burnish.lowering import ANY_DOMAIN, TARGETS
+from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting import compute_in_float32, raise_scalar_ranks
 from burnish.rewriting.raise_scalar_ranks import has_low_scalars
 

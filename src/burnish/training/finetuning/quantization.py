@@ -18,11 +18,11 @@ from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
 from burnish.program.layout import Axes, to_model
+from burnish.quantization.calibration import check_method
+from burnish.quantization.formats import activation_format, weight_format
 from burnish.sample_axes import find_sample_axes, moved_inputs
 from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
 from burnish.surgery import quantize
-from burnish.surgery.quantization.calibration import check_method
-from burnish.surgery.quantization.formats import activation_format, weight_format
 from burnish.training.finetuning.one_sample import takes_one_sample
 from burnish.training.finetuning.planning import Plan, Stage
 from burnish.training.trained_model import open_model

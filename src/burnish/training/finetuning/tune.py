@@ -24,9 +24,9 @@ from burnish.files.file_writing import check_output
 from burnish.files.model_file import save_model
 from burnish.importer import Source
 from burnish.program import Program
+from burnish.quantization.quantize import check_unquantized, remaining_line
 from burnish.sample_axes import AskedAxes
 from burnish.settings import suggestion
-from burnish.surgery.quantization import check_unquantized, remaining_line
 from burnish.training.callbacks import Callback, EarlyStopping
 from burnish.training.checkpoint import open_checkpoint
 from burnish.training.cursor import is_better

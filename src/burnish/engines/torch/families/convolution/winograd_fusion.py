@@ -15,8 +15,8 @@ from burnish.engines.torch.families.convolution.kernel_calls import (
 )
 from burnish.engines.torch.families.convolution.kernel_place import kernel_place
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.graph.quantization_mark import is_exact
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.quantization.graph import is_exact
 
 WINOGRAD = {
     "Conv": WINOGRAD_CONV,

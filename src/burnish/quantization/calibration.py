@@ -14,9 +14,9 @@ from burnish.engines import Engine
 from burnish.errors import ConfigurationError, EngineError, InputError
 from burnish.graph import Builder
 from burnish.modes import bind_inference
+from burnish.quantization.formats import ActivationFormat, WeightFormat
 from burnish.settings import is_number
 from burnish.surgery.measuring import Batch, batch_inputs, check_data
-from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat
 
 Method = Literal["minmax", "percentile", "entropy"]
 BINS = 2048

@@ -20,7 +20,7 @@ import burnish
 from burnish import surgery
 from burnish.errors import ConfigurationError, InputError, LayersInBodiesWarning
 from burnish.models import residual_network
-from burnish.surgery.quantization import remaining_line
+from burnish.quantization.quantize import remaining_line
 from oracles import layers_in_bodies
 from oracles.combinations import diagonal, named, spread
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, add_initializer, constant_array, describe_node
 from burnish.graph.edits import replace_output
-from burnish.graph.quantization_mark import QuantizationMark, Role, Scales
-from burnish.surgery.quantization.calibration import Range, activation_scale, weight_limits
-from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat
-from burnish.surgery.quantization.placement import Layer, Place
+from burnish.quantization.calibration import Range, activation_scale, weight_limits
+from burnish.quantization.formats import ActivationFormat, WeightFormat
+from burnish.quantization.graph import QuantizationMark, Role, Scales
+from burnish.quantization.placement import Layer, Place
 
 FLOOR = 0.01
 """A learned scale never falls below this part of where it began."""

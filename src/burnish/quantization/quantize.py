@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 
 from burnish.analysis.layer_selection import Patterns, listed_layers, nodes_around, select_layers, warn_of_bodies
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Names, describe_node, static_shape
+from burnish.graph import (
+    FLOATING,
+    Builder,
+    Names,
+    attribute_value,
+    constant_array,
+    describe_node,
+    remove_node,
+    replace_node,
+    static_shape,
+)
 from burnish.graph.pruning_mark import masked_weights
-from burnish.graph.quantization_mark import QuantizationMark, Scales
+from burnish.graph.uses import is_read_once
 from burnish.importer import Source, load
+from burnish.quantization.calibration import Method, Range, check_method, ranges
+from burnish.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
+from burnish.quantization.graph import KEY, QuantizationMark, Scales
+from burnish.quantization.pairs import Training, put_pair, quantize_activation, quantize_weight
+from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
 from burnish.rewriting import compute_in_float32, fold_batch_normalization
 from burnish.rewriting.compute_in_float32 import has_sixteen_bit_values
-from burnish.settings import is_number
+from burnish.settings import is_natural_text, is_number, is_whole, read_number
 from burnish.surgery.measuring import Batch
-from burnish.surgery.quantization.calibration import Method, Range, check_method, ranges
-from burnish.surgery.quantization.emission import Training, put_pair, quantize_activation, quantize_weight
-from burnish.surgery.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
-from burnish.surgery.quantization.freezing import read_freezing
-from burnish.surgery.quantization.integer_forms import put_integer_forms
-from burnish.surgery.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
 
 Ends = Literal["int8", "float32"]
 IN_BODIES = "such layers are quantized with activations=None alone, in a format that fits them"
@@ -279,3 +290,126 @@ def _check_foldable(graph: ir.Graph, chosen: Sequence[tuple[Layer, WeightFormat]
                 f"quantize: batch normalization stands after {describe_node(layer.node)}, and its factor for each channel fits "
                 "in no single scale: fold it first (batch_norm='fold'), or quantize weights per channel"
             )
+
+
+SETTLED = 0.01
+"""The part of its width within which a range has settled."""
+_EPOCHS = re.compile(r"([0-9]{1,18}) epochs?")
+_SETTLED = re.compile(r"settled(?::([0-9.eE+-]+))?")
+
+
+def read_freezing(asked: int | str | None) -> dict[str, Any]:
+    """Return what of ``Training`` is asked for; nothing for None.
+
+    Args:
+        asked: steps, as a number or its digits; ``2 epochs``; ``settled`` or ``settled:0.005``.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if asked is None:
+        return {}
+    if isinstance(asked, str) and is_natural_text(asked.strip()):
+        asked = int(asked)
+    if is_whole(asked) and asked >= 0:
+        return {"freeze_after": int(asked)}
+    text = asked.strip() if isinstance(asked, str) else ""
+    if (epochs := _EPOCHS.fullmatch(text)) and int(epochs[1]) > 0:
+        return {"freeze_epochs": int(epochs[1])}
+    if settled := _SETTLED.fullmatch(text):
+        try:
+            part = SETTLED if settled[1] is None else read_number(settled[1])
+        except ValueError:
+            part = 0.0
+        if 0 < part < 1:
+            return {"settled": part}
+    raise ConfigurationError(
+        f"quantize: freeze_observers_after={asked!r}: give a whole number of steps, '2 epochs', or 'settled', with the part of "
+        "its width that a range may still move by, 'settled:0.01'"
+    )
+
+
+def put_integer_forms(graph: ir.Graph) -> None:
+    """Let a graph use Gemm for a product with a bias, and GlobalAveragePool for a mean over all pixels, in place."""
+    _join_biases(graph)
+    for node in list(graph):
+        if node.op_type == "ReduceMean" and node.domain == "":
+            _pool(graph, node)
+
+
+def _join_biases(graph: ir.Graph) -> None:
+    """Make one Gemm of each MatMul of two matrices and the Add of a bias after it.
+
+    An integer operator adds the bias of a Gemm as integers; a bias apart is added in floating-point numbers.
+    """
+    for layer in layers_of(graph):
+        node, weight = layer.node, constant_array(layer.weight)
+        x, product = node.inputs[0], node.outputs[0]
+        if node.op_type != "MatMul" or weight is None or not is_read_once(product) or x is None or x.shape is None:
+            continue
+        addition = next(iter(product.uses()))[0]
+        if len(x.shape) != 2 or addition.op_type != "Add" or addition.domain != "":
+            continue
+        bias = addition.inputs[1 if addition.inputs[0] is product else 0]
+        array = None if bias is None else constant_array(bias)
+        if bias is not None and array is not None and array.shape == weight.shape[1:]:
+            builder = Builder(graph, before=addition)
+            replace_node(addition, builder.op("Gemm", *(builder.tensor(value) for value in (x, layer.weight, bias))))
+            remove_node(node)
+
+
+def _pool(graph: ir.Graph, node: ir.Node) -> None:
+    """Make a GlobalAveragePool of a mean over all axes behind the channels."""
+    x = node.inputs[0]
+    listed = attribute_value(node, "axes", None)
+    array = constant_array(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else listed
+    if x is None or x.shape is None or len(x.shape) < 3 or array is None:
+        return
+    rank = len(x.shape)
+    if sorted(int(axis) % rank for axis in array) != list(range(2, rank)):
+        return
+    builder = Builder(graph, before=node)
+    pooled = builder.op("GlobalAveragePool", builder.tensor(x))
+    if not attribute_value(node, "keepdims", 1):
+        pooled = builder.op("Flatten", pooled, axis=1)
+    replace_node(node, pooled)
+
+
+def remaining_line(model: ir.Model) -> str | None:
+    """Return a line that says which operators of a quantized model read weights in floating-point numbers, and how many.
+
+    Weights are initializers of two dimensions or more. Recurrent layers and embeddings are read so, and layers that were skipped.
+
+    Args:
+        model: as ``burnish.surgery.quantize`` returns it.
+
+    Returns:
+        None where every weight is quantized.
+    """
+    readers: Counter[str] = Counter()
+    remaining = total = 0
+    for value in model.graph.initializers.values():
+        if value.dtype not in FLOATING or value.shape is None or len(value.shape) < 2:
+            continue
+        array = constant_array(value)
+        if array is None or array.size < 2:
+            continue
+        total += array.size
+        direct = {reader for reader, _ in value.uses() if not _leads_to_integers(reader)}
+        if direct:
+            remaining += array.size
+            readers.update({reader.op_type for reader in direct})
+    if not remaining:
+        return None
+    which = ", ".join(f"{count} initializers of {operator}" for operator, count in sorted(readers.items()))
+    return f"{remaining / total:.0%} of the weights stay in floating-point numbers: {which}"
+
+
+def _leads_to_integers(reader: ir.Node) -> bool:
+    """Whether a node quantizes a weight, or brings it into blocks before that."""
+    while KEY not in reader.metadata_props:
+        readers = [following for following, _ in reader.outputs[0].uses()]
+        if reader.op_type not in ("Reshape", "Transpose") or len(readers) != 1:
+            return False
+        reader = readers[0]
+    return True

@@ -7,8 +7,8 @@ import onnx.parser
 import pytest
 
 import burnish
-from burnish.surgery.quantization.calibration import Range, activation_scale, least_divergence, ranges, weight_limits
-from burnish.surgery.quantization.formats import activation_format, weight_format
+from burnish.quantization.calibration import Range, activation_scale, least_divergence, ranges, weight_limits
+from burnish.quantization.formats import activation_format, weight_format
 
 MODEL = '<ir_version: 8, opset_import: ["": 18]> g (float[N] x) => (float[N] y) {y = Relu (x)}'
 
