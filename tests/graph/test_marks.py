@@ -8,8 +8,8 @@ import pytest
 from burnish.errors import ModelError
 from burnish.graph import pruning_mark
 from burnish.graph.pruning_mark import PruningMark
-from burnish.quantization.graph import QuantizationMark
 from burnish.quantization import graph as quantization_mark
+from burnish.quantization.graph import QuantizationMark
 
 KINDS = {quantization_mark.KEY: QuantizationMark, pruning_mark.KEY: PruningMark}
 

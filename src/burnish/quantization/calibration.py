@@ -16,7 +16,7 @@ from burnish.graph import Builder
 from burnish.modes import bind_inference
 from burnish.quantization.formats import ActivationFormat, WeightFormat
 from burnish.settings import is_number
-from burnish.surgery.measuring import Batch, batch_inputs, check_data
+from burnish.value_statistics import Batch, batch_inputs, check_data
 
 Method = Literal["minmax", "percentile", "entropy"]
 BINS = 2048

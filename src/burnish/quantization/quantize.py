@@ -35,7 +35,7 @@ from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart,
 from burnish.rewriting import compute_in_float32, fold_batch_normalization
 from burnish.rewriting.compute_in_float32 import has_sixteen_bit_values
 from burnish.settings import is_natural_text, is_number, is_whole, read_number
-from burnish.surgery.measuring import Batch
+from burnish.value_statistics import Batch
 
 Ends = Literal["int8", "float32"]
 IN_BODIES = "such layers are quantized with activations=None alone, in a format that fits them"

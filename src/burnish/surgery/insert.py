@@ -15,7 +15,7 @@ from burnish.graph import Names, add_initializer, describe_node, insert_behind, 
 from burnish.graph.initializers import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
-from burnish.surgery.measuring import Batch, Moments, measure_values
+from burnish.value_statistics import Batch, Moments, measure_values
 
 OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 """Layers that have their channels on axis 1 of the output."""

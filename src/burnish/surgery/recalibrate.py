@@ -16,7 +16,7 @@ from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norms.policies import RunningVariance, layer_name
 from burnish.operators.normalization.statistics import channel_affine
 from burnish.rewriting import compute_in_float32
-from burnish.surgery.measuring import Batch, Measurement, Moments, Statistics, emit_statistics
+from burnish.value_statistics import Batch, Measurement, Moments, Statistics, emit_statistics
 
 PREFIX = "stat/"
 

@@ -25,7 +25,7 @@ from burnish.graph import (
 from burnish.graph.initializers import set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
-from burnish.surgery.measuring import Batch, check_data, measure_values
+from burnish.value_statistics import Batch, check_data, measure_values
 
 
 def weight_normalize(
