@@ -28,6 +28,12 @@ WITHOUT_PRECISION = """
 """Mixed precision computes these in float32, and what follows reads float32."""
 
 
+WITHOUT_AXES = """
+    BitCast Loop MelWeightMatrix NegativeLogLikelihoodLoss OptionalGetElement Scan SoftmaxCrossEntropyLoss TensorScatter Unique
+""".split()
+"""Bodies are followed by what follows the graph; of the others nothing is told, and workers name them where samples meet them."""
+
+
 def operators_on_floats() -> list[str]:
     """The operators of the standard that take and give floating-point numbers."""
     every = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""]
@@ -49,6 +55,12 @@ def test_which_operators_have_an_empty_gradient() -> None:
 def test_which_operators_have_an_empty_precision() -> None:
     found = {name: find_record(ir.node(name, [])) for name in operators_on_floats()}
     assert {name for name, record in found.items() if record is None or record.precision is None} == set(WITHOUT_PRECISION)
+
+
+def test_which_operators_have_empty_axes() -> None:
+    found = {name: find_record(ir.node(name, [])) for name in operators_on_floats()}
+    empty = {name for name, record in found.items() if record is None or not (record.axes or record.elementwise)}
+    assert empty == set(WITHOUT_AXES)
 
 
 def test_elementwise_operators_have_the_shape_of_the_broadcast() -> None:

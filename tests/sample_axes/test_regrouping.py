@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.sample_axes.extents import Factor, Kind, Number, broadcast, has
-from burnish.sample_axes.regrouping import regrouped
+from burnish.operators.extents import Factor, Kind, Number, broadcast, has, regrouped
 
 N, T, U = Factor("n", Kind.SAMPLES), Factor("t", Kind.FIXED), Factor("u", Kind.FIXED)
 TWO = Factor("two", Kind.SAMPLES, extent=2)

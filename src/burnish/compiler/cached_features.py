@@ -15,9 +15,9 @@ from burnish.graph.sample_axis_mark import mark_sample_axis
 from burnish.graph.uses import is_used, read_by
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name
+from burnish.operators.extents import Factor, Kind
 from burnish.rewriting import remove_unused
 from burnish.sample_axes import Analysis
-from burnish.sample_axes.extents import Factor, Kind
 from burnish.settings import suggestion
 
 CachedFeatures = str | Sequence[str] | None

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor, same_shape
 from burnish.graph.subgradients import INCLUSIVE, WHOLE, subgradient_of
+from burnish.operators import axis_rules
 from burnish.operators.registry import Elementwise, Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
@@ -322,7 +323,7 @@ LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like
 
 OPERATORS = [
     Operator("Relu", gradient=relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
-    Operator("Clip", gradient=clip, precision=Precision.FOLLOWS),
+    Operator("Clip", gradient=clip, axes=axis_rules.like_first, precision=Precision.FOLLOWS),
     Operator("LeakyRelu", gradient=leaky_relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
     Operator("PRelu", gradient=prelu, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
     Operator("Elu", gradient=elu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
@@ -340,9 +341,9 @@ OPERATORS = [
     Operator(
         "Swish", gradient=swish, training_form=swish_in_training, elementwise=Elementwise.UNARY, precision=Precision.WIDENED
     ),
-    Operator("Softmax", since=13, gradient=softmax),
-    Operator("LogSoftmax", since=13, gradient=log_softmax),
-    Operator("Hardmax", since=13, gradient=hardmax),
+    Operator("Softmax", since=13, gradient=softmax, axes=axis_rules.like_first),
+    Operator("LogSoftmax", since=13, gradient=log_softmax, axes=axis_rules.like_first),
+    Operator("Hardmax", since=13, gradient=hardmax, axes=axis_rules.like_first),
     RELU_GRAD,
     CLIP_GRAD,
     SILU,

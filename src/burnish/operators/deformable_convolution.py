@@ -15,6 +15,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
+from burnish.operators import axis_rules
 from burnish.operators.interpolation import LINEAR, Reading, of_extent, range_of, shaped, size_of, taps_around
 from burnish.operators.positions import reshape_as
 from burnish.operators.registry import Operation, Operator
@@ -190,4 +191,7 @@ DEFORM_CONV_GRAD = SemanticOperator(
     lowering=lower_deform_conv_grad,
 )
 
-OPERATORS = [Operator("DeformConv", gradient=deformable_convolution), DEFORM_CONV_GRAD]
+OPERATORS = [
+    Operator("DeformConv", gradient=deformable_convolution, axes=axis_rules.moved_image),
+    DEFORM_CONV_GRAD,
+]

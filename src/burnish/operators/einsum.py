@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor
+from burnish.operators import axis_rules
 from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 
@@ -110,4 +111,6 @@ def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
     return rank - len(labels.replace("...", ""))
 
 
-OPERATORS = [Operator("Einsum", gradient=einsum, precision=Precision.NARROW)]
+OPERATORS = [
+    Operator("Einsum", gradient=einsum, axes=axis_rules.einsum, precision=Precision.NARROW),
+]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
 from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
 from burnish.graph.uses import producer_of
+from burnish.operators import axis_rules
 from burnish.operators.activation import gated_product
 from burnish.operators.matmul import biased_product
 from burnish.operators.registry import Elementwise, Operation, Operator, Precision, alike
@@ -316,8 +317,9 @@ OPERATORS = [
     Operator("Neg", gradient=neg, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
     Operator("Abs", gradient=abs_, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
     *alike("Floor", "Ceil", "Round", "Sign", gradient=piecewise_constant, elementwise=Elementwise.UNARY),
-    *alike("EyeLike", "MelWeightMatrix", gradient=piecewise_constant),
-    Operator("Range", gradient=range_),
+    Operator("EyeLike", gradient=piecewise_constant, axes=axis_rules.like_first),
+    Operator("MelWeightMatrix", gradient=piecewise_constant),
+    Operator("Range", gradient=range_, axes=axis_rules.counted),
     Operator("Exp", gradient=exp, elementwise=Elementwise.UNARY),
     Operator("Log", gradient=log, elementwise=Elementwise.UNARY),
     Operator("Sqrt", gradient=sqrt, elementwise=Elementwise.UNARY),
@@ -337,8 +339,8 @@ OPERATORS = [
     Operator("Acosh", gradient=acosh, elementwise=Elementwise.UNARY),
     Operator("Atanh", gradient=atanh, elementwise=Elementwise.UNARY),
     Operator("Where", gradient=where, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
-    Operator("Cast", gradient=cast),
-    Operator("CastLike", gradient=cast_like),
+    Operator("Cast", gradient=cast, axes=axis_rules.like_first),
+    Operator("CastLike", gradient=cast_like, axes=axis_rules.like_first),
     *alike(
         "And",
         "BitShift",

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Tensor, attribute_value, describe_node
+from burnish.operators import axis_rules
 from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import SemanticOperator, like
 
@@ -211,4 +212,11 @@ SCALED_GRADIENT = SemanticOperator(
 )
 """``x``, with a scalar times its derivative."""
 
-OPERATORS = [Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear), STRAIGHT_THROUGH, SATURATE, SCALED_GRADIENT]
+OPERATORS = [
+    Operator("DynamicQuantizeLinear", gradient=dynamic_quantize_linear, axes=axis_rules.like_first),
+    STRAIGHT_THROUGH,
+    SATURATE,
+    SCALED_GRADIENT,
+    Operator("QuantizeLinear", axes=axis_rules.like_first),
+    Operator("DequantizeLinear", axes=axis_rules.like_first),
+]

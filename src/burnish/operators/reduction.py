@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.graph.subgradients import FIRST, subgradient_of
+from burnish.operators import axis_rules
 from burnish.operators.registry import Operation, Operator, alike
 
 
@@ -206,15 +207,17 @@ def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 OPERATORS = [
-    Operator("ReduceSum", since=13, gradient=reduce_sum),
-    Operator("ReduceMean", since=18, gradient=reduce_mean),
-    *alike("ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum),
-    Operator("ReduceProd", since=18, gradient=reduce_prod),
-    Operator("ReduceL1", since=18, gradient=reduce_l1),
-    Operator("ReduceL2", since=18, gradient=reduce_l2),
-    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum),
-    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp),
-    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square),
-    Operator("CumSum", gradient=cumsum),
-    Operator("CumProd", gradient=cumprod),
+    Operator("ReduceSum", since=13, gradient=reduce_sum, axes=axis_rules.reduction),
+    Operator("ReduceMean", since=18, gradient=reduce_mean, axes=axis_rules.reduction),
+    *alike("ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum, axes=axis_rules.reduction),
+    Operator("ReduceProd", since=18, gradient=reduce_prod, axes=axis_rules.reduction),
+    Operator("ReduceL1", since=18, gradient=reduce_l1, axes=axis_rules.reduction),
+    Operator("ReduceL2", since=18, gradient=reduce_l2, axes=axis_rules.reduction),
+    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum, axes=axis_rules.reduction),
+    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp, axes=axis_rules.reduction),
+    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square, axes=axis_rules.reduction),
+    Operator("CumSum", gradient=cumsum, axes=axis_rules.like_first),
+    Operator("CumProd", gradient=cumprod, axes=axis_rules.like_first),
+    Operator("ArgMax", axes=axis_rules.position),
+    Operator("ArgMin", axes=axis_rules.position),
 ]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
+from burnish.operators import axis_rules
 from burnish.operators.indexing import GATHER_GRAD
 from burnish.operators.interpolation import (
     LINEAR,
@@ -255,8 +256,8 @@ ROI_ALIGN_GRAD = SemanticOperator(
 MAX_ROI_POOL_GRAD = SemanticOperator("MaxRoiPoolGrad", ("dy", "x", "rois"), ("dx",), like("x"), lowering=lower_max_roi_pool_grad)
 
 OPERATORS = [
-    Operator("RoiAlign", since=16, gradient=roi_align),
-    Operator("MaxRoiPool", gradient=max_roi_pool),
+    Operator("RoiAlign", since=16, gradient=roi_align, axes=axis_rules.regions),
+    Operator("MaxRoiPool", gradient=max_roi_pool, axes=axis_rules.regions),
     ROI_ALIGN_GRAD,
     MAX_ROI_POOL_GRAD,
 ]

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor, same_dimension
+from burnish.operators import axis_rules
 from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
@@ -186,4 +187,8 @@ RESIZE_GRAD = SemanticOperator(
     lowering=lower_resize_grad,
 )
 
-OPERATORS = [Operator("Resize", since=11, gradient=resize, precision=Precision.WIDENED), RESIZE_GRAD]
+OPERATORS = [
+    Operator("Resize", since=11, gradient=resize, axes=axis_rules.resized, precision=Precision.WIDENED),
+    RESIZE_GRAD,
+    Operator("Upsample", axes=axis_rules.resized),
+]

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, zeros_like
 from burnish.graph.uses import is_used
+from burnish.operators import axis_rules
 from burnish.operators.interpolation import (
     CUBIC,
     LINEAR,
@@ -187,4 +188,8 @@ GRID_SAMPLE_GRAD = SemanticOperator(
     "GridSampleGrad", ("dy", "x", "grid"), ("dx", "dgrid"), like("x", "grid"), lowering=lower_grid_sample_grad
 )
 
-OPERATORS = [Operator("GridSample", gradient=grid_sample), Operator("AffineGrid", gradient=affine_grid), GRID_SAMPLE_GRAD]
+OPERATORS = [
+    Operator("GridSample", gradient=grid_sample, axes=axis_rules.moved_image),
+    Operator("AffineGrid", gradient=affine_grid, axes=axis_rules.of_another_rank),
+    GRID_SAMPLE_GRAD,
+]

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
+from burnish.operators import axis_rules
 from burnish.operators.positions import (
     INT64_MIN,
     add_at_positions,
@@ -19,7 +20,7 @@ from burnish.operators.positions import (
     reshape_as,
     reshape_to,
 )
-from burnish.operators.registry import Operation, Operator, Precision, alike
+from burnish.operators.registry import Operation, Operator, Precision
 
 LARGEST_EXTENT = 2**62
 """Beyond what any tensor has along an axis."""
@@ -278,17 +279,23 @@ def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 OPERATORS = [
-    *alike("Reshape", "Flatten", "Squeeze", "Unsqueeze", gradient=reshape, precision=Precision.FOLLOWS),
-    Operator("Transpose", gradient=transpose, precision=Precision.FOLLOWS),
-    Operator("Expand", gradient=expand, precision=Precision.FOLLOWS),
-    Operator("Concat", gradient=concat, precision=Precision.FOLLOWS),
-    Operator("Split", gradient=split, precision=Precision.FOLLOWS),
-    Operator("Slice", gradient=slice_, precision=Precision.FOLLOWS),
-    Operator("Pad", gradient=pad, precision=Precision.FOLLOWS),
-    Operator("Tile", gradient=tile, precision=Precision.FOLLOWS),
-    Operator("SpaceToDepth", gradient=space_to_depth, precision=Precision.FOLLOWS),
-    Operator("DepthToSpace", gradient=depth_to_space, precision=Precision.FOLLOWS),
-    Operator("Trilu", gradient=trilu, precision=Precision.FOLLOWS),
-    Operator("ReverseSequence", gradient=reverse_sequence),
-    Operator("CenterCropPad", gradient=center_crop_pad),
+    Operator("Reshape", gradient=reshape, axes=axis_rules.reshape, precision=Precision.FOLLOWS),
+    Operator("Flatten", gradient=reshape, axes=axis_rules.flatten, precision=Precision.FOLLOWS),
+    Operator("Squeeze", gradient=reshape, axes=axis_rules.squeeze, precision=Precision.FOLLOWS),
+    Operator("Unsqueeze", gradient=reshape, axes=axis_rules.unsqueeze, precision=Precision.FOLLOWS),
+    Operator("Transpose", gradient=transpose, axes=axis_rules.transpose, precision=Precision.FOLLOWS),
+    Operator("Expand", gradient=expand, axes=axis_rules.expand, precision=Precision.FOLLOWS),
+    Operator("Concat", gradient=concat, axes=axis_rules.concat, precision=Precision.FOLLOWS),
+    Operator("Split", gradient=split, axes=axis_rules.split, precision=Precision.FOLLOWS),
+    Operator("Slice", gradient=slice_, axes=axis_rules.slice_, precision=Precision.FOLLOWS),
+    Operator("Pad", gradient=pad, axes=axis_rules.pad, precision=Precision.FOLLOWS),
+    Operator("Tile", gradient=tile, axes=axis_rules.tile, precision=Precision.FOLLOWS),
+    Operator("SpaceToDepth", gradient=space_to_depth, axes=axis_rules.image, precision=Precision.FOLLOWS),
+    Operator("DepthToSpace", gradient=depth_to_space, axes=axis_rules.image, precision=Precision.FOLLOWS),
+    Operator("Trilu", gradient=trilu, axes=axis_rules.like_first, precision=Precision.FOLLOWS),
+    Operator("ReverseSequence", gradient=reverse_sequence, axes=axis_rules.reversed_sequence),
+    Operator("CenterCropPad", gradient=center_crop_pad, axes=axis_rules.resized),
+    Operator("Shape", axes=axis_rules.shape),
+    Operator("Size", axes=axis_rules.scalar),
+    Operator("ConstantOfShape", axes=axis_rules.filled),
 ]

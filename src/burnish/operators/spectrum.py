@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
+from burnish.operators import axis_rules
 from burnish.operators.indexing import GATHER_GRAD
 from burnish.operators.positions import extent, known_rank
 from burnish.operators.registry import Operation, Operator
@@ -137,4 +138,7 @@ def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
     return builder.op("Slice", filled, zero, wanted, axes)
 
 
-OPERATORS = [Operator("DFT", gradient=dft), Operator("STFT", gradient=stft)]
+OPERATORS = [
+    Operator("DFT", gradient=dft, axes=axis_rules.resized),
+    Operator("STFT", gradient=stft, axes=axis_rules.of_another_rank),
+]

@@ -1,7 +1,7 @@
 """Where the samples of a batch stand in the values of a model's graph: data sets, predictions and workers need to know.
 
-``find_sample_axes`` marks the inputs, ``result_axes`` tells it of outputs. ``Analysis`` follows axes through the graph, by what
-is known of each operator (``rules``); ``numbered`` says what the numbers that are drawn for a value are drawn for;
+``find_sample_axes`` marks the inputs, ``result_axes`` tells it of outputs. ``Analysis`` follows axes through the graph, by
+``axes`` in the record of each operator; ``numbered`` says what the numbers that are drawn for a value are drawn for;
 ``mixing_nodes`` gives the nodes that work along samples. Nothing is emitted here; what is made of it is in ``burnish.modes``,
 ``burnish.compiler`` and ``burnish.distributed``.
 """

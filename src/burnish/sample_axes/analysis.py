@@ -12,12 +12,13 @@ import onnx_ir as ir
 
 from burnish.graph import constant_array, describe_node, static_shape
 from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.operators.registry import elementwise
-from burnish.sample_axes import rules as _rules  # noqa: F401  # registers the rules
-from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
+from burnish.operators.axes import LONGEST, Call, Layout, Untold
+from burnish.operators.axis_rules import elementwise_axes
+from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
+from burnish.operators.registry import find_record
+from burnish.sample_axes.bodies import BODIES
 from burnish.sample_axes.inputs import extents_of, input_axes
-from burnish.sample_axes.layouts import AXES, LAYOUTS, LONGEST, NUMBERS, Call, Layout, Untold
-from burnish.sample_axes.rules.elements import elementwise_axes
+from burnish.sample_axes.numbers import NUMBERS
 
 
 class Analysis:
@@ -93,8 +94,8 @@ class Analysis:
         constant = node.op_type not in RANDOM_OPERATORS and all(operand is None or operand.is_constant for operand in operands)
         numbers = None
         try:
-            if is_standard and node.op_type in LAYOUTS:
-                return LAYOUTS[node.op_type](call)
+            if is_standard and node.op_type in BODIES:
+                return BODIES[node.op_type](call)
             numbers = _numbers(call) if is_standard else None
             constant = constant if numbers is None else all(number.is_fixed for number in numbers)
             axes = _axes(call, constant)
@@ -140,9 +141,8 @@ class Analysis:
 
 
 def _axes(call: Call, constant: bool) -> list[Axes | None]:
-    rule = AXES.get(call.node.op_type) if call.node.domain == "" else None
-    if elementwise(call.node) is not None:
-        rule = elementwise_axes
+    record = find_record(call.node) if call.node.domain == "" else None
+    rule = None if record is None else elementwise_axes if record.elementwise is not None else record.axes
     if rule is None and constant:
         return [_declared(output, f"{call.key} result {index}") for index, output in enumerate(call.node.outputs)]
     if rule is None:

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from burnish.graph import FLOATING
 from burnish.graph.sample_axis_mark import has_sample_axis_mark, marked_sample_axis
 from burnish.graph.uses import ancestors_of, read_by
+from burnish.operators.axes import Call, Untold
+from burnish.operators.extents import Axes, Axis, Factor, Kind
 from burnish.sample_axes.analysis import Analysis
-from burnish.sample_axes.extents import Axes, Axis, Factor, Kind
-from burnish.sample_axes.layouts import Call, Untold
 
 OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
 OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)

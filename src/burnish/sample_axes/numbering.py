@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from burnish.operators.extents import Axis, Factor, Kind, Number, normal, sides
 from burnish.random import Numbered, Places
 from burnish.sample_axes.analysis import Analysis
-from burnish.sample_axes.extents import Axis, Factor, Kind, Number, normal, sides
 
 
 def numbered(analysis: Analysis, value: ir.Value) -> Numbered:

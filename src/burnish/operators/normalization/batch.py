@@ -32,6 +32,7 @@ import numpy as np
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, Tensor
+from burnish.operators import axis_rules
 from burnish.operators.normalization.statistics import (
     channel_affine,
     channel_axes,
@@ -322,7 +323,9 @@ BATCH_RENORM_TRAINING = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("BatchNormalization", since=14, gradient=batch_normalization, precision=Precision.WIDENED),
+    Operator(
+        "BatchNormalization", since=14, gradient=batch_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+    ),
     BATCH_NORM_TRAINING,
     BATCH_NORM_GRAD,
     BATCH_RENORM_TRAINING,

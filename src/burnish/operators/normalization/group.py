@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import SIXTEEN_BIT, Tensor
+from burnish.operators import axis_rules
 from burnish.operators.normalization.standardize import (
     centered_rows,
     check_not_empty,
@@ -349,9 +350,23 @@ GROUP_NORM_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("GroupNormalization", since=21, training_form=group_normalization, precision=Precision.WIDENED),
-    Operator("InstanceNormalization", since=6, training_form=instance_normalization, precision=Precision.WIDENED),
-    Operator("MeanVarianceNormalization", since=9, training_form=mean_variance_normalization, precision=Precision.WIDENED),
+    Operator(
+        "GroupNormalization", since=21, training_form=group_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+    ),
+    Operator(
+        "InstanceNormalization",
+        since=6,
+        training_form=instance_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+    ),
+    Operator(
+        "MeanVarianceNormalization",
+        since=9,
+        training_form=mean_variance_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+    ),
     GROUP_NORM_TRAINING,
     GROUP_NORM_GRAD,
 ]

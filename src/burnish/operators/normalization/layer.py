@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Tensor
+from burnish.operators import axis_rules
 from burnish.operators.normalization.standardize import (
     check_not_empty,
     moved_back,
@@ -90,7 +91,15 @@ def lp_normalization(op: Operation) -> Tensor:
 
 
 OPERATORS = [
-    Operator("LayerNormalization", since=17, training_form=layer_normalization, precision=Precision.WIDENED),
-    Operator("RMSNormalization", since=23, training_form=root_mean_square_normalization, precision=Precision.WIDENED),
-    Operator("LpNormalization", training_form=lp_normalization, precision=Precision.WIDENED),
+    Operator(
+        "LayerNormalization", since=17, training_form=layer_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+    ),
+    Operator(
+        "RMSNormalization",
+        since=23,
+        training_form=root_mean_square_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+    ),
+    Operator("LpNormalization", training_form=lp_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED),
 ]

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
+from burnish.operators import axis_rules
 from burnish.operators.positions import extent, joined, reshape_as
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
@@ -62,4 +63,7 @@ def _band(x: Tensor, before: int, after: int) -> Tensor:
 LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"), lowering=lower_local_response_gradient)
 """The gradient of LRN, with its attributes; those that are left out have its defaults."""
 
-OPERATORS = [Operator("LRN", gradient=local_response_normalization, precision=Precision.WIDENED), LRN_GRAD]
+OPERATORS = [
+    Operator("LRN", gradient=local_response_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED),
+    LRN_GRAD,
+]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from burnish.sample_axes.extents import Axis, Kind, broadcast, has, is_fixed
-from burnish.sample_axes.layouts import Call, Layout, gives_layouts
+from burnish.operators.axes import Call, Layout
+from burnish.operators.extents import Axis, Kind, broadcast, has, is_fixed
 
 ROUNDS = 4
 """After this many rounds, the layouts of what a loop carries have settled, or are lost."""
 
 
-@gives_layouts("If")
 def branches(call: Call) -> Sequence[Layout]:
     told = []
     for name in ("then_branch", "else_branch"):
@@ -24,7 +23,6 @@ def branches(call: Call) -> Sequence[Layout]:
     return [_either(call, one, other, f"result {index}", constant) for index, (one, other) in enumerate(zip(*told, strict=True))]
 
 
-@gives_layouts("Loop")
 def loop(call: Call) -> Sequence[Layout]:
     body = call.node.attributes["body"].as_graph()
     constant = all(layout.is_constant for layout in call.operands[:2] if layout is not None)
@@ -37,7 +35,6 @@ def loop(call: Call) -> Sequence[Layout]:
     return [*carried, *(_stacked(result, count, 0) for result in results)]
 
 
-@gives_layouts("Scan")
 def scan(call: Call) -> Sequence[Layout]:
     body = call.node.attributes["body"].as_graph()
     number = int(call.attribute("num_scan_inputs"))
@@ -107,3 +104,7 @@ def _either_axis(call: Call, one: Axis, other: Axis, name: str) -> Axis:
     if all(has(axis, Kind.SAMPLES) and not has(axis, Kind.LOST) for axis in (one, other)):
         return broadcast(one, other, f"{call.key}:{name}", call.reason)
     return call.lost(name)
+
+
+BODIES: dict[str, Callable[[Call], Sequence[Layout]]] = {"If": branches, "Loop": loop, "Scan": scan}
+"""What tells everything of the results of operators with bodies."""

@@ -6,55 +6,36 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from burnish.sample_axes.extents import Axes, Number
-from burnish.sample_axes.layouts import LONGEST, Call, Untold, gives_axes, gives_numbers
+from burnish.operators.axes import LONGEST, Call, Untold
+from burnish.operators.extents import Number
 
 Numbers = tuple[Number, ...]
+NumbersRule = Callable[[Call], Numbers | None]
 
 
-@gives_axes("Shape")
-def shape_axes(call: Call) -> Axes:
-    return (call.places(len(_shape(call))),)
-
-
-@gives_numbers("Shape")
 def shape(call: Call) -> Numbers:
-    return _shape(call)
-
-
-def _shape(call: Call) -> Numbers:
     return tuple(map(Number.of, call.axes()[call.attribute("start", 0) : call.attribute("end")]))
 
 
-@gives_axes("Size")
-def size_axes(call: Call) -> Axes:
-    return ()
-
-
-@gives_numbers("Size")
 def size(call: Call) -> Numbers:
     return (Number.of(factor for axis in call.axes() for factor in axis),)
 
 
-@gives_numbers("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
 def same(call: Call) -> Numbers | None:
     return call.layout(0).numbers
 
 
-@gives_numbers("Cast")
 def cast(call: Call) -> Numbers | None:
     dtype = call.node.outputs[0].dtype
     return call.layout(0).numbers if dtype is not None and dtype.is_integer() else None
 
 
-@gives_numbers("Concat")
 def concat(call: Call) -> Numbers | None:
     if all(call.layout(index).numbers is None for index in range(len(call))):
         return None
     return tuple(number for index in range(len(call)) for number in call.numbers(index))
 
 
-@gives_numbers("Gather")
 def gather(call: Call) -> Numbers | None:
     data, indices = call.layout(0).numbers, call.integers(1)
     if data is None or indices is None or not all(-len(data) <= index < len(data) for index in indices):
@@ -62,7 +43,6 @@ def gather(call: Call) -> Numbers | None:
     return tuple(data[index] for index in indices)
 
 
-@gives_numbers("Slice")
 def slice_(call: Call) -> Numbers | None:
     data, starts, ends = call.layout(0).numbers, call.integers(1), call.integers(2)
     steps = call.integers(4) if call.has(4) else [1]
@@ -72,7 +52,6 @@ def slice_(call: Call) -> Numbers | None:
     return data[starts[0] : (None if end < -len(data) else end) : steps[0]]
 
 
-@gives_numbers("ReduceProd")
 def product(call: Call) -> Numbers | None:
     data = call.layout(0).numbers
     if data is None:
@@ -80,7 +59,6 @@ def product(call: Call) -> Numbers | None:
     return (reduce(operator.mul, data, Number(1)),)
 
 
-@gives_numbers("ConstantOfShape")
 def filled(call: Call) -> Numbers | None:
     extents = call.integers(0)
     value = call.node.attributes.get("value")
@@ -91,7 +69,6 @@ def filled(call: Call) -> Numbers | None:
     return (Number(int(array[0])),) * count if count <= LONGEST else None
 
 
-@gives_numbers("Expand")
 def expand(call: Call) -> Numbers | None:
     data, extents = call.layout(0).numbers, call.integers(1)
     if data is None or extents is None or len(extents) != 1 or len(data) not in (1, extents[0]) or extents[0] > LONGEST:
@@ -190,5 +167,18 @@ ARITHMETIC: dict[str, Callable[..., Number | None]] = {
     "Max": _extreme(max),
     "Min": _extreme(min),
 }
-for _operator, _compute in ARITHMETIC.items():
-    gives_numbers(_operator)(_elementwise(_compute))
+
+NUMBERS: dict[str, NumbersRule] = {
+    "Shape": shape,
+    "Size": size,
+    **dict.fromkeys(("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten"), same),
+    "Cast": cast,
+    "Concat": concat,
+    "Gather": gather,
+    "Slice": slice_,
+    "ReduceProd": product,
+    "ConstantOfShape": filled,
+    "Expand": expand,
+    **{name: _elementwise(compute) for name, compute in ARITHMETIC.items()},
+}
+"""What tells the elements of a small result; None where they are not known."""

@@ -1,16 +1,16 @@
-"""What is known of a value and of a node's operands, and the rules by operator that tell it of a node's results."""
+"""What is known of the axes of a value, and how a rule that tells those of a node's results sees the node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, constant_array, describe_node
-from burnish.sample_axes.extents import Axes, Axis, Factor, Kind, Number, lost
+from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, lost
 
 LONGEST = 64
 """Shapes are small; a longer list of integers is data."""
@@ -203,35 +203,3 @@ class Call:
 
 AxesRule = Callable[[Call], Axes | list[Axes | None]]
 """Tells the axes of the first result; or, in a list, of all, None of one where they are not known."""
-NumbersRule = Callable[[Call], tuple[Number, ...] | None]
-"""Tells the elements of a small result; None where they are not known."""
-LayoutRule = Callable[[Call], Sequence[Layout]]
-"""Tells everything of the results."""
-Rule = TypeVar("Rule", bound=Callable[[Call], Any])
-
-AXES: dict[str, AxesRule] = {}
-NUMBERS: dict[str, NumbersRule] = {}
-LAYOUTS: dict[str, LayoutRule] = {}
-
-
-def gives_axes(*operators: str) -> Callable[[AxesRule], AxesRule]:
-    """Register an ``AxesRule`` of operators of the standard."""
-    return _registered(AXES, operators)
-
-
-def gives_numbers(*operators: str) -> Callable[[NumbersRule], NumbersRule]:
-    """Register a ``NumbersRule`` of operators of the standard."""
-    return _registered(NUMBERS, operators)
-
-
-def gives_layouts(*operators: str) -> Callable[[LayoutRule], LayoutRule]:
-    """Register a ``LayoutRule`` of operators of the standard: those with bodies."""
-    return _registered(LAYOUTS, operators)
-
-
-def _registered(rules: dict[str, Rule], operators: Sequence[str]) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        rules.update(dict.fromkeys(operators, rule))
-        return rule
-
-    return register
