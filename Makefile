@@ -171,7 +171,7 @@ site: $(SITE_STAMP)  ## Write the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict
 
 clean:  ## Remove the set-up, caches and the demo's run; other folders in runs stay
-	rm -rf $(VENV) .venv-bench $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(LAUNCHERS_VENV) $(RELEASE_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/engines/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
+	rm -rf $(VENV) .venv-bench $(EXPORTS_VENV) $(KERAS_VENV) $(FLOWER_VENV) $(LAUNCHERS_VENV) $(RELEASE_VENV) $(SITE_VENV) .venv-lowest-* .shipped .emulation runs/demo runs/lowest-* build dist src/burnish/kernels/built .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache clients/js/node_modules clients/js/dist clients/js/.python
 	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

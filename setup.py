@@ -34,8 +34,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
-ENGINES = Path("src/burnish/engines")
-PACKAGE = "burnish.engines.kernels.built"
+SOURCES = Path("src/burnish")
+PACKAGE = "burnish.kernels.built"
 NAMED = os.environ.get("BURNISH_INSTALLED_KERNELS")
 MACHINE = sysconfig.get_platform().rpartition("-")[2]
 """The kind of processor that the kernels are for, as ``platform.machine`` calls it there."""
@@ -47,7 +47,7 @@ VERSION = runpy.run_path("src/burnish/version.py")["__version__"]
 
 def _compiling() -> ModuleType:
     # By its file: importing it by its name would import PyTorch.
-    specification = importlib.util.spec_from_file_location("compiling", ENGINES / "kernels" / "compiling.py")
+    specification = importlib.util.spec_from_file_location("compiling", SOURCES / "kernels" / "compiling.py")
     assert specification
     assert specification.loader
     module = importlib.util.module_from_spec(specification)
@@ -156,7 +156,7 @@ def kernels() -> list[Kernel]:
     if not sys.platform.startswith("linux"):
         return []
     # Those that include PyTorch's headers take longest: the other cores compile the rest meanwhile.
-    sources = sorted(compiling.find_sources(ENGINES), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
+    sources = sorted(compiling.find_sources(SOURCES), key=lambda source: (source.stem not in compiling.NEEDS_HEADERS, source))
     sources = [source for source in sources if headers or source.stem not in compiling.NEEDS_HEADERS]
     best_first = [*(set(chosen) - set(compiling.LEVELS)), *(level for level in compiling.LEVELS if level in chosen)]
     return [Kernel(source, level, chosen[level]) for level in best_first for source in sources]

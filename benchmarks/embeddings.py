@@ -232,9 +232,9 @@ def rates(rows: int, count: int, repetitions: int, clock: Callable[[], float]) -
     """Nanoseconds for a row, of the kernels and of the yardstick, over rows drawn evenly, each once in a call."""
     import torch
 
-    from burnish.engines.kernels.elementwise.programs import OPERATIONS
-    from burnish.engines.torch.families.embedding.row_updates import GRADIENT, SCALAR, STATE
+    from burnish.engines.torch.bindings.embedding.row_updates import GRADIENT, SCALAR, STATE
     from burnish.engines.torch.native import kernels
+    from burnish.kernels.elementwise.programs import OPERATIONS
 
     assert kernels.available("rows"), "there is no C++ compiler for the engine's kernels"
     torch.set_num_threads(1)

@@ -19,9 +19,9 @@ import environments
 import installation
 import table
 import table_report
-from burnish.engines.kernels import compiling
 from burnish.engines.onnxruntime import kernels as kernels_of_onnxruntime
 from burnish.errors import EngineError
+from burnish.kernels import compiling
 from contender_kinds import KINDS
 
 DOCTOR = {

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.kernels import compiling
+from burnish.kernels import compiling
 
 PROJECT = Path(__file__).parents[1]
 pytestmark = [
@@ -159,7 +159,7 @@ def small(tmp_path, checkout):
     for name in ("setup.py", "README.md", "src/burnish/version.py", "wheels/older_systems.cpp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(checkout / name, tmp_path / name)
-    kernels = tmp_path / "src" / "burnish" / "engines" / "kernels"
+    kernels = tmp_path / "src" / "burnish" / "kernels"
     kernels.mkdir(parents=True)
     shutil.copy(compiling.KERNELS / "compiling.py", kernels)
     kernel = tmp_path / "src" / "burnish" / "engines" / "onnxruntime" / "native" / "kernel.cpp"

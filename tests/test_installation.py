@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.kernels import compiling
+from burnish.kernels import compiling
 
 PROJECT = Path(__file__).parents[1]
 pytestmark = [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import burnish
-from burnish.engines.kernels.elementwise import fusion as elementwise
 from burnish.files.export import export_inference
+from burnish.kernels.elementwise import fusion as elementwise
 from burnish.optim import sgd
 from burnish.training import Session
 from scaling_models import SHAPES, batch_of

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from burnish.engines import available
-from burnish.engines.kernels import building, compiling
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
+from burnish.kernels import building, compiling
 from burnish.training import diagnosis
 from burnish.version import __version__
 

@@ -12,12 +12,12 @@ import burnish
 from burnish.compiler.executable import lower
 from burnish.distributed.graphs.derivation import derive
 from burnish.distributed.graphs.merge_exchanges import is_exchange
-from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED
 from burnish.norms import get
 from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual

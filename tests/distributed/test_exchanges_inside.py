@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, exchanges, kernels
 from burnish.errors import WorkerError
+from burnish.kernels.compiling import find_compiler
 from distributed.test_split_graphs import SPLITS, alone, assert_close, batches_of, program, stepped
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import in_threads, part_of

@@ -15,7 +15,7 @@ from burnish.distributed.connection.communicators import scattered
 from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
 from burnish.distributed.graphs.sharding import shares_of
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch.families.exchange.translation import ALIGNMENT
+from burnish.engines.torch.bindings.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.lowering import TARGETS
 from oracles.normalized_networks import image_batches, residual

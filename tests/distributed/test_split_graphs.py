@@ -15,10 +15,10 @@ import torch
 import burnish
 from burnish import optim
 from burnish.distributed import ArrayCommunicator
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.kernels.compiling import find_compiler
 from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.combinations import diagonal
 from oracles.normalized_networks import image_batches, residual

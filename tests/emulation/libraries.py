@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.engines.kernels import compiling
+from burnish.kernels import compiling
 from emulation.processors import BUILT
 
 compiling.BUILT = BUILT

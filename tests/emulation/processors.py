@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.engines.kernels import compiling
-from burnish.engines.kernels.compiling import LEVELS, Instructions
+from burnish.kernels import compiling
+from burnish.kernels.compiling import LEVELS, Instructions
 from emulation import setting_up
 from emulation.setting_up import FOLDER, program
 

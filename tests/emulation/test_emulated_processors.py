@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from burnish.engines.kernels import compiling
+from burnish.kernels import compiling
 from emulation.processors import AVX2, NEON, OPERATORS, PROCESSORS, PROJECT, SSE, Processor, build
 from emulation.setting_up import is_ready
 
@@ -86,7 +86,7 @@ def test_instructions_that_a_processor_has_not_end_a_process(tmp_path):
     """No more is emulated than is said: else the tests above would prove nothing."""
     file = tmp_path / "state.npz"
     script = (
-        "import sys; from pathlib import Path; from emulation import train; from burnish.engines.kernels import building;"
+        "import sys; from pathlib import Path; from emulation import train; from burnish.kernels import building;"
         "building.find_installed = lambda *_: Path(sys.argv[1]); train.main(sys.argv[2])"
     )
     done = SSE.run("-c", script, str(build(OPERATORS, AVX2.level)), str(file))

@@ -9,8 +9,8 @@ import numpy as np
 import burnish
 import emulation.libraries  # noqa: F401
 from burnish import optim
-from burnish.engines.kernels import building
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.kernels import building
 from emulation.processors import OPERATORS
 
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.engines.kernels import compiling
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.kernels import compiling
 from emulation.processors import OPERATORS, PROJECT
 from emulation.setting_up import FOLDER
 

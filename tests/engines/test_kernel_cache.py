@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish.engines.kernels import building, compiling
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import ConfigurationError, KernelWarning
+from burnish.kernels import building, compiling
 
 needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
 needs_owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs files with owners")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import burnish
 from burnish import engines, losses, optim
 from burnish.engines.base import described
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, taken_convolutions
 from burnish.engines.torch import TorchEngine
 from burnish.errors import UntrainedWeightsWarning
+from burnish.kernels.compiling import find_compiler
 from oracles.random_networks import CLASSES, RandomNetwork, in_float64, random_networks
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")

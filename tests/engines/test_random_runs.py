@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 
 import burnish
 from burnish import engines
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.torch import TorchEngine
+from burnish.kernels.compiling import find_compiler
 from oracles.random_runs import PyTorchRun, RandomRun, random_runs
 
 TOLERANCES = {"float64": 3e-8, "float32": 2e-4}

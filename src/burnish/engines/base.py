@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator
-from burnish.engines.kernels.building import cores
-from burnish.engines.kernels.compiling import cpu_level
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.kernels.building import cores
+from burnish.kernels.compiling import cpu_level
 from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
 from burnish.program.state import blocks

@@ -11,9 +11,9 @@ from typing import Any
 
 from burnish import engines
 from burnish.engines.base import described
-from burnish.engines.kernels import building, compiling
 from burnish.engines.registry import ENTRY_POINT_GROUP
 from burnish.errors import EngineError
+from burnish.kernels import building, compiling
 from burnish.version import __version__
 
 RUNS_ON = {"onnxruntime": "onnxruntime", "torch": "torch", "reference": "numpy"}

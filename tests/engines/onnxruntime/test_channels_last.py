@@ -14,9 +14,9 @@ import torch
 import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels, taken_convolutions
 from burnish.errors import EngineError
+from burnish.kernels.compiling import find_compiler
 from burnish.lowering import lower_semantic_operators
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.graph import Builder
+from burnish.kernels.compiling import find_compiler
 from burnish.lowering import lower_semantic_operators
 from burnish.operators.indexing import GATHER_GRAD
 

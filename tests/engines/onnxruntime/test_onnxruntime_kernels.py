@@ -14,10 +14,10 @@ import torch
 
 import burnish
 from burnish import optim
-from burnish.engines.kernels import building
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
+from burnish.kernels import building
+from burnish.kernels.compiling import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 

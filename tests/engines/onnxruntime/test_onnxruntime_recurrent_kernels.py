@@ -13,9 +13,9 @@ import torch
 
 import burnish
 from burnish.compiler.executable import lower
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
+from burnish.kernels.compiling import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 

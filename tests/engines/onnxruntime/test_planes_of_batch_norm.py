@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
+from burnish.kernels.compiling import find_compiler
 from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")

@@ -14,13 +14,13 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, measured_step
 from burnish.engines.onnxruntime.bound_graph import BoundGraph
 from burnish.engines.onnxruntime.engine import SPINS_NO_LONGER
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.profiling import record_steps
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.kernels.compiling import find_compiler
 from burnish.program import updates_in_place
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.program.state import EntriesOnRequest

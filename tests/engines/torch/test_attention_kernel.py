@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.engines.torch.families.attention.dispatch import attention, attention_gradient
-from burnish.engines.torch.families.thresholds import Attention
+from burnish.engines.torch.bindings.attention import attention, attention_gradient
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.devices import has_wide_vectors
+from burnish.kernels.thresholds import Attention
 from oracles.combinations import diagonal
 
 needs_kernel = pytest.mark.skipif(not kernels.available("attention"), reason="the engine's kernels cannot be built here")

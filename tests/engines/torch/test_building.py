@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.kernels import building as shared_building
-from burnish.engines.kernels import compiling
 from burnish.engines.torch.native import kernels
+from burnish.kernels import building as shared_building
+from burnish.kernels import compiling
 
 PROJECT = Path(__file__).parents[3]
 needs_compiler = pytest.mark.skipif(compiling.find_compiler() is None, reason="needs a C++ compiler")
@@ -308,6 +308,6 @@ def test_a_portable_distribution_has_kernels_for_every_level_of_the_machine():
 def test_a_kernel_of_products_compiles_for_registers_of_other_widths(name, tmp_path):
     """A distribution has kernels that this machine may never compile for itself."""
     (level,) = (level for level in compiling.LEVELS if level.name == name)
-    source = compiling.TORCH / "families" / "recurrent" / "lstm.cpp"
+    source = compiling.TORCH / "bindings" / "recurrent" / "lstm.cpp"
     compiling.compile_ahead(source, tmp_path / "lstm.so", compiling.find_compiler(), level)
     assert (tmp_path / "lstm.so").stat().st_size

@@ -9,11 +9,11 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.convolution import pointwise
-from burnish.engines.torch.families.convolution.products_fusion import use_products
-from burnish.engines.torch.families.thresholds import Pointwise
+from burnish.engines.torch.bindings.convolution import products as pointwise
 from burnish.engines.torch.native import kernels
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.convolution.fusion import use_products
+from burnish.kernels.thresholds import Pointwise
 from burnish.models import residual_network
 from oracles.combinations import diagonal
 

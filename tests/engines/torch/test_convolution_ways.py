@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from burnish.engines.torch.families.convolution import dispatch as convolutions
-from burnish.engines.torch.families.convolution import ways as convolution_ways
-from burnish.engines.torch.families.convolution.ways import Windows, places
+from burnish.engines.torch.bindings.convolution import ways as convolution_ways
+from burnish.engines.torch.bindings.convolution import ways as convolutions
+from burnish.engines.torch.bindings.convolution.ways import Windows, places
 from burnish.engines.torch.runtime import kernel_choice
 
 SINGLE = 2.0**-24

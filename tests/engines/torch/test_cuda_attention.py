@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch.families.attention import cuda
-from burnish.engines.torch.families.attention.fusion import use_cuda_attention
+from burnish.engines.torch.bindings.attention import cuda
 from burnish.engines.torch.translate.translation import run, translate
+from burnish.kernels.attention.fusion import use_cuda_attention
 from burnish.rewriting import recognize_attention
 from oracles.semantic_gradients import semantic_gradients
 

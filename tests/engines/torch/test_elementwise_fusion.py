@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.kernels.elementwise import fusion as elementwise
-from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
-from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.native import kernels
+from burnish.kernels.elementwise import fusion as elementwise
+from burnish.kernels.elementwise.fusion import fuse_elementwise
+from burnish.kernels.elementwise.programs import OPERATIONS
 from oracles.combinations import diagonal, named
 from oracles.float32_sums import within_float32
 from oracles.kernel_graphs import kernel_graphs

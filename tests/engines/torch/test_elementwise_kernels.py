@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch.native import kernels
+from burnish.kernels.elementwise.programs import OPERATIONS
 from oracles.float32_sums import within_float32
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")

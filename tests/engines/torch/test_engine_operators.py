@@ -10,17 +10,16 @@ import onnx_ir as ir
 import pytest
 
 import burnish.engines.torch
-from burnish.engines.kernels.convolution import operators as convolution
-from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE_GROUPS
-from burnish.engines.kernels.engine_operator import EngineOperator, engine_operators, may_share_memory
-from burnish.engines.kernels.indexing.operators import FUSED_GATHER_GRAD
-from burnish.engines.kernels.recurrent.operators import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD
 from burnish.engines.onnxruntime.exchanges import EXCHANGE
-from burnish.engines.torch.families.convolution.kernel_calls import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
-from burnish.engines.torch.families.precision.translation import CAST_APART
+from burnish.engines.torch.bindings.precision import CAST_APART
 from burnish.engines.torch.translate.rules import find_rule
 from burnish.engines.torch.translate.splitting import COTANGENTS
 from burnish.graph import BURNISH_DOMAIN, Builder
+from burnish.kernels.convolution import DEPTHWISE_CONV, DEPTHWISE_CONV_GRAD
+from burnish.kernels.elementwise import FUSED_ELEMENTWISE_GROUPS
+from burnish.kernels.engine_operator import EngineOperator, engine_operators, may_share_memory
+from burnish.kernels.indexing import FUSED_GATHER_GRAD
+from burnish.kernels.recurrent import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
 from burnish.operators.semantic import declared_operators
@@ -33,7 +32,7 @@ def strings(path: Path) -> list[str]:
     return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-SEARCHED = frozenset({FOLDER / "families" / "linear" / "fusion.py"})
+SEARCHED = frozenset({FOLDER.parents[1] / "kernels" / "linear" / "fusion.py"})
 """Files whose searches give way to what autodiff emits; they spell names until then."""
 
 
@@ -45,7 +44,7 @@ def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None
         for name in names & set(strings(path)):
             spelled[name].append(path)
     assert {name: files for name, files in spelled.items() if len(files) != 1} == {}
-    rooms = (FOLDER / "families", FOLDER.parent / "kernels")
+    rooms = (FOLDER / "bindings", FOLDER.parents[1] / "kernels")
     elsewhere = {name for name, files in spelled.items() if not any(files[0].is_relative_to(room) for room in rooms)}
     # One stands between two passes of a graph, the other calls Python from ONNX Runtime: no engine computes anything by them.
     assert elsewhere == {COTANGENTS.name, EXCHANGE.name}
@@ -53,9 +52,9 @@ def test_no_file_but_that_of_its_family_spells_the_name_of_an_operator() -> None
 
 def test_every_operator_is_translated() -> None:
     without = {name for name in engine_operators() if find_rule(ir.node(name, [], domain=BURNISH_DOMAIN), 1) is None}
-    channels_last = {it.name for it in vars(convolution).values() if isinstance(it, EngineOperator)}
+    channels_last = {name for name in engine_operators() if name.startswith("ChannelsLast")}
     gru = {FUSED_GRU_STEPS.name, FUSED_GRU_STEPS_GRAD.name}
-    # This engine updates the state in place (families/update) and makes exchanges in Python; PyTorch knows where channels are
+    # This engine updates the state in place (state_updates) and makes exchanges in Python; PyTorch knows where channels are
     # last, adds rows and has a GRU.
     assert without == {FUSED_ELEMENTWISE_GROUPS.name, FUSED_GATHER_GRAD.name, EXCHANGE.name, *channels_last, *gru}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.engines.torch.native.kernels import build_library
+from burnish.kernels.compiling import find_compiler
 
 SCHEMAS = (
     "interface_echo(Tensor[] tensors, Tensor? added, float[] constants, int[] numbers, float factor, int number, bool flag)"

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional
 
 import burnish
-from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
@@ -18,6 +17,7 @@ from burnish.engines.torch.runtime import autograd_node  # noqa: F401  # declare
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import KernelWarning
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.elementwise.fusion import fuse_elementwise
 from burnish.models import residual_network
 from oracles.combinations import spread
 from oracles.kernel_graphs import kernel_graphs

@@ -10,7 +10,7 @@ from onnx import helper
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.normalization.local_response import FUSED_LRN, FUSED_LRN_GRAD
+from burnish.engines.torch.bindings.normalization import FUSED_LRN, FUSED_LRN_GRAD
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators

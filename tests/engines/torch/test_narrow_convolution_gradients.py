@@ -9,12 +9,12 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.convolution import narrow_gradients as convolution_gradients
-from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
-from burnish.engines.torch.families.thresholds import NarrowConvolutions
+from burnish.engines.torch.bindings.convolution import products as convolution_gradients
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import translate
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.convolution.fusion import use_narrow_gradients
+from burnish.kernels.thresholds import NarrowConvolutions
 from oracles.combinations import diagonal, named
 from oracles.small_networks import batch_of, mobile
 
@@ -246,7 +246,7 @@ def test_which_gradients_are_taken():
 @pytest.mark.parametrize("suits", [True, False])
 @pytest.mark.parametrize("window", [{"strides": [2, 2]}, {"weight": (64, 32, 3, 3), "pads": [1, 1, 1, 1]}])
 def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
-    monkeypatch.setattr("burnish.engines.torch.families.convolution.translation.has_narrow_vectors", lambda: suits)
+    monkeypatch.setattr("burnish.engines.torch.bindings.convolution.has_narrow_vectors", lambda: suits)
     module = translate(ir.Model(gradients(**window), ir_version=10), torch.device("cpu"))
     called = [getattr(node.target, "__name__", "") for node in module.graph.nodes if node.op == "call_function"]
     own_names = {"weight_gradient", "strided_input_gradient"}
@@ -261,7 +261,7 @@ def test_what_they_become_depends_on_the_processor(window, suits, monkeypatch):
 @needs_kernels
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 runs in float32 on this processor")
 def test_a_network_trains_alike_with_and_without(monkeypatch):
-    monkeypatch.setattr("burnish.engines.torch.families.convolution.translation.has_narrow_vectors", lambda: True)
+    monkeypatch.setattr("burnish.engines.torch.bindings.convolution.has_narrow_vectors", lambda: True)
     monkeypatch.setattr(NarrowConvolutions, "LEAST_CHANNELS", 1)
     asked = []
     monkeypatch.setattr(convolution_gradients, "_is_fast", lambda *given: asked.append(given) is None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.families.precision.widening import widened
+from burnish.engines.torch.bindings.precision import widened
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN, Builder
 

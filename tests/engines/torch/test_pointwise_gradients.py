@@ -9,13 +9,13 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.convolution import pointwise
-from burnish.engines.torch.families.convolution.products_fusion import use_products
-from burnish.engines.torch.families.thresholds import ConvolutionProducts, Pointwise
+from burnish.engines.torch.bindings.convolution import products as pointwise
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.convolution.fusion import use_products
+from burnish.kernels.thresholds import ConvolutionProducts, Pointwise
 from oracles.kernel_graphs import kernel_graphs
 from oracles.small_networks import batch_of, mobile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.engines.torch.families.linear import products
+from burnish.engines.torch.bindings import linear as products
 from burnish.engines.torch.native import kernels
 from oracles.combinations import diagonal
 

@@ -8,13 +8,13 @@ import torch
 from onnx import helper
 
 import burnish
-from burnish.engines.kernels.recurrent.operators import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.thresholds import Recurrent
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.recurrent import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
+from burnish.kernels.thresholds import Recurrent
 from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD
 from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs

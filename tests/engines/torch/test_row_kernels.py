@@ -12,11 +12,11 @@ import torch
 import burnish
 from burnish import optim
 from burnish.data import synthetic_clicks
-from burnish.engines.kernels.elementwise.programs import OPERATIONS
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.embedding.row_updates import GRADIENT, SCALAR, STATE
+from burnish.engines.torch.bindings.embedding.row_updates import GRADIENT, SCALAR, STATE
 from burnish.engines.torch.native import kernels
 from burnish.errors import EngineError
+from burnish.kernels.elementwise.programs import OPERATIONS
 from burnish.models import dlrm
 from oracles.combinations import diagonal, spread
 

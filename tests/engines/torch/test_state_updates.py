@@ -16,12 +16,10 @@ import torch
 
 import burnish
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
-from burnish.engines.kernels.elementwise.programs import OPERATIONS
-from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import TorchEngine, state_updates
 from burnish.engines.torch.engine import TorchRunner
-from burnish.engines.torch.families.update import state_updates
-from burnish.engines.torch.families.update.state_updates import (
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.state_updates import (
     StateUpdate,
     Update,
     copy_out_of,
@@ -30,8 +28,9 @@ from burnish.engines.torch.families.update.state_updates import (
     take_increments,
     take_updates,
 )
-from burnish.engines.torch.native import kernels
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.kernels.elementwise.fusion import fuse_elementwise
+from burnish.kernels.elementwise.programs import OPERATIONS
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")
 

@@ -13,7 +13,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
+from burnish.engines.torch.bindings.precision import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
@@ -129,7 +129,7 @@ agraph (bool c, {dtype}[3, 4] a, {dtype}[4, 3] b) => ({dtype}[3, 3] y) {{
 
 def test_a_model_that_is_loaded_is_not_changed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(*FORMS["MatMul"], dtype)
-    monkeypatch.setattr("burnish.engines.torch.families.precision.widening.narrow_dtypes", lambda device: {NARROW[dtype]})
+    monkeypatch.setattr("burnish.engines.torch.bindings.precision.narrow_dtypes", lambda device: {NARROW[dtype]})
     assert [node.op_type for node in widened(model, CPU).graph] == ["CastApart", "CastApart", "MatMul", "CastApart"]
     kind = NARROW[dtype].numpy()
     a, b = np.full((3, 70, 90), 0.5, kind), np.full((90, 50), 3.0, kind)

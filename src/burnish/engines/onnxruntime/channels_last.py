@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from burnish.engines.kernels.convolution.operators import (
+from burnish.engines.onnxruntime.taken_convolutions import Gradients, gradients_of, pool_window, takes_most, window_of
+from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_value
+from burnish.graph.edits import copy_of
+from burnish.kernels.convolution import (
     CHANNELS_LAST_CONV,
     CHANNELS_LAST_CONV_GRAD,
     CHANNELS_LAST_MAX_POOL,
     CHANNELS_LAST_MAX_POOL_GRAD,
 )
-from burnish.engines.kernels.engine_operator import EngineOperator
-from burnish.engines.kernels.normalization.operators import (
+from burnish.kernels.engine_operator import EngineOperator
+from burnish.kernels.normalization import (
     FUSED_BATCH_NORM,
     FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD,
@@ -27,9 +30,6 @@ from burnish.engines.kernels.normalization.operators import (
     FUSED_BATCH_NORM_GRAD_SUMS,
     FUSED_BATCH_NORM_MOMENTS,
 )
-from burnish.engines.onnxruntime.taken_convolutions import Gradients, gradients_of, pool_window, takes_most, window_of
-from burnish.graph import Builder, Tensor, attribute_value, constant_array, remove_node, replace_value
-from burnish.graph.edits import copy_of
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.operators.pooling import MAX_POOL_GRAD
 from burnish.operators.registry import elementwise

@@ -23,11 +23,11 @@ import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator, Pending, SharedBuffer, array_of, buffer_of
 from burnish.engines.exchange_order import keep_exchange_order
-from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.split_graph import MADE, Operands, Terms, check_exchanges, dtype_of, flat_operands, is_exchange, parted
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_uses
 from burnish.graph.uses import read_by
+from burnish.kernels.engine_operator import EngineOperator
 from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, OWN_GRADIENTS, WORKER_RANK
 
 EXCHANGE = EngineOperator("Exchange", ("x...",), ("y...",))

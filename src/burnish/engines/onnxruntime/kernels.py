@@ -13,21 +13,17 @@ from pathlib import Path
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.kernels import compiling
-from burnish.engines.kernels.building import (
-    SWITCHED_OFF,
-    build_library,
-    cores,
-    find_built,
-    first_line,
-    is_switched_off,
-    level_of,
-)
-from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
-from burnish.engines.kernels.elementwise.groups import join_groups
-from burnish.engines.kernels.indexing.fusion import use_gather_kernels
-from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
-from burnish.engines.kernels.normalization.operators import (
+from burnish.engines.onnxruntime.channels_last import use_channels_last
+from burnish.engines.onnxruntime.failures import has_bfloat16
+from burnish.errors import EngineError, KernelWarning
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
+from burnish.graph.uses import remove_unread_nodes
+from burnish.kernels import compiling
+from burnish.kernels.building import SWITCHED_OFF, build_library, cores, find_built, first_line, is_switched_off, level_of
+from burnish.kernels.elementwise.fusion import fuse_elementwise
+from burnish.kernels.elementwise.groups import join_groups
+from burnish.kernels.indexing.fusion import use_gather_kernels
+from burnish.kernels.normalization import (
     FUSED_BATCH_NORM,
     FUSED_BATCH_NORM_APPLY,
     FUSED_BATCH_NORM_GRAD,
@@ -36,21 +32,12 @@ from burnish.engines.kernels.normalization.operators import (
     FUSED_STANDARDIZE,
     FUSED_STANDARDIZE_GRAD,
 )
-from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
-from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
-from burnish.engines.kernels.recurrent.fusion import use_recurrent_kernels
-from burnish.engines.kernels.recurrent.operators import (
-    FUSED_GRU_STEPS,
-    FUSED_GRU_STEPS_GRAD,
-    FUSED_LSTM_STEPS,
-    FUSED_LSTM_STEPS_GRAD,
-)
-from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
-from burnish.engines.onnxruntime.channels_last import use_channels_last
-from burnish.engines.onnxruntime.failures import has_bfloat16
-from burnish.errors import EngineError, KernelWarning
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
-from burnish.graph.uses import remove_unread_nodes
+from burnish.kernels.normalization.batch_fusion import fuse_batch_normalization
+from burnish.kernels.normalization.row_fusion import fuse_normalization
+from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
+from burnish.kernels.recurrent import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD, FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
+from burnish.kernels.recurrent.fusion import use_recurrent_kernels
+from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
 from burnish.lowering import lower_semantic_operators
 from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD

@@ -21,7 +21,6 @@ import onnx_ir as ir
 from burnish.analysis.in_place import written_in_place
 from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.kernels.elementwise.operators import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
 from burnish.engines.onnxruntime.bound_graph import BoundGraph, Buffer
 from burnish.engines.onnxruntime.failures import description, has_bfloat16
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
@@ -29,6 +28,7 @@ from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes
 from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 from burnish.graph import garbage_kept
+from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks
 from burnish.program.updates_in_place import is_updated_in_place

@@ -17,12 +17,18 @@ from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsM
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.kernels.building import level_of
 from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.families.embedding.row_updates import RowUpdates, noted, take_row_updates
-from burnish.engines.torch.families.precision.widening import widened
-from burnish.engines.torch.families.update.state_updates import (
+from burnish.engines.torch.bindings.embedding.row_updates import RowUpdates, noted, take_row_updates
+from burnish.engines.torch.bindings.precision import widened
+from burnish.engines.torch.fusion import FUSED
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
+from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
+from burnish.engines.torch.runtime.devices import cuda_settings, device_of
+from burnish.engines.torch.runtime.inductor import CompiledGraph, InPlaceStep, check_compiler, laid_out_as
+from burnish.engines.torch.state_updates import (
     StateUpdate,
     Update,
     copied_entries,
@@ -33,13 +39,6 @@ from burnish.engines.torch.families.update.state_updates import (
     take_increments,
     take_updates,
 )
-from burnish.engines.torch.fusion import FUSED
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
-from burnish.engines.torch.runtime import memory
-from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
-from burnish.engines.torch.runtime.devices import cuda_settings, device_of
-from burnish.engines.torch.runtime.inductor import CompiledGraph, InPlaceStep, check_compiler, laid_out_as
 from burnish.engines.torch.translate.dtypes import array_of, mapped_tensor_of, tensor_of, torch_dtype, view_of
 from burnish.engines.torch.translate.failures import failure, place_of
 from burnish.engines.torch.translate.rules import translated_operators
@@ -47,6 +46,7 @@ from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, garbage_kept
+from burnish.kernels.building import level_of
 from burnish.lowering import TARGETS, Target
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
 from burnish.stopping import in_python

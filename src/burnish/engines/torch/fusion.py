@@ -9,28 +9,23 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from burnish.engines.kernels.elementwise.fusion import fuse_elementwise
-from burnish.engines.kernels.normalization.batch_fusion import fuse_batch_normalization
-from burnish.engines.kernels.normalization.row_fusion import fuse_normalization
-from burnish.engines.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
-from burnish.engines.kernels.softmax.cross_entropy_fusion import use_cross_entropy_kernels
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
-from burnish.engines.torch.families.attention.fusion import fuse_attention, use_cuda_attention
-from burnish.engines.torch.families.convolution.chosen_fusion import choose_convolutions
-from burnish.engines.torch.families.convolution.depthwise_fusion import fuse_depthwise
-from burnish.engines.torch.families.convolution.narrow_fusion import use_narrow_gradients
-from burnish.engines.torch.families.convolution.products_fusion import use_products
-from burnish.engines.torch.families.convolution.winograd_fusion import use_winograd
-from burnish.engines.torch.families.embedding.fusion import use_row_kernels
-from burnish.engines.torch.families.fused import fused_operators, replace_whole_nodes
-from burnish.engines.torch.families.linear.batched_fusion import fuse_batched_products
-from burnish.engines.torch.families.linear.fusion import fuse_linear, use_linear_gradients
-from burnish.engines.torch.families.normalization.group_fusion import fuse_group_normalization
-from burnish.engines.torch.families.normalization.whole_sums import sum_whole_rows
-from burnish.engines.torch.families.pooling.fusion import fuse_max_pooling
-from burnish.engines.torch.families.precision.cast_placement import read_shapes_before_casts, transpose_narrow
-from burnish.engines.torch.families.precision.widening import CONVOLUTIONS, PRODUCTS, widen
+from burnish.engines.torch.bindings.precision import CONVOLUTIONS, PRODUCTS, read_shapes_before_casts, transpose_narrow, widen
+from burnish.engines.torch.whole_sums import sum_whole_rows
 from burnish.graph import BURNISH_DOMAIN
+from burnish.kernels.attention.fusion import fuse_attention, use_cuda_attention
+from burnish.kernels.convolution.depthwise_fusion import fuse_depthwise
+from burnish.kernels.convolution.fusion import choose_convolutions, use_narrow_gradients, use_products, use_winograd
+from burnish.kernels.elementwise.fusion import fuse_elementwise
+from burnish.kernels.indexing.fusion import use_row_kernels
+from burnish.kernels.linear.fusion import fuse_batched_products, fuse_linear, use_linear_gradients
+from burnish.kernels.normalization.batch_fusion import fuse_batch_normalization
+from burnish.kernels.normalization.group_fusion import fuse_group_normalization
+from burnish.kernels.normalization.row_fusion import fuse_normalization
+from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
+from burnish.kernels.pooling.fusion import fuse_max_pooling
+from burnish.kernels.replacements import fused_operators, replace_whole_nodes
+from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
 from burnish.lowering import lower_semantic_operators
 from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING

@@ -26,8 +26,8 @@ import torch
 from torch import fx
 
 from burnish.compiler.executable import lower
+from burnish.engines.torch.bindings.precision import narrow_dtypes, widened
 from burnish.engines.torch.engine import TorchEngine
-from burnish.engines.torch.families.precision.widening import narrow_dtypes, widened
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.runtime.devices import device_of
 from burnish.engines.torch.runtime.inductor import check_compiler

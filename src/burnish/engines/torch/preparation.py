@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.families.attention import cuda, dispatch
-from burnish.engines.torch.families.precision.widening import narrow_dtypes
+from burnish.engines.torch.bindings import attention
+from burnish.engines.torch.bindings.attention import cuda
+from burnish.engines.torch.bindings.precision import narrow_dtypes
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
@@ -58,7 +59,7 @@ def prepared(
         winograd and channels_last,
         channels_last,
         narrow_dtypes(device),
-        attended if device.type == "cuda" else dispatch.dtypes(),
+        attended if device.type == "cuda" else attention.dtypes(),
         kernel_choice if chooses else None,
         on_cuda=device.type == "cuda",
     )

@@ -1,1 +1,1 @@
-"""What builds and loads the engine's own kernels, and the headers that these share; the kernels stand in their families."""
+"""What builds and loads the engine's own kernels, and the headers that these share; their sources stand in ``bindings``."""

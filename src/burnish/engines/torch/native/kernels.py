@@ -31,10 +31,10 @@ import onnx_ir as ir
 import torch
 import torch.fx
 
-from burnish.engines.kernels import building, compiling
-from burnish.engines.kernels.building import SWITCHED_OFF, cores, first_line, is_switched_off
-from burnish.engines.kernels.compiling import find_compiler
 from burnish.errors import KernelWarning
+from burnish.kernels import building, compiling
+from burnish.kernels.building import SWITCHED_OFF, cores, first_line, is_switched_off
+from burnish.kernels.compiling import find_compiler
 
 
 class Use(IntEnum):

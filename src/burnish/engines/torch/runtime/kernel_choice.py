@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from burnish.engines.kernels.building import cache_folder, locked, own_cache_folder
-from burnish.engines.kernels.compiling import model_name
+from burnish.kernels.building import cache_folder, locked, own_cache_folder
+from burnish.kernels.compiling import model_name
 from burnish.untrusted import read_json_file
 
 VARIABLE = "BURNISH_KERNEL_CHOICES"

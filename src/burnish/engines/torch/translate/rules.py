@@ -16,11 +16,11 @@ from torch import fx
 from torch.overrides import handle_torch_function, has_torch_function
 
 from burnish.engines.communicator import Communicator
-from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.host_shapes import Host, Number
 from burnish.errors import EngineError
 from burnish.graph import attribute_value, describe_node, same_padding, split_padding
+from burnish.kernels.engine_operator import EngineOperator
 from burnish.operators.semantic import SemanticOperator
 
 Result = fx.Proxy | Host | None

@@ -15,9 +15,9 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.kernels.engine_operator import EngineOperator
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor
+from burnish.kernels.engine_operator import EngineOperator
 
 COTANGENTS = EngineOperator("Cotangents", ("y...",), ("dy...",))
 

@@ -1,1 +1,0 @@
-"""Operators that read elements by index: gradients that add where was read."""

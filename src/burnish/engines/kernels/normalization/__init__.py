@@ -1,1 +1,0 @@
-"""Batch normalization in training with what stands around it: the graph pass that finds it, and the passes over memory."""

@@ -1,1 +1,0 @@
-"""Softmax cross-entropy: the graph pass that finds it, and the passes over memory."""

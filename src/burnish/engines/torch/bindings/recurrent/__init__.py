@@ -1,0 +1,46 @@
+"""Recurrent layers: one direction from its first frame to its last, and back again, in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from burnish.engines.torch.native.kernels import declare_kernel
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.graph import attribute_value
+from burnish.kernels.recurrent import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
+from burnish.kernels.recurrent.fusion import has_recurrent_kernel
+from burnish.kernels.replacements import replaces
+from burnish.kernels.thresholds import Recurrent
+from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD
+
+declare_kernel(
+    "lstm",
+    "lstm_steps(Tensor z, Tensor r, Tensor initial_h, Tensor initial_c, bool reverse)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "lstm_steps_gradient(Tensor r, Tensor initial_c, Tensor c, Tensor iof, Tensor g, Tensor? dh, Tensor? d_last_h,"
+    " Tensor? d_last_c, bool reverse) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@replaces(LSTM_STEPS, by=FUSED_LSTM_STEPS)
+@replaces(LSTM_STEPS_GRAD, by=FUSED_LSTM_STEPS_GRAD)
+def has_kernel(node: ir.Node) -> bool:
+    return attribute_value(node, "hidden_size", 0) <= Recurrent.MOST_UNITS and has_recurrent_kernel(node)
+
+
+@translates(FUSED_LSTM_STEPS)
+def lstm_steps(op: Call) -> Any:
+    operands = [op.tensor(index) for index in range(4)]
+    results = torch.ops.burnish.lstm_steps.default(*operands, bool(op.attribute("reverse")))
+    return tuple(results[index] for index in range(6))
+
+
+@translates(FUSED_LSTM_STEPS_GRAD)
+def lstm_steps_gradient(op: Call) -> Any:
+    operands = [op.tensor(index) for index in range(5)]
+    cotangents = [op.optional(index) for index in range(5, 8)]
+    results = torch.ops.burnish.lstm_steps_gradient.default(*operands, *cotangents, bool(op.attribute("reverse")))
+    return tuple(results[index] for index in range(3))

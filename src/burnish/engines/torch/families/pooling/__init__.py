@@ -1,1 +1,0 @@
-"""Max pooling whose indices only its own gradient reads."""

@@ -1,1 +1,0 @@
-"""Mixed precision: where its casts stand, and what is computed in float32 instead."""

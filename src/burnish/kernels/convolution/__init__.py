@@ -1,0 +1,31 @@
+"""Convolutions, their gradients and max pooling, for images with their channels last: the operators that graph passes put there.
+
+``ChannelsLast...`` are for engines whose tensors lie in the order of their axes: images are [N, H, W, C], kernels [K, C / group,
+height, width] as everywhere. They carry ``kernel_shape``, ``strides``, ``dilations``, ``pads`` and ``group`` of the convolution,
+and ``threads``, in how many parts sums are cut. The gradient says which of its outputs are wanted, ``input`` and ``weight``: the
+other is left out.
+"""
+
+from burnish.kernels.engine_operator import EngineOperator
+
+CHANNELS_LAST_CONV = EngineOperator("ChannelsLastConv", ("x", "w", "b"), ("y",))
+CHANNELS_LAST_CONV_GRAD = EngineOperator("ChannelsLastConvGrad", ("dy", "x", "w"), ("dx", "dw"))
+CHANNELS_LAST_MAX_POOL = EngineOperator("ChannelsLastMaxPool", ("x",), ("y",))
+CHANNELS_LAST_MAX_POOL_GRAD = EngineOperator("ChannelsLastMaxPoolGrad", ("dy", "x", "y"), ("dx",))
+
+
+CHOSEN_CONV = EngineOperator("ChosenConv", ("x", "w", "b"), ("y",))
+CHOSEN_CONV_TRANSPOSE = EngineOperator("ChosenConvTranspose", ("x", "w", "b"), ("y",))
+CHOSEN_CONV_INPUT_GRAD = EngineOperator("ChosenConvInputGrad", ("dy", "w", "x"), ("dx",))
+CHOSEN_CONV_WEIGHT_GRAD = EngineOperator("ChosenConvWeightGrad", ("dy", "x", "w"), ("dw",))
+CONV_INPUT_GRAD_NARROW = EngineOperator("ConvInputGradNarrow", ("dy", "w", "x"), ("dx",))
+CONV_WEIGHT_GRAD_NARROW = EngineOperator("ConvWeightGradNarrow", ("dy", "x", "w"), ("dw",))
+DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
+DEPTHWISE_CONV_GRAD = EngineOperator("DepthwiseConvGrad", ("dy", "x", "w"), ("dx", "dw"))
+WINOGRAD_CONV = EngineOperator("WinogradConv", ("x", "w", "b"), ("y",))
+WINOGRAD_CONV_INPUT_GRAD = EngineOperator("WinogradConvInputGrad", ("dy", "w"), ("dx",))
+WINOGRAD_CONV_WEIGHT_GRAD = EngineOperator("WinogradConvWeightGrad", ("dy", "x"), ("dw",))
+POINTWISE_CONV = EngineOperator("PointwiseConv", ("x", "w", "b"), ("y",))
+POINTWISE_CONV_INPUT_GRAD = EngineOperator("PointwiseConvInputGrad", ("dy", "w", "x"), ("dx",))
+POINTWISE_CONV_GRAD = EngineOperator("PointwiseConvGrad", ("dy", "x", "w"), ("dx", "dw"))
+CONV_WEIGHT_GRAD_PRODUCTS = EngineOperator("ConvWeightGradProducts", ("dy", "x"), ("dw",))

@@ -1,0 +1,260 @@
+"""Fusions of convolutions and their gradients: by a way that is chosen as a step runs, as products, by Winograd's filtering.
+
+For the layers of image networks the ways were compared, and the rules found are here and in ``depthwise_fusion``. Of what lies
+outside, such as signals, volumes, long or dilated kernels, groups and transposed convolutions, one way may be a hundred times
+slower than another.
+
+With the channels last, a convolution of 1x1 multiplies the pixels by the kernels, and the gradient of any kernels is one product
+for each of their pixels. The gradients of a convolution of 1x1 are both products with that of its results, which is read once for
+both. Of a convolution of 1x1, the batch decides which is faster, and so it is chosen when a step runs.
+
+What the kernels for Winograd's minimal filtering (3x3) take is found here, from what a graph declares; which shapes are large
+enough to win by it is known when a step runs, and left to the kernels.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.kernels.convolution import (
+    CHOSEN_CONV,
+    CHOSEN_CONV_INPUT_GRAD,
+    CHOSEN_CONV_TRANSPOSE,
+    CHOSEN_CONV_WEIGHT_GRAD,
+    CONV_INPUT_GRAD_NARROW,
+    CONV_WEIGHT_GRAD_NARROW,
+    CONV_WEIGHT_GRAD_PRODUCTS,
+    POINTWISE_CONV,
+    POINTWISE_CONV_GRAD,
+    POINTWISE_CONV_INPUT_GRAD,
+    WINOGRAD_CONV,
+    WINOGRAD_CONV_INPUT_GRAD,
+    WINOGRAD_CONV_WEIGHT_GRAD,
+)
+from burnish.kernels.thresholds import ChosenConvolutions, ConvolutionProducts
+from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
+from burnish.quantization.graph import is_exact
+
+
+def kernel_place(node: ir.Node) -> int | None:
+    """Which operand holds the kernels of a convolution, of its input's gradient or of its kernels'; None for another node."""
+    if node.op_type == "Conv" and node.domain == "":
+        return 1
+    gradient = next((operator for operator in (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD) if operator.is_of(node)), None)
+    return None if gradient is None else gradient.inputs.index("w")
+
+
+CHOSEN = {
+    "Conv": CHOSEN_CONV,
+    "ConvTranspose": CHOSEN_CONV_TRANSPOSE,
+    CONV_INPUT_GRAD.name: CHOSEN_CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD.name: CHOSEN_CONV_WEIGHT_GRAD,
+}
+
+
+def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
+    """Rename ``Conv``, ``ConvTranspose`` and the gradients to ``ChosenConv``, ... in the domain ``burnish``, in place.
+
+    They keep operands and attributes. They are taken in float32, with padding of zero or more, outside of what was compared:
+    square kernels up to 7x7 of images, in one group and without dilation.
+
+    Args:
+        graph: a graph of which the other fusions of convolutions have taken what is theirs.
+        measured: whether the calls measure the ways; else they take the usual one.
+    """
+    for node in graph:
+        if _is_taken(node):
+            node.domain, node.op_type = CHOSEN[node.op_type].key
+            node.attributes["measured"] = ir.AttrInt64("measured", int(measured))
+
+
+def _is_taken(node: ir.Node) -> bool:
+    place = 1 if _is_transposed(node) else kernel_place(node)
+    weight = None if place is None else node.inputs[place]
+    if weight is None or weight.shape is None or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return False
+    kernel = [extent for extent in weight.shape[2:] if isinstance(extent, int)]
+    rank = len(weight.shape) - 2
+    if len(kernel) != rank or not 1 <= rank <= 3 or any(pad < 0 for pad in attribute_value(node, "pads", ())):
+        return False
+    # Of one pixel and with a stride, the gradient of the kernels has a way of its own, for the sake of oneDNN's faults.
+    if max(kernel) == 1 and any(step > 1 for step in attribute_value(node, "strides", ())):
+        return False
+    compared = (
+        rank == 2
+        and not _is_transposed(node)
+        and kernel[0] == kernel[1] <= ChosenConvolutions.LARGEST_COMPARED
+        and attribute_value(node, "group", 1) == 1
+        and all(step == 1 for step in attribute_value(node, "dilations", ()))
+    )
+    return not compared
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    return node.op_type == "ConvTranspose" and node.domain == ""
+
+
+def use_narrow_gradients(graph: ir.Graph) -> None:
+    """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` of kernels of one pixel with strides and no
+    padding by ``ConvInputGradNarrow``, in place.
+
+    They are taken in bfloat16, of images, in one group, without dilation, with kernels of known extents and the same padding on
+    both sides of an axis. The graph's order is to be restored after.
+    """
+    for node in list(graph):
+        window = _narrow_window(node)
+        if window is None:
+            continue
+        extents, strides, pads = window
+        if CONV_INPUT_GRAD.is_of(node) and (extents != [1, 1] or any(pads) or strides == [1, 1]):
+            continue
+        builder = Builder(graph, before=node)
+        operands = [builder.tensor(value) for value in node.inputs if value is not None]
+        narrow = CONV_INPUT_GRAD_NARROW if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD_NARROW
+        replace_node(node, narrow(*operands, kernel_shape=extents, strides=strides, pads=pads))
+
+
+def _narrow_window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:
+    """Extents of the kernels, strides and pads; None for what is not taken."""
+    place = kernel_place(node) if node.domain == BURNISH_DOMAIN else None
+    if place is None or node.outputs[0].dtype != ir.DataType.BFLOAT16:
+        return None
+    if any(value is None or value.dtype != ir.DataType.BFLOAT16 for value in node.inputs[:2]):  # of a third the shape is read
+        return None
+    weight = node.inputs[place]
+    if weight is None or weight.shape is None or len(weight.shape) != 4:
+        return None
+    extents = [extent for extent in weight.shape[2:] if isinstance(extent, int)]
+    pads = list(attribute_value(node, "pads", [0] * 4))
+    if len(extents) != 2 or pads[:2] != pads[2:] or min(pads) < 0 or attribute_value(node, "group", 1) != 1:
+        return None
+    if attribute_value(node, "auto_pad", "NOTSET") != "NOTSET" or any(
+        step != 1 for step in attribute_value(node, "dilations", ())
+    ):
+        return None
+    return extents, list(attribute_value(node, "strides", [1, 1])), pads
+
+
+POINTWISE = {"Conv": POINTWISE_CONV, CONV_INPUT_GRAD.name: POINTWISE_CONV_INPUT_GRAD}
+
+LEAST_CHANNELS = {
+    "Conv": ConvolutionProducts.LEAST_CHANNELS,
+    CONV_INPUT_GRAD.name: ConvolutionProducts.LEAST_CHANNELS,
+    CONV_WEIGHT_GRAD.name: ConvolutionProducts.LEAST_CHANNELS_OF_GRADIENT,
+}
+
+
+def use_products(graph: ir.Graph) -> None:
+    """Replace ``Conv`` and ``ConvInputGrad`` by ``PointwiseConv`` and ``PointwiseConvInputGrad``, ``ConvWeightGrad`` by
+    ``ConvWeightGradProducts``, and both gradients of a layer by ``PointwiseConvGrad``, in place.
+
+    They are taken in float32, in one group, without dilation, with the same padding on both sides of an axis and enough channels
+    on either side; the first two with kernels of 1x1 and no padding, the third with kernels up to 3x3, the last with kernels of
+    1x1, no padding and a stride of 1. The graph's order is to be restored after.
+    """
+    _join_gradients(graph)
+    for node in list(graph):
+        window = _window(node, LEAST_CHANNELS)
+        if window is None:
+            continue
+        extents, strides, padding = window
+        builder = Builder(graph, before=node)
+        operands = [None if value is None else builder.tensor(value) for value in node.inputs]
+        if CONV_WEIGHT_GRAD.is_of(node):
+            # Of the third operand the shape is read, which follows from the others and the extents.
+            result = CONV_WEIGHT_GRAD_PRODUCTS(*operands[:2], extents=extents, strides=strides, padding=padding)
+        elif extents == [1, 1] and padding == [0, 0]:
+            result = POINTWISE[node.op_type](*operands, strides=strides)
+        else:
+            continue
+        replace_node(node, result)
+
+
+def _join_gradients(graph: ir.Graph) -> None:
+    """``ConvInputGrad(dy, w, x)`` and ``ConvWeightGrad(dy, x, w)`` to ``PointwiseConvGrad(dy, x, w) -> dx, dw``.
+
+    Of the former's x the shape is read, which follows from dy and w: where x is computed again, the latter reads another value.
+    """
+    least = dict.fromkeys(LEAST_CHANNELS, ConvolutionProducts.LEAST_CHANNELS_OF_BOTH)
+    of_input: dict[tuple[ir.Value | None, ir.Value | None], ir.Node] = {}
+    of_weight = []
+    for node in graph:
+        is_gradient = CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node)
+        if is_gradient and _window(node, least) == ([1, 1], [1, 1], [0, 0]):
+            if CONV_INPUT_GRAD.is_of(node):
+                of_input[node.inputs[0], node.inputs[1]] = node
+            else:
+                of_weight.append(node)
+    for node in of_weight:
+        other = of_input.pop((node.inputs[0], node.inputs[2]), None)
+        if other is None:
+            continue
+        builder = Builder(graph, before=node)
+        operands = [builder.tensor(value) for value in node.inputs if value is not None]
+        results = POINTWISE_CONV_GRAD.emit(*operands)
+        for result, replaced in zip(results, (other, node), strict=True):
+            result.value.type = replaced.outputs[0].type
+            replace_node(replaced, result)
+
+
+def _window(node: ir.Node, least: dict[str, int]) -> tuple[list[int], list[int], list[int]] | None:
+    """Extents of the kernels, strides and padding; None for what no product is made of."""
+    place = kernel_place(node)
+    weight = None if place is None else node.inputs[place]
+    if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT or weight.shape is None or len(weight.shape) != 4:
+        return None
+    known = [extent for extent in weight.shape if isinstance(extent, int)]
+    if len(known) != 4 or min(known[:2]) < least[node.op_type]:
+        return None
+    extents = known[2:]
+    if max(extents) > 3 or attribute_value(node, "group", 1) != 1 or attribute_value(node, "auto_pad", "NOTSET") != "NOTSET":
+        return None
+    pads = list(attribute_value(node, "pads", [0] * 4))
+    if pads[:2] != pads[2:] or min(pads) < 0 or any(step != 1 for step in attribute_value(node, "dilations", ())):
+        return None
+    return extents, list(attribute_value(node, "strides", [1, 1])), pads[:2]
+
+
+WINOGRAD = {
+    "Conv": WINOGRAD_CONV,
+    CONV_INPUT_GRAD.name: WINOGRAD_CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD.name: WINOGRAD_CONV_WEIGHT_GRAD,
+}
+
+
+def use_winograd(graph: ir.Graph) -> None:
+    """Replace ``Conv``, ``ConvInputGrad`` and ``ConvWeightGrad`` by ``WinogradConv``, ``WinogradConvInputGrad``, ..., in place.
+
+    They are taken in float32, with kernels of 3x3, strides and dilations of one, one group, and padding of 0 to 2 that is the
+    same on both sides of an axis.
+    """
+    for node in list(graph):
+        padding = _padding(node)
+        if padding is None or is_exact(node):
+            continue
+        # Of a gradient's third operand the shape is read, which here follows from the others.
+        read = node.inputs if node.op_type == "Conv" else node.inputs[:2]
+        builder = Builder(graph, before=node)
+        operands = [None if value is None else builder.tensor(value) for value in read]
+        replace_node(node, WINOGRAD[node.op_type](*operands, padding=padding))
+
+
+def _padding(node: ir.Node) -> list[int] | None:
+    """The padding of the height and of the width; None for what the kernels do not take."""
+    weight = kernel_place(node)
+    if weight is None or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return None
+    kernels = node.inputs[weight]
+    extents = attribute_value(node, "kernel_shape", None)
+    if extents is None and kernels is not None and kernels.shape is not None:
+        extents = kernels.shape[2:]
+    if extents is None or list(extents) != [3, 3] or attribute_value(node, "group", 1) != 1:
+        return None
+    if any(step != 1 for name in ("strides", "dilations") for step in attribute_value(node, name, ())):
+        return None
+    automatic = attribute_value(node, "auto_pad", "NOTSET")
+    if automatic != "NOTSET":
+        return [0, 0] if automatic == "VALID" else [1, 1]
+    pads = list(attribute_value(node, "pads", [0] * 4))
+    return pads[:2] if pads[:2] == pads[2:] and all(0 <= pad <= 2 for pad in pads) else None

@@ -1,0 +1,416 @@
+"""Fusion of elementwise arithmetic: a chain of nodes over tensors of one shape becomes one pass over memory.
+
+Groups grow along the edges of the graph, in its order: a node joins the groups of its operands, and makes one of them, where
+nothing that the whole reads from outside waits for any of it. So a group can run as one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
+from burnish.graph.describe import SOURCE_METADATA, source_of
+from burnish.graph.uses import read_by
+from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
+from burnish.kernels.elementwise.programs import DTYPES, Program, is_supported
+
+FEWEST_ELEMENTS = 1024
+FEWEST_SMALL_NODES = 3
+"""Over fewer elements than ``FEWEST_ELEMENTS`` a group takes this many nodes to be worth a call of its own. Benchmark:
+``benchmarks/compare.py --model mlp``."""
+
+LONGEST_GROUP = 40
+FEWEST_COLUMNS, MOST_COLUMNS = 16, 2**16
+"""Elements of a sum over leading axes that a group computes."""
+
+SEGMENT = 8192
+"""Nodes, in the order of the graph, among which groups form: what is looked at for a group does not grow with the graph."""
+
+LONG = 32
+"""Nodes between two readers of a value beyond which it is computed again, where that takes no pass of its own."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """Nodes that run as one.
+
+    Attributes:
+        segment: of the graph, which all its nodes lie in.
+        bits: of the group, and of those that it took in.
+        behind: bits of every group of its segment that it waits for, directly or not.
+    """
+
+    shape: ir.Shape
+    segment: int
+    bits: int
+    behind: int = 0
+    nodes: list[ir.Node] = field(default_factory=list)
+
+
+class _Groups:
+    """The groups of a graph, which form segment by segment: no path through the graph comes back to an earlier segment."""
+
+    def __init__(self) -> None:
+        self.of: dict[ir.Node, _Group] = {}
+        self._nodes = 0
+        self._of_earlier_segments: list[_Group] = []
+        self._present: dict[_Group, None] = {}
+        self._groups: list[_Group] = []  # by bit: the group, or the one that took it in
+        self._frontier: dict[ir.Value, int] = {}  # bits of the groups that a value waits for without another between
+
+    def __iter__(self) -> Iterator[_Group]:
+        yield from self._of_earlier_segments
+        yield from self._present
+
+    def add(self, node: ir.Node) -> None:
+        """Take the next node of the graph's order into account."""
+        if self._nodes and self._nodes % SEGMENT == 0:
+            self._of_earlier_segments += self._present
+            self._present, self._groups, self._frontier = {}, [], {}
+        self._nodes += 1
+        operands = list(read_by(node))  # a branch or a loop waits for what its body reads
+        shape = _shape(node)
+        group = None
+        if shape is not None:
+            group = self._join(node, operands, shape)
+        reached = 0
+        if group is None:
+            for value in operands:
+                reached |= self._frontier.get(value, 0)
+        else:
+            reached = group.bits
+        for output in node.outputs:
+            self._frontier[output] = reached
+
+    def _join(self, node: ir.Node, operands: list[ir.Value], shape: ir.Shape) -> _Group:
+        joined = _Group(shape, (self._nodes - 1) // SEGMENT, 1 << len(self._groups), nodes=[node])
+        self._groups.append(joined)
+        self._present[joined] = None
+        joined.behind = self._waits(operands)
+        for value in operands:
+            producer = value.producer()
+            other = None if producer is None else self.of.get(producer)
+            if other is None or other is joined or other.shape != shape or other.segment != joined.segment:
+                continue
+            if len(other.nodes) + len(joined.nodes) <= LONGEST_GROUP and not self._would_cycle(joined, other):
+                joined = self._merge(other, joined)
+        for member in joined.nodes:
+            self.of[member] = joined
+        return joined
+
+    def _waits(self, operands: list[ir.Value]) -> int:
+        """Bits of all that operands wait for."""
+        direct = 0
+        for value in operands:
+            direct |= self._frontier.get(value, 0)
+        return self._closure(direct)
+
+    def _closure(self, bits: int) -> int:
+        """The groups of ``bits``, and all that they wait for."""
+        found = 0
+        while bits:
+            group = self._groups[bits.bit_length() - 1]
+            found |= group.bits | group.behind
+            bits &= ~group.bits
+        return found
+
+    def _would_cycle(self, one: _Group, other: _Group) -> bool:
+        """Whether something outside of both waits for one of them while it is waited for by the other."""
+        both = one.bits | other.bits
+        outside = 0
+        for node in (*one.nodes, *other.nodes):
+            for value in node.inputs:
+                producer = None if value is None else value.producer()
+                if value is not None and (producer is None or self.of.get(producer) not in (one, other)):
+                    outside |= self._frontier.get(value, 0)
+        return bool((outside | self._closure(outside)) & both)
+
+    def _merge(self, one: _Group, other: _Group) -> _Group:
+        bits = one.bits | other.bits
+        behind = (one.behind | other.behind) & ~bits
+        is_read = any(node in self.of for node in other.nodes)  # a node that has just come has no readers yet
+        changed = is_read or behind & ~one.behind
+        taken = other.bits
+        while taken:
+            self._groups[taken.bit_length() - 1] = one
+            taken &= ~(1 << (taken.bit_length() - 1))
+        del self._present[other]
+        one.nodes += other.nodes
+        one.bits, one.behind = bits, behind
+        for node in other.nodes:
+            self.of[node] = one
+        if changed:
+            # What waits for the group waits for what that waits for.
+            for waiting in self._present:
+                if waiting is not one and waiting.behind & bits:
+                    waiting.behind |= behind | bits
+        return one
+
+
+def fuse_elementwise(graph: ir.Graph) -> None:
+    """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order.
+
+    Where only a sum over leading axes reads a value, as that for the gradient of a bias reads a widened gradient, the chain adds
+    it up and does not write it: ``burnish.FusedElementwiseSums``.
+    """
+    groups = _Groups()
+    for node in graph:
+        groups.add(node)
+    _compute_again(graph, groups)
+    replaced: list[ir.Node] = []
+    for group in groups:
+        sums = [] if _is_small(group.shape) else _sums_of(group)
+        enough = len(group.nodes) >= (FEWEST_SMALL_NODES if _is_small(group.shape) else 2)
+        if (enough or sums) and _replace(graph, group, sums):
+            replaced += group.nodes + sums
+    graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
+    graph.sort()
+
+
+def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
+    """Compute values again that are read much later, as activations are by the backward pass, where groups there read operands.
+
+    A group that reads all operands of a node anyway computes it in the same pass, and shares with it what both compute: the
+    gradient of GELU its distribution function. What is kept until then is the operand alone.
+    """
+    places = {node: place for place, node in enumerate(graph)}
+    for node in list(places):
+        shape = _shape(node)
+        value = node.outputs[0]
+        if shape is None or _is_small(shape) or value.is_graph_output():
+            continue
+        users = sorted({user for user, _ in value.uses() if user in places}, key=places.__getitem__)
+        if len(users) < 2:
+            continue
+        gaps = [places[later] - places[earlier] for earlier, later in pairwise(users)]
+        first = max(range(len(gaps)), key=gaps.__getitem__) + 1
+        if gaps[first - 1] < LONG or any(user not in places for user, _ in value.uses()):
+            continue
+        late = users[first:]
+        group = _group_that_reads(node, shape, _Later(places, places[users[first - 1]]), groups)
+        if group is None or any(groups.of.get(user) is group for user in late):
+            continue
+        # What an earlier segment reads stays in that segment or before it.
+        if group.segment > places[late[0]] // SEGMENT or _waits_for(group, late, groups, places):
+            continue
+        again = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=1)
+        again.outputs[0].type, again.outputs[0].shape = value.type, value.shape
+        graph.insert_before(late[0], again)
+        for user in late:
+            for position, operand in enumerate(user.inputs):
+                if operand is value:
+                    user.replace_input_with(position, again.outputs[0])
+        group.nodes.append(again)
+        groups.of[again] = group
+
+
+@dataclass(frozen=True)
+class _Later:
+    """The nodes of the graph behind a place."""
+
+    places: Mapping[ir.Node, int]
+    start: int
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return self.places.get(node, -1) > self.start
+
+
+def _group_that_reads(node: ir.Node, shape: ir.Shape, later: _Later, groups: _Groups) -> _Group | None:
+    """A group of ``later`` nodes that reads what a node over many elements reads; None where there is none with room."""
+    operands = [value for value in node.inputs if value is not None and constant_array(value) is None]
+    if not operands:
+        return None
+    # As the state is: an input of the graph, with extents that are known.
+    of_state = shape.is_static() and any(value.producer() is None for value in operands)
+    for user, _ in operands[0].uses():
+        group = groups.of.get(user) if user in later else None
+        if group is None or group.shape != shape or len(group.nodes) >= LONGEST_GROUP:
+            continue
+        # An update of the state runs in place, behind all that reads the state: nothing may wait for it.
+        if of_state and any(output.is_graph_output() for member in group.nodes for output in member.outputs):
+            continue
+        reads_all = all(any(value in member.inputs for member in group.nodes) for value in operands)
+        if reads_all and all(member in later for member in group.nodes):
+            return group
+    return None
+
+
+def _waits_for(group: _Group, nodes: list[ir.Node], groups: _Groups, places: Mapping[ir.Node, int]) -> bool:
+    """Whether a group waits for any of these nodes, directly or not; nodes of later segments cannot be what it waits for."""
+    end = (group.segment + 1) * SEGMENT
+    seen: set[ir.Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node in seen or places.get(node, 0) >= end:
+            continue
+        owner = groups.of.get(node)
+        if owner is group:
+            return True
+        members = [node] if owner is None else owner.nodes
+        seen.update(members)
+        left += [user for member in members for output in member.outputs for user, _ in output.uses()]
+    return False
+
+
+def _shape(node: ir.Node) -> ir.Shape | None:
+    """The one shape that an elementwise node computes over, or None for any other node."""
+    if not is_supported(node):
+        return None
+    shape = node.outputs[0].shape
+    if shape is None or any(not isinstance(extent, int) and extent.value is None for extent in shape.dims):
+        return None
+    for value in node.inputs:
+        if value is None:
+            continue
+        constant = constant_array(value)
+        if constant is not None and constant.size == 1:
+            continue
+        if value.dtype not in DTYPES or value.shape is None or not _repeats_in_one_place(value.shape, shape):
+            return None
+    return shape
+
+
+def _repeats_in_one_place(shape: ir.Shape, target: ir.Shape) -> bool:
+    """Whether a shape broadcasts to another along neighbouring axes only, which the kernel reads without a copy."""
+    missing = len(target) - len(shape)
+    if missing < 0:
+        return False
+    extents = [1] * missing + list(shape.dims)
+    kept = []
+    for extent, wanted in zip(extents, target.dims, strict=True):
+        if extent == wanted and extent != 1:
+            kept.append(True)
+        elif extent == 1:
+            if wanted != 1:
+                kept.append(False)
+        else:
+            return False
+    changes = sum(one != other for one, other in zip([True, *kept], [*kept, True], strict=True))
+    return changes <= 2
+
+
+def _is_small(shape: ir.Shape) -> bool:
+    elements = 1
+    for extent in shape.dims:
+        if not isinstance(extent, int):
+            return False
+        elements *= extent
+    return elements < FEWEST_ELEMENTS
+
+
+def _sums_of(group: _Group) -> list[ir.Node]:
+    """The sums over the same leading axes of values of a group's that nothing outside of it reads beside."""
+    # What updates the state runs in its memory, apart from the graph.
+    if any(output.is_graph_output() for node in group.nodes for output in node.outputs):
+        return []
+    members = set(group.nodes)
+    found: list[ir.Node] = []
+    summed_axes: set[int] = set()
+    for node in group.nodes:
+        value = node.outputs[0]
+        outside = [user for user, _ in value.uses() if user not in members]
+        axes = {_leading_axes(user, group.shape) if user.graph is node.graph else 0 for user in outside}
+        if outside and value.dtype == ir.DataType.FLOAT and len(axes | summed_axes) == 1 and 0 not in axes:
+            summed_axes |= axes
+            found += outside
+    return found
+
+
+def _leading_axes(node: ir.Node, shape: ir.Shape) -> int:
+    """How many axes of its operand a node adds up, the leading ones and not all, and drops; 0 where it does anything else."""
+    if node.op_type != "ReduceSum" or node.domain != "" or attribute_value(node, "keepdims", 1) or len(node.inputs) != 2:
+        return 0
+    operand, axes = node.inputs[0], None if node.inputs[1] is None else constant_array(node.inputs[1])
+    if operand is None or operand.shape != shape or axes is None or not 0 < axes.size < len(shape):
+        return 0
+    count = axes.size
+    if sorted(int(axis) % len(shape) for axis in axes.reshape(-1)) != list(range(count)):
+        return 0
+    columns = 1
+    for extent in shape.dims[count:]:
+        if not isinstance(extent, int):
+            return 0
+        columns *= extent
+    return count if FEWEST_COLUMNS <= columns <= MOST_COLUMNS else 0
+
+
+def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
+    """Put a kernel's node where a group and the sums of what it computes are; return whether it could.
+
+    Their nodes then read nothing, and are read by nothing.
+    """
+    members = {*group.nodes, *sums}
+    # In the order of the graph, which a group that took others in has lost.
+    nodes = _in_order(group.nodes, set(group.nodes))
+    program = Program()
+    results = []
+    for node in nodes:
+        program.add(node)
+        output = node.outputs[0]
+        if output.is_graph_output() or any(user not in members for user, _ in output.uses()):
+            results.append(output)
+    if not results and not sums:  # nothing reads the group
+        _detach(nodes)
+        return True
+    if not program.tensors:
+        return False
+    summed = [value for node in sums for value in node.inputs[:1] if value is not None]
+    assembled, registers = program.assemble(results, summed)
+    attributes: dict[str, Any] = {
+        "constants": [*program.constants, 0.0],  # an attribute cannot be empty
+        "constant_count": len(program.constants),
+        "program": assembled,
+        "dtypes": [int(value.dtype) for value in results if value.dtype is not None],
+    }
+    if sums:
+        attributes |= {name: [*attributes[name], 0] for name in ("program", "dtypes")}  # nor can these
+        attributes |= {"summed": registers, "kept": len(group.shape) - _leading_axes(sums[0], group.shape)}
+    results += [node.outputs[0] for node in sums]
+    operator = FUSED_ELEMENTWISE_SUMS if sums else FUSED_ELEMENTWISE
+    fused = ir.node(
+        operator.name,
+        list(program.tensors),
+        {name: typed_attribute(name, value) for name, value in attributes.items()},
+        domain=BURNISH_DOMAIN,
+        num_outputs=len(results),
+    )
+    if (source := source_of(nodes[-1])) is not None:  # of several the last one, whose result it gives
+        fused.metadata_props[SOURCE_METADATA] = source
+    graph.insert_after(nodes[-1], fused)
+    for value, replacement in zip(results, fused.outputs, strict=True):
+        replacement.type, replacement.shape = value.type, value.shape
+        name = value.name
+        replace_uses(value, replacement)
+        value.name, replacement.name = None, name
+    _detach(nodes + sums)
+    return True
+
+
+def _detach(nodes: list[ir.Node]) -> None:
+    for node in nodes:
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+
+
+def _in_order(nodes: list[ir.Node], members: set[ir.Node]) -> list[ir.Node]:
+    """The nodes of a group so that each comes behind those that it reads."""
+    ordered: dict[ir.Node, None] = {}
+
+    def visit(node: ir.Node) -> None:
+        if node in ordered:
+            return
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer in members:
+                visit(producer)
+        ordered[node] = None
+
+    for node in nodes:
+        visit(node)
+    return list(ordered)

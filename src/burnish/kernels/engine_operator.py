@@ -1,0 +1,52 @@
+"""Operators that engines alone know: what graph passes put in place of others, for kernels to compute.
+
+Each is one object, as semantic operators are in ``burnish.operators``: declared in the folder of its family here, or next to the
+binding of the only engine that knows it. Nothing else in Python spells its name::
+
+    DEPTHWISE_CONV = EngineOperator("DepthwiseConv", ("x", "w", "b"), ("y",))
+
+
+    @translates(DEPTHWISE_CONV)
+    def depthwise_convolution(op): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from burnish.graph import BURNISH_DOMAIN
+from burnish.operators.semantic import BurnishOperator, semantic_operator
+
+
+@dataclass(frozen=True, eq=False)
+class EngineOperator(BurnishOperator):
+    """An operator of engines alone, in the domain ``burnish``; a translation may leave an output in the memory that it shares."""
+
+    def __post_init__(self) -> None:
+        if self.name in _operators:
+            raise ValueError(f"the operator {self.name} of engines is declared twice: give one of the two another name")
+        _operators[self.name] = self
+
+
+_operators: dict[str, EngineOperator] = {}
+
+
+def engine_operators() -> Mapping[str, EngineOperator]:
+    """Return every such operator that is declared, by name."""
+    return MappingProxyType(_operators)
+
+
+def may_share_memory(node: ir.Node) -> bool:
+    """Whether a result of a node may lie in the memory of an operand: unless it is known that each has memory of its own."""
+    if node.domain != BURNISH_DOMAIN:
+        return node.domain != "" or node.op_type not in _WITHOUT_VIEWS
+    operator = _operators.get(node.op_type) or semantic_operator(node)
+    return operator is None or bool(operator.shares_memory)
+
+
+_WITHOUT_VIEWS = frozenset({"Add", "Conv", "MatMul", "Mul", "Sub"})
+"""Standard operators whose results PyTorch always gives memory of their own."""

@@ -1,0 +1,91 @@
+"""What fusion takes: the semantic operators that only graph passes turn into calls of kernels, and nodes that one replaces whole.
+
+A pass says of which operators it leaves none that a kernel has a form for; what it leaves is lowered::
+
+    @fuses(STANDARDIZE, STANDARDIZE_GRAD)
+    def fuse_normalization(graph): ...
+
+A kernel that takes a node as it is needs no pass, only when it does::
+
+    @replaces(RESIZE_GRAD, by=FUSED_RESIZE_GRAD)
+    def has_kernel(node): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from burnish.graph import Builder, replace_node
+from burnish.kernels.engine_operator import EngineOperator
+from burnish.operators.semantic import SemanticOperator
+
+Condition = Callable[[ir.Node], bool]
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    operator: EngineOperator
+    has_kernel: Condition
+
+
+_fused: set[str] = set()
+_replacements: dict[tuple[str, str], _Replacement] = {}
+
+
+def fuses(*operators: SemanticOperator) -> Callable[[_Function], _Function]:
+    """Register semantic operators that only this pass takes: ATen has no kernels of them, or none that keep as many digits."""
+
+    def register(rewrite: _Function) -> _Function:
+        _fused.update(operator.name for operator in operators)
+        return rewrite
+
+    return register
+
+
+def replaces(operator: SemanticOperator | str, *, by: EngineOperator) -> Callable[[Condition], Condition]:
+    """Register when nodes of an operator, a standard one by its name, become nodes of the engine's own with the same operands.
+
+    The condition gets a node whose operand at place 0 is float32 of known rank.
+    """
+
+    def register(has_kernel: Condition) -> Condition:
+        if isinstance(operator, SemanticOperator):
+            _fused.add(operator.name)
+        key = ("", operator) if isinstance(operator, str) else operator.key
+        _replacements[key] = _Replacement(by, has_kernel)
+        return has_kernel
+
+    return register
+
+
+def fused_operators() -> frozenset[str]:
+    """Return the names of the semantic operators that only fusion takes."""
+    return frozenset(_fused)
+
+
+def replace_whole_nodes(graph: ir.Graph) -> None:
+    """Replace the nodes that a kernel takes as they are, in place."""
+    for node in list(graph):
+        replacement = _replacements.get((node.domain, node.op_type))
+        if replacement is None or not _is_single(node) or not replacement.has_kernel(node):
+            continue
+        builder = Builder(graph, before=node)
+        operands = [None if value is None else builder.tensor(value) for value in node.inputs]
+        results = replacement.operator.emit(*operands)
+        for result, replaced in zip(results, node.outputs, strict=False):
+            result.value.type, result.value.shape = replaced.type, replaced.shape
+        maker = results[0].value.producer()
+        assert maker is not None
+        for attribute in node.attributes.values():
+            maker.attributes.add(attribute)
+        replace_node(node, results)
+
+
+def _is_single(node: ir.Node) -> bool:
+    operand = node.inputs[0] if node.inputs else None
+    return operand is not None and operand.dtype == ir.DataType.FLOAT and operand.shape is not None
