@@ -47,13 +47,13 @@ PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist works
 # A test that waits for ever ends here: its name and the stacks of its threads are printed, and the others go on.
 PYTEST_LIMIT := --timeout 900 --timeout-method thread
 
-test: $(TEST_STAMP)  ## Run the tests, but for long runs and for cases whose values all stand in others
+test: $(TEST_STAMP)  ## Run the quick tests, in some four minutes on two cores
 	$(PYTEST) $(PYTEST_LIMIT) -m "not slow and not campaign"
 
 test-all: $(TEST_STAMP)  ## Run all tests but the campaign
 	$(PYTEST) $(PYTEST_LIMIT) -m "not campaign"
 
-test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, every pair of options, and long series of draws and kills
+test-campaign: $(TEST_STAMP)  ## Run every further form of every operator's samples, whole products of options, and long series of draws and kills
 	$(PYTEST) -m campaign
 
 fuzz: $(TEST_STAMP)  ## Break files of every format and options for FUZZ_SECONDS (60), see docs/robustness.md

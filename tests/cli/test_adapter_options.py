@@ -93,6 +93,7 @@ def test_options_that_cannot_be_meant_are_refused(folder, options, message):
     assert message in " ".join(done.output.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_adapters_are_written_beside_the_tuned_model_and_taken_up_again(folder):
     options = ("--data", folder / "data.npz", "--epochs", 1, "--lr", 0.1, "--threads", 1)
     forms = ("--save-adapters", "apart", "--save-adapters", "peft")
@@ -140,6 +141,7 @@ def test_forms_that_cannot_be_written_are_refused(folder, options, message):
     assert message in " ".join(done.output.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_model_without_adapters_has_no_form_of_them(folder):
     done = run("train", folder / "model.onnx", "--data", folder / "data.npz", "--epochs", 1, "--output", folder / "run")
     assert done.exit_code == 0, done.output

@@ -31,6 +31,7 @@ single (float[1, 4, 1] x) => (float[1, 3] logits) <int64[2] extents = {1, 4}, fl
     np.savez("samples.npz", x=x, y=generator.integers(0, 3, 24))
 
 
+@pytest.mark.slow
 def test_train_on_batches_of_any_size(run, single):
     run("train", "single.onnx", "--data", "samples.npz", "-o", "run", "--batch", "open", "--batch-size", "5")
     assert Program.load("run/program").options["batch"] == "open"
@@ -67,6 +68,7 @@ def test_a_program_has_its_own(run, single):
     )
 
 
+@pytest.mark.slow
 def test_the_axis_of_samples_is_said_and_kept(run, folder):
     model = onnx.parser.parse_model("""
 <ir_version: 10, opset_import: ["": 21]>

@@ -52,6 +52,7 @@ def test_train_what_one_value_chooses(run, branched):
     assert [(tensor.name, list(tensor.dims)) for tensor in tuned.initializer if tensor.data_type == 1] == [("w", [4, 3])]
 
 
+@pytest.mark.slow
 def test_inspect_and_check(run, branched):
     before = json.loads(run("inspect", "branched.onnx", "--json").stdout)
     assert [weight["name"] for weight in before["parameters"]] == ["w", "w_1"]

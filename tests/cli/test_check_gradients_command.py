@@ -28,6 +28,7 @@ def curved(folder) -> None:
     onnx.save(model, folder / "curved.onnx")
 
 
+@pytest.mark.slow
 def test_gradients_that_are_right(run, folder):
     printed = run("check", "model.onnx", "--probes", "2").stdout
     assert re.search(r"model\.onnx can be trained: \d+ parameters in 11 tensors train\n", printed)
@@ -42,6 +43,7 @@ def test_only_whether_it_trains(run, folder):
     assert "predict computes what model.onnx computes" in printed
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_named_and_ends_with_1(run, curved, monkeypatch):
     def wrong(op: Operation, dy: Tensor) -> Tensor:
         return dy * (1 - op.output)

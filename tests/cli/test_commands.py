@@ -42,6 +42,7 @@ def images() -> np.ndarray:
     return np.load("data.npz")["x"][:, None]
 
 
+@pytest.mark.slow
 def test_train_writes_a_run(run, folder, curves):
     result = run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz", "--lr", "0.05", "-o", "runs/first")
     written = {path.name for path in (folder / "runs/first").iterdir()}
@@ -67,6 +68,7 @@ def test_the_folder_of_a_run_is_named_after_the_model(run, folder):
     assert not (folder / "runs/model/tuned.onnx").exists()
 
 
+@pytest.mark.slow
 def test_resuming_continues_bit_for_bit(run, folder):
     run(*TRAIN, "--epochs", "3", "-o", "whole")
     run(*TRAIN, "--epochs", "1", "-o", "parts")
@@ -74,6 +76,7 @@ def test_resuming_continues_bit_for_bit(run, folder):
     assert (folder / "whole/tuned.onnx").read_bytes() == (folder / "parts/tuned.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_is_not_overwritten_unasked(run, folder):
     run(*TRAIN)
     before = (folder / "runs/model/tuned.onnx").read_bytes()
@@ -83,6 +86,7 @@ def test_a_run_is_not_overwritten_unasked(run, folder):
     run(*TRAIN, "--epochs", "2", "--overwrite")
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_says_so(run, folder):
     run(*TRAIN, "--lr", "0.01")
     before = (folder / "runs/model/tuned.onnx").read_bytes()
@@ -97,6 +101,7 @@ def test_resuming_a_finished_run_says_so(run, folder):
     assert "taken from here on: " not in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frequent_rows")
 def test_the_schedule_of_a_run_is_in_its_program(run, folder):
     run(*TRAIN, "--lr", "0.5", "--schedule", "cosine", "--warmup", "2", "--epochs", "2")
@@ -118,7 +123,8 @@ def rates(run_folder: Path) -> list[float]:
         return [float(row["lr"]) for row in csv.DictReader(file)]
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("--lr", "0.5", "--schedule", "step:every=1,gamma=0.5"), schedules.step(0.5, 1, 0.5)),
@@ -130,7 +136,6 @@ def rates(run_folder: Path) -> list[float]:
         ),
         (("--schedule", "piecewise:boundaries=[2],rates=[0.2,0.1]"), schedules.piecewise([2], [0.2, 0.1])),
     ],
-    test=1,
 )
 def test_a_schedule_takes_settings_behind_a_colon(run, folder, arguments, expected):
     run(*TRAIN, *arguments)
@@ -179,6 +184,7 @@ def test_a_run_that_starts_from_another_has_the_whole_schedule(run, folder):
     assert "There is no checkpoint 'runs/checkpoints/latest.safetensors'" in " ".join(message.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frequent_rows")
 def test_a_damaged_checkpoint_does_not_keep_a_run_from_another_schedule(run, folder):
     run(*TRAIN, "--schedule", "linear", "--epochs", "2", "--keep-checkpoints", "2")
@@ -190,6 +196,7 @@ def test_a_damaged_checkpoint_does_not_keep_a_run_from_another_schedule(run, fol
     assert rates(folder / "runs/model")[6:] == pytest.approx([0.1 * (9 - t) / 9 for t in range(6, 9)])
 
 
+@pytest.mark.slow
 def test_a_compiled_program_computes_its_rate(run, folder):
     run("compile", "model.onnx", "-o", "program", "--lr", "0.25", "--schedule", "polynomial", "--steps", "10", "--warmup", "4")
     signature = Program.load(folder / "program").signature["step"]
@@ -200,6 +207,7 @@ def test_a_compiled_program_computes_its_rate(run, folder):
     assert "polynomial" in run("inspect", "program").stdout
 
 
+@pytest.mark.slow
 def test_a_tuned_model_can_be_left_unfolded(run, folder):
     text = run(*TRAIN).stdout
     assert "the tuned model, after 3 steps; batch normalization is folded: to train it further, export with --no-fold" in text
@@ -225,6 +233,7 @@ def test_options_reach_the_program(run, folder):
     assert header == "step,epoch,samples,seconds,lr,loss,accuracy,top_2,eval_loss,eval_accuracy,eval_top_2"
 
 
+@pytest.mark.slow
 def test_precision_reaches_the_program(run, folder):
     run("compile", "model.onnx", "-o", "half", "--precision", "float16")
     assert Program.load(folder / "half").options["precision"]["dtype"] == "float16"
@@ -232,6 +241,7 @@ def test_precision_reaches_the_program(run, folder):
     assert "precision: unknown 'int8'; choose among 'float32', 'float16', 'bfloat16'" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_sgd_has_momentum_unless_told_otherwise(run, folder):
     run("compile", "model.onnx", "-o", "usual")
     run("compile", "model.onnx", "-o", "none", "--momentum", "0", "--norm", "*=train")
@@ -240,6 +250,7 @@ def test_sgd_has_momentum_unless_told_otherwise(run, folder):
     assert Program.load(folder / "none").options["norm"] == {"*": "train"}
 
 
+@pytest.mark.slow
 def test_from_scratch(run, folder):
     run(*TRAIN, "--reinitialize", "kaiming", "--lr", "0", "--trainable", "classifier.weight")
     before = {value.name: value.const_value.numpy() for value in ir.load("model.onnx").graph.initializers.values()}
@@ -269,6 +280,7 @@ def write_dense_model(path: Path) -> None:
     ir.save(ir.Model(graph, ir_version=8), path)
 
 
+@pytest.mark.slow
 def test_the_column_that_is_taken_for_the_label_is_named(run, folder):
     write_dense_model(folder / "dense.onnx")
     (folder / "data.csv").write_text("a;b;kind\n1;2;0\n3;4;1\n")
@@ -302,6 +314,7 @@ def test_compile_writes_the_program(run, folder):
     onnx.checker.check_model(folder / "program/step.onnx")
 
 
+@pytest.mark.slow
 def test_export_from_a_run_or_a_checkpoint(run, folder):
     run(*TRAIN, "--epochs", "2", "--eval-data", "data.npz")
     run("export", "runs/model", "-o", "latest.onnx")
@@ -319,6 +332,7 @@ def test_export_from_a_run_or_a_checkpoint(run, folder):
     )
 
 
+@pytest.mark.slow
 def test_programs_and_runs_as_one_onnx_file(run, folder):
     result = run("compile", "model.onnx", "-o", "program.onnx")
     assert "inference with training_info" in result.stdout
@@ -457,6 +471,7 @@ def test_demo_in_small(run, folder, curves):
     assert (folder / "again.onnx").read_bytes() == (folder / "runs/small/tuned.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_demo_whose_counts_differ_fails(run, monkeypatch):
     monkeypatch.setattr("burnish.cli.demo.right_by_onnxruntime", lambda *arguments: 7)
     monkeypatch.setattr("burnish.training.Trainer.run", lambda self: None)
@@ -475,6 +490,7 @@ def test_names_are_printed_as_they_are(capsys):
     assert capsys.readouterr().out == "a:x:b [red]c\n"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_options_that_it_was_started_with(run, folder):
     options = ("--lr", "0.05", "--optimizer", "adam", "--eval-data", "data.npz", "--norm", "frozen", "--seed", "3")
     run(*TRAIN, *options, "--epochs", "2", "-o", "whole")
@@ -489,6 +505,7 @@ def test_a_resumed_run_takes_the_options_that_it_was_started_with(run, folder):
     assert written["norm"] == ["frozen"]
 
 
+@pytest.mark.slow
 def test_an_option_that_a_run_was_started_otherwise_with_is_named(run, folder):
     run(*TRAIN, "--epochs", "1", "-o", "run", "--optimizer", "sgd", "--momentum", "0.5")
     text = run("train", "-o", "run", "--resume", "--epochs", "2", "--momentum", "0.9", code=1).stderr
@@ -501,6 +518,7 @@ def test_an_option_that_a_run_was_started_otherwise_with_is_named(run, folder):
     assert "taken from here on: --threads 2 (the run was started with 1)" in text
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_of_another_command_is_left_where_it_is_overwritten(run, folder):
     tune = ("finetune", "model.onnx", "--data", "data.npz", "--epochs", "2", "--lr", "0.01", "-o", "run", "--threads", "1")
     run(*tune, "--unfreeze", "1")
@@ -546,6 +564,7 @@ def test_a_model_is_not_overwritten_by_what_is_made_of_it(run, folder, command):
     assert (folder / "model.onnx").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("export", "run", "-o"), ("report", "run", "-o")])
 def test_what_a_run_was_made_of_is_not_overwritten(run, folder, command):
     run(*TRAIN, "--epochs", "1", "-o", "run")
@@ -570,7 +589,8 @@ PLACES = [
 ]
 
 
-@spread("command", PLACES, test=3, ids=lambda command: command[0] + command[-1])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PLACES, ids=lambda command: command[0] + command[-1])
 def test_a_place_for_a_result_is_checked_before_any_work(run, folder, command):
     """A folder in place of a file, and a place inside of a file."""
     run(*TRAIN, "-o", "run")
@@ -584,6 +604,7 @@ def test_a_place_for_a_result_is_checked_before_any_work(run, folder, command):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_results_of_a_run_that_is_overwritten_are_removed_and_nothing_else(run, folder, curves):
     pytest.importorskip("tensorboardX")
     options = ("--report", "run/first.html", "--profile", "--log", "tensorboard", "--tensorboard", "run/more")
@@ -600,6 +621,7 @@ def test_the_results_of_a_run_that_is_overwritten_are_removed_and_nothing_else(r
     assert not [name for name in after if "tfevents" in name]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_whatever_is_written(run, folder, monkeypatch):
     """At any file of a run: no traceback, and nothing half written."""
     flushed = file_writing.flush_to_disk
@@ -625,6 +647,7 @@ def test_a_full_disk_is_one_line_whatever_is_written(run, folder, monkeypatch):
     assert (folder / str(number) / "tuned.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf8_do_no_harm(run, folder):
     odd = os.fsdecode(b"d\xff.npz")
     os.replace("data.npz", odd)
@@ -635,6 +658,7 @@ def test_names_that_are_no_utf8_do_no_harm(run, folder):
     run("predict", "run", odd, "-o", os.fsdecode(b"out\xfe.csv"))
 
 
+@pytest.mark.slow
 def test_fewer_classes_than_outputs_are_said_and_named(run, folder):
     ir.save(residual_network((1, 4, 4), classes=10, width=2, blocks=(1,)), folder / "model.onnx")
     arrays = np.load("data.npz")

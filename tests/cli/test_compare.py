@@ -18,6 +18,7 @@ def faulty(monkeypatch):
     monkeypatch.setattr(engines, "get", lambda name="auto": engine if name == "faulty" else get(name))
 
 
+@pytest.mark.slow
 def test_engines_that_agree(run, folder):
     result = run("compare", "model.onnx", "--engines", "onnxruntime,reference", "--steps", "2", "--json", "report.json")
     assert "onnxruntime and reference agree over 2 steps" in result.stdout

@@ -69,6 +69,7 @@ def test_a_pipe_as_data_is_named(run, folder, command):
     assert "error: pipe: it is a pipe or a device" in run(command, "model.onnx", *given, code=1).output
 
 
+@pytest.mark.slow
 def test_a_label_for_one_of_two_kinds_of_data_is_taken(run, folder):
     arrays = np.load("data.npz")
     rows = ["kind," + ",".join(f"p{index}" for index in range(16))]
@@ -81,6 +82,7 @@ def test_a_label_for_one_of_two_kinds_of_data_is_taken(run, folder):
     assert evaluated == re.findall(r"evaluation loss \S+ accuracy \S+", of_arrays.stdout)
 
 
+@pytest.mark.slow
 def test_another_size_than_the_model_s_is_refused(run, images):
     result = run(*TRAIN, "--data", "images", "--image-size", "8", "8", code=1)
     assert "takes images of 4 x 4, and --image-size says 8 x 8: leave it out" in result.output

@@ -81,6 +81,7 @@ def test_doctor_says_which_engine_is_missing(run, monkeypatch):
     assert json.loads(run("doctor", "--json").stdout)["engines"]["torch"]["version"] is None
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_computes_on(run, folder):
     OnnxRuntimeEngine(kernels=True)
     options = ("--data", "data.npz", "--epochs", "1", "--output", "runs/first")

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from burnish.models import residual_network
-from oracles.combinations import spread
 
 TRAIN = ("train", "color.onnx", "--data", "images", "--eval-data", "images", "--threads", "1", "--batch-size", "4", "-o", "run")
 
@@ -119,7 +118,8 @@ def test_a_model_that_cannot_train(run, folder):
     assert math.isclose(figures(folder / "f.csv")["loss"], np.mean(np.round(given).astype(np.float64) ** 2), rel_tol=1e-6)
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
         (("run", "images", "--loss", "mse"), "loss: 'run' is of a program, compiled with its own: leave it out", 1),
@@ -140,7 +140,6 @@ def test_a_model_that_cannot_train(run, folder):
         (("run/program", "images", "--best"), "best: 'run/program' is a program and no run", 1),
         (("four.onnx", "images", "--loss", "cross_entropy"), "takes batches of 4, and 9 samples leave 1 over", 1),
     ],
-    test=3,
 )
 def test_what_is_refused(trained, run, images, arguments, message, code):
     (images / "more/dog").mkdir(parents=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime
+import pytest
 from PIL import Image
 
 
+@pytest.mark.slow
 def test_the_file_says_of_decoded_images_what_the_run_says_of_files(folder, run):
     for name in ("dark", "dim", "light"):
         (folder / "images" / name).mkdir(parents=True)

@@ -113,6 +113,7 @@ def test_a_run_goes_on_with_what_it_chose(model, tmp_path):
     assert json.loads((tmp_path / "run" / "finetune.json").read_text()) == chosen
 
 
+@pytest.mark.slow
 def test_a_table_and_a_file_of_one_sample(tmp_path):
     network = Network("one", [6])
     network.graph.inputs[0].shape = ir.Shape([1, 6])
@@ -189,6 +190,7 @@ def test_the_head_is_found_among_several_outputs(tmp_path):
     assert labels.max() >= CLASSES
 
 
+@pytest.mark.slow
 def test_what_is_refused(model, tmp_path):
     write_images(tmp_path / "images")
     missing = run("finetune", model, "--data", tmp_path / "images", "--freeze-until", "stage9*", "--output", tmp_path / "a")
@@ -210,6 +212,7 @@ def test_what_is_refused(model, tmp_path):
     assert "has weights: give the output of a classifier" in " ".join(headless.output.split())
 
 
+@pytest.mark.slow
 def test_the_same_in_python(tmp_path):
     write_images(tmp_path / "images", ("no", "yes"))
     source = load(residual_network(input_shape=(1, 8, 8), classes=10, width=4, blocks=(1, 1)))
@@ -237,6 +240,7 @@ def test_one_call_tunes_and_writes(tmp_path):
     assert onnx.load(tuned.path).graph.output[0].type.tensor_type.shape.dim[1].dim_value == 2
 
 
+@pytest.mark.slow
 def test_callbacks_are_told_and_unknown_options_named(tmp_path):
     class Told(Callback):
         def __init__(self):

@@ -24,6 +24,7 @@ def accuracy(path, data) -> float:
     return float((logits.argmax(axis=1) == data["y"]).mean())
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_integers_and_says_what_they_cost(run, folder) -> None:
     done = run("finetune", "model.onnx", "--data", "data.npz", *OPTIONS, "--quantize", "int4:epochs=1", "-o", "out")
     said = " ".join(done.output.split())
@@ -119,6 +120,7 @@ def test_integers_and_adapters_are_two_runs(run, folder) -> None:
     assert "tune with adapters first, and give the tuned file" in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 def test_a_model_that_is_quantized_already_is_refused_before_it_is_tuned(run, folder) -> None:
     """Whether its head is quantized or not, in one message each."""
     data = {"x": np.load("data.npz")["x"][:, None]}

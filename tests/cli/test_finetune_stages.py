@@ -209,6 +209,7 @@ def test_the_head_alone_trains_from_features(files, tmp_path):
     assert "accuracy" in evaluated
 
 
+@pytest.mark.slow
 def test_it_stops_early_and_writes_the_best_epoch(files, tmp_path):
     """At such a rate the loss only rises."""
     data = ("--data", files / "data.npz", "--eval-data", files / "held.npz", "--output", tmp_path / "run")

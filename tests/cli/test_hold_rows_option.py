@@ -11,7 +11,6 @@ from onnx import numpy_helper
 
 from burnish.cli.compilation_values import read_held_rows
 from burnish.program import Program
-from oracles.combinations import spread
 
 NAME = "classifier.bias"
 
@@ -20,7 +19,8 @@ def weight_of(path: str, name: str = NAME) -> np.ndarray:
     return next(numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer if tensor.name == name)
 
 
-@spread("source", ["model", "program"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["model", "program"])
 def test_train_leaves_the_rows_as_they_are(run, folder, source):
     held = ("--hold-rows", f"{NAME}=0,2", "--hold-rows", "classifier.weight=1")
     options = ("--optimizer", "adamw", "--weight-decay", "0.5", "--average", "ema:decay=0.5")

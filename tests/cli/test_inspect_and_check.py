@@ -66,6 +66,7 @@ def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
     assert "trained as one" not in run("inspect", "model.onnx").stdout
 
 
+@pytest.mark.slow
 def test_inspect_lists_what_was_a_buffer_when_the_model_was_exported(run, folder):
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
 <float[2, 2] w = {1, 1, 1, 1}, float[2] shift = {1, 2}> { a = MatMul (x, w) y = Add (a, shift) }""")
@@ -146,6 +147,7 @@ ROUNDED = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (floa
 }"""
 
 
+@pytest.mark.slow
 def test_weights_that_no_gradient_reaches_are_listed(run, folder):
     onnx.save(onnx.parser.parse_model(ROUNDED), folder / "rounded.onnx")
     text = run("inspect", "rounded.onnx").stdout
@@ -171,6 +173,7 @@ def test_weights_that_no_gradient_reaches_are_listed(run, folder):
     assert "the model has no output 'k'; it has 'y', 'z'" in run("inspect", "rounded.onnx", "--outputs", "k", code=1).stderr
 
 
+@pytest.mark.slow
 def test_commands_warn_of_weights_that_no_gradient_reaches(run, folder):
     onnx.save(onnx.parser.parse_model(ROUNDED), folder / "rounded.onnx")
     options = ("--loss", "mse", "--outputs", "y")
@@ -204,6 +207,7 @@ def test_inspect_takes_no_outputs_for_a_program(run, folder):
     assert "--outputs is for a model, and 'program' is a program" in run("inspect", "program", "--outputs", "y", code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["program", "run"])
 def test_inspect_of_a_program(run, folder, source):
     run("compile", "model.onnx", "-o", "run/program", "--trainable", "classifier.bias")
@@ -237,6 +241,7 @@ def write_model_without_gradient(path: Path, off_the_path: bool) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
 
 
+@pytest.mark.slow
 def test_inspect_of_a_program_in_one_file(run):
     run("compile", "model.onnx", "-o", "whole.onnx", "--optimizer", "lion")
     text = run("inspect", "whole.onnx").stdout
@@ -305,6 +310,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_inspect_check_and_compile_give_one_verdict(run, folder, name):
     onnx.save(MODELS[name], folder / "file.onnx")
@@ -334,6 +340,7 @@ g (float[batch, 3, 6, 6] x) => (float[batch, 2] y) <float[4] scale = {{1, 1.2, 0
     return proto
 
 
+@pytest.mark.slow
 def test_check_compares_what_is_predicted_with_the_file(run, folder):
     for mode in (0, 1):
         onnx.save(with_mean_image(mode), folder / f"mode{mode}.onnx")
@@ -344,6 +351,7 @@ def test_check_compares_what_is_predicted_with_the_file(run, folder):
     assert "statistics, which were never updated: mean 0 and variance 1" in result
 
 
+@pytest.mark.slow
 def test_training_compares_with_the_file_on_its_first_batch(run, folder):
     rng = np.random.default_rng(1)
     np.savez(folder / "pictures.npz", x=rng.normal(size=(16, 3, 6, 6)).astype(np.float32), labels=np.arange(16) % 2)
@@ -358,6 +366,7 @@ def test_training_compares_with_the_file_on_its_first_batch(run, folder):
         assert "frozen: mean_image (preprocesses 'x'); train it with --trainable mean_image" in text
 
 
+@pytest.mark.slow
 def test_what_prepares_an_input_is_listed_and_trains_by_name(run, folder):
     onnx.save(with_mean_image(), folder / "image.onnx")
     printed = run("inspect", "image.onnx").stdout

@@ -24,7 +24,8 @@ def weights(path) -> dict[str, np.ndarray]:
     return {name: value.const_value.numpy() for name, value in ir.load(path).graph.initializers.items()}
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("options", "optimizer"),
     [
         (["--transform", "clip_by_global_norm:max_norm=1"], optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(momentum=0.9))),
@@ -57,7 +58,6 @@ def weights(path) -> dict[str, np.ndarray]:
             ),
         ),
     ],
-    test=1,
 )
 def test_options_are_those_of_the_interface(run, folder, options, optimizer):
     run("compile", "model.onnx", "-o", "program", *options)
@@ -101,6 +101,7 @@ def test_an_average_is_evaluated_and_exported(run, folder):
     assert float(last["eval_loss"]) == pytest.approx(evaluated["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_without_an_average_has_none_to_export(run, folder):
     run(*TRAIN, "-o", "run")
     assert "keeps no average" in run("export", "run", "-o", "exported.onnx", "--average", code=1).output

@@ -39,6 +39,7 @@ def described(path) -> DataDescription:
     return DataDescription.read({entry.key: entry.value for entry in onnx.load(path).metadata_props})
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_does_to_pixels(run, images):
     text = run(*TRAIN).stdout
     assert "pixels: resized to 4 x 4 (bilinear), RGB, NCHW, values pixel / 255 (--pixels for another, such as imagenet)\n" in text
@@ -46,6 +47,7 @@ def test_a_run_says_what_it_does_to_pixels(run, images):
     assert f"pixels: {CROPPED}, values {IMAGENET}\n" in text
 
 
+@pytest.mark.slow
 def test_every_option_has_its_part(run, images):
     options = ("--pixel-scale", "1/127.5", "--pixel-mean", "1", "--pixel-std", "0.5,0.25,0.125", "--interpolation", "bicubic")
     more = ("--resize", "crop:6", "--channels", "bgr", "--layout", "NCHW")
@@ -96,6 +98,7 @@ def test_a_resumed_run_does_the_same_or_is_refused(run, images):
     assert "epoch 2/2" in text
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_is_resumed(run, images, monkeypatch):
     with monkeypatch.context() as earlier:
         earlier.setattr("burnish.training.run_folder.RunFolder._extra", without_pixels)
@@ -124,6 +127,7 @@ def test_a_model_is_trained_again_as_it_was_trained(run, images):
     run("compare", str(tuned), "--data", "images", "--steps", "1")
 
 
+@pytest.mark.slow
 def test_arrays_of_bytes_are_pixels(run, images):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
     np.savez("bytes.npz", x=pixels, y=np.array(["a", "b", "c"] * 2))

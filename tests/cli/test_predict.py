@@ -100,6 +100,7 @@ def test_what_is_printed(run, images, monkeypatch):
     assert "the run 'run', best state" in run("predict", "run", "images/ant", "--best").stdout
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_needs_no_classes(run, images):
     run(*TRAIN)
     (images / "flat").mkdir()
@@ -159,6 +160,7 @@ def write_tables(folder, columns: str) -> None:
     (folder / "table.csv").write_text("\n".join([columns, *(",".join(map(repr, line)) for line in lines)]) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["a,b", "a,b,y", "y,a,b", "a,b,c"])
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_tables_with_and_without_labels(run, folder, columns, kind):
@@ -172,6 +174,7 @@ def test_tables_with_and_without_labels(run, folder, columns, kind):
     np.testing.assert_allclose([[float(row[f"y[{index}]"]) for index in range(3)] for row in found], X @ weight, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_values_of_a_regression_that_was_trained(run, folder):
     linear(folder / "linear.onnx", 2, 1)
     np.savez("data.npz", x=X, y=X.sum(axis=1, keepdims=True))
@@ -183,7 +186,8 @@ def test_values_of_a_regression_that_was_trained(run, folder):
     np.testing.assert_allclose([float(row["y"]) for row in rows(folder / "p.csv")], expected, rtol=1e-5)
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("ending", "loss", "line", "expected"),
     [
         ("Softmax", None, "probabilities, by Softmax", lambda m: softmax(m)),
@@ -195,7 +199,6 @@ def test_values_of_a_regression_that_was_trained(run, folder):
         ("Sigmoid", "bce_with_logits", "probabilities, by Sigmoid", lambda m: 1 / (1 + np.exp(-m))),
         ("LogSoftmax", "nll", "logarithms of probabilities, trained with nll; exp makes", lambda m: softmax(m)),
     ],
-    test=2,
 )
 def test_what_an_output_is(run, folder, ending, loss, line, expected):
     """The same of the file itself, of a run with a loss, and of what that exports, at a rate of nearly nothing."""
@@ -243,6 +246,7 @@ def test_a_model_of_a_fixed_batch_reads_any_number(run, folder):
     np.testing.assert_allclose([float(row["y"]) for row in rows(folder / "p.csv")], (X @ weight)[:, 0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_arrays_that_nothing_reads_are_named(run, folder):
     linear(folder / "linear.onnx", 2, 1)
     np.savez("more.npz", x=X, y=X[:, :1], mask=X)

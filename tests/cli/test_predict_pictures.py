@@ -41,6 +41,7 @@ def written(path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.slow
 def test_a_detector_lists_its_boxes(run, folder, picture):
     exported(small_ssd(), "ssd.onnx", '["rectangle", "circle"]', loss=SSD_TEXT, outputs=["boxes", "scores"], metrics=["coco_map"])
     said = run("predict", "ssd.onnx", "wide.png", "--score", "0.01", "-o", "boxes.csv").output
@@ -84,6 +85,7 @@ def test_a_model_of_pixels_says_the_shares_of_its_classes(run, folder, picture, 
     assert {row[1]: float(row[2]) for row in rows} == pytest.approx(shares, abs=0.01)
 
 
+@pytest.mark.slow
 def test_pictures_with_annotations_are_asked_for_by_their_folder(run, folder):
     ir.save(small_unet(), "unet.onnx")
     write_masks(folder / "scans", drawn(1, 0))

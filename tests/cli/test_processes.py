@@ -87,8 +87,9 @@ def test_ctrl_c_at_the_start_and_at_the_end_prints_no_trace(moment, status, mess
     assert (done.returncode, done.stderr) == (status, message)
 
 
-@spread(
-    ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)], test=1
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["train", "--help"], 0), (["--version"], 0), (["paint"], 2), (["train", "model.onnx"], 2)]
 )
 def test_help_version_and_wrong_usage_load_no_library(arguments, status):
     code = f"""
@@ -116,12 +117,14 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch, capsy
     assert (ended.value.code, capsys.readouterr().err) == (130, "Stopped.\n")
 
 
+@pytest.mark.slow
 def test_an_unknown_command_exits_with_2():
     result = subprocess.run([*BURNISH, "paint"], capture_output=True, text=True, env=environment())
     assert result.returncode == 2
     assert "No such command 'paint'" in result.stderr
 
 
+@pytest.mark.slow
 @spread(
     "command",
     [
@@ -132,7 +135,7 @@ def test_an_unknown_command_exits_with_2():
         ("evaluate", "run", "data.npz"),
         ("train", "model.onnx", "--data", "data.npz", "-o", "other", "--epochs", "3"),
     ],
-    test=2,
+    test_all=2,
     ids=lambda command: " ".join(command[:1] + command[2:3]),
 )
 def test_output_that_nobody_takes(run, folder, command):

@@ -6,7 +6,6 @@ import pytest
 
 import burnish
 from burnish.training import read_checkpoint
-from oracles.combinations import spread
 
 TRAIN = ("--data", "data.npz", "--threads", "1", "--batch-size", "5")
 
@@ -30,6 +29,7 @@ def test_a_program_trains_as_the_model_it_was_compiled_from(run, folder):
     assert "program can be trained: " in run("check", "program").stdout
 
 
+@pytest.mark.slow
 def test_a_program_in_one_file_trains_as_it_was_compiled_from_the_state_in_it(run, folder):
     run("compile", "model.onnx", "-o", "program.onnx", "--optimizer", "adam", "--lr", "0.01", "--loss", "focal")
     assert "program.onnx: loaded in" in run("train", "program.onnx", *TRAIN, "-o", "runs/first").stdout
@@ -52,10 +52,10 @@ def test_a_program_in_one_file_trains_as_it_was_compiled_from_the_state_in_it(ru
     assert int(third.state["step"]) == steps[0]
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "command",
     [("train", "program", *TRAIN, "--lr", "0.1"), ("check", "program", "--loss", "mse"), ("compare", "program", "--loss", "mse")],
-    test=2,
 )
 def test_options_of_compilation_are_refused_for_a_program(run, command):
     run("compile", "model.onnx", "-o", "program")
@@ -73,7 +73,8 @@ def test_a_program_is_neither_compiled_again_nor_exported(run):
     assert "program/predict.onnx" in text
 
 
-@spread("command", ["train", "check"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "check"])
 def test_the_folder_of_a_run_says_how_to_go_on(run, command):
     run("train", "model.onnx", *TRAIN, "-o", "runs/first")
     text = said(run(command, "runs/first", *(TRAIN if command == "train" else ()), code=1))

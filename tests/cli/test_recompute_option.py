@@ -24,6 +24,7 @@ def test_what_is_given_is_read(given, read):
     assert read_recompute(given) == read
 
 
+@pytest.mark.slow
 def test_a_budget_is_for_the_batch_that_the_run_has(run):
     assert read_recompute(["1.5GB"], 32) == "1.5GB:batch=32"
     assert read_recompute(["1.5GB:batch=16"], 32) == "1.5GB:batch=16"

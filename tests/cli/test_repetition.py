@@ -209,6 +209,7 @@ def test_a_logger_that_cannot_log_is_named_before_anything_is_read(run, monkeypa
         assert "MLflow is not installed: pip install mlflow-skinny" in refused.output
 
 
+@pytest.mark.slow
 def test_a_run_is_logged_where_the_command_says(run, folder) -> None:
     pytest.importorskip("tensorboardX")
     run("train", "model.onnx", "--data", "data.npz", "--log", "tensorboard:histograms=0,examples=0", "-o", "logged")

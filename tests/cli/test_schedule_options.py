@@ -108,6 +108,7 @@ def test_a_run_that_is_killed_at_a_write_while_it_changes_its_rate_is_resumed_wi
     assert number > 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
 def test_kills_that_follow_each_other(programs, run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")

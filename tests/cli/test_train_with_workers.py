@@ -100,7 +100,7 @@ def test_options_of_the_exchange(run, data):
     assert rows(data / "together")[-1]["epoch"] == "3"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_workers_that_compute_activations_again(run, data):
     """The same figures as workers that keep all, and a run that one process goes on with."""
     for folder, options in (("kept", ()), ("again", ("--recompute", "layers"))):
@@ -194,13 +194,14 @@ def leave_a_run(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@spread(
     ("spoil", "message"),
     [
         (spoil_the_model, r"error: 'model.onnx'"),
         (spoil_a_label, r"error: many.npz: sample 50 has the label 7"),
         (leave_a_run, r"error: 'run' holds a run already: go on with it \(--resume\)"),
     ],
+    test_all=1,
 )
 def test_what_would_come_again_is_not_started_again(data, spoil, message):
     spoil(data)

@@ -135,7 +135,7 @@ def check_gradients(model: onnx.ModelProto, feeds: Arrays, wrt: list[str], funct
             assert error <= tolerance, f"d {of} / d {name}: {actual}, and differences give {reference}"
 
 
-@spread(("op_type", "opset"), versions(), test=48, ids=lambda item: str(item))
+@spread(("op_type", "opset"), versions(), test=48, test_all=144, ids=lambda item: str(item))
 def test_version(op_type: str, opset: int) -> None:
     """Versions of an operator take turns in its samples."""
     every = samples_of(op_type)

@@ -57,7 +57,7 @@ def graph_of(case: LossCase, dtype: str, symbolic: str) -> Any:
 IN_TURN = [(case, SHAPES[index % len(SHAPES)]) for index, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize(("case", "symbolic"), IN_TURN, ids=str)
+@spread(("case", "symbolic"), IN_TURN, test=158, ids=str)
 def test_value_and_gradients_in_float64(case: LossCase, symbolic: str) -> None:
     check_in_float64(case, symbolic)
 
@@ -83,7 +83,7 @@ FEW = {id(case) for case in (*one_per_loss(), *CASES[::3])}
 IN_FLOAT32 = [pytest.param(case, marks=() if id(case) in FEW else pytest.mark.slow) for case in CASES]
 
 
-@spread("case", IN_FLOAT32, test=31, ids=str)
+@spread("case", IN_FLOAT32, test=31, test_all=155, ids=str)
 def test_value_and_gradients_in_float32(case: LossCase) -> None:
     value, gradients = expected(case, "float32")
     results = graph_of(case, "float32", "static").run(**feeds(case, "float32"))

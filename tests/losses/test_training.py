@@ -43,7 +43,7 @@ TRAINED = [case for case in one_per_loss() if next(iter(case.predictions.values(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TRAINED, ids=str)
+@spread("case", TRAINED, test_all=12, ids=str)
 def test_two_steps_are_those_of_torch(case: LossCase, tmp_path: Any) -> None:
     program = burnish.compile(scaled_outputs(case.predictions), loss=case.loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0))
     assert {entry.name for entry in program.signature["step"].inputs_of(burnish.program.Role.LABEL)} == set(case.labels)
@@ -76,7 +76,7 @@ SUMMED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", SUMMED, ids=lambda loss: loss.name)
+@spread("loss", SUMMED, test_all=4, ids=lambda loss: loss.name)
 def test_a_sum_over_a_data_set_is_the_sum_over_its_batches(loss: losses.Loss, tmp_path: Any) -> None:
     case = next(case for case in TRAINED if case.loss.name == loss.name)
     batch = batch_of(case)

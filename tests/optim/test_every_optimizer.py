@@ -124,8 +124,8 @@ def name_of(optimizer: optim.Optimizer) -> str:
     return "-".join(map(str, optimizer.options().values()))
 
 
-def every_optimizer(*, test: int | None = None) -> pytest.MarkDecorator:
-    return spread("optimizer", EVERY, test=test, ids=name_of)
+def every_optimizer(*, test: int | None = None, test_all: int | None = None) -> pytest.MarkDecorator:
+    return spread("optimizer", EVERY, test=test, test_all=test_all, ids=name_of)
 
 
 @every_name(test=9)
@@ -375,7 +375,7 @@ def test_the_second_step_compiles_nothing(optimizer: optim.Optimizer, monkeypatc
 
 
 @pytest.mark.slow
-@every_optimizer()
+@every_optimizer(test_all=11)
 def test_a_program_is_saved_and_goes_on_from_a_checkpoint(optimizer: optim.Optimizer, tmp_path: Path) -> None:
     program = compiled(optimizer)
     program.save(tmp_path / "program")

@@ -49,6 +49,12 @@ def in_another_style(name: str, style: str, exporter: str) -> bool:
     return ((style == "eager") == (exporter == "torchscript")) == (("dynamo", name, "sdpa") in REFUSED)
 
 
+def in_turn(forms: list[tuple[str, str, str, int]]) -> list[tuple[str, str, str, int]]:
+    """Return one form of each architecture, of the next architecture another than of the one before."""
+    of_each = {name: [form for form in forms if form[0] == name] for name in ARCHITECTURES}
+    return [of_one[place % len(of_one)] for place, of_one in enumerate(of_each.values()) if of_one]
+
+
 # Between them they have the parts that the others have, for tests that are to be quick.
 QUICK = ("bert", "gpt2", "lstm", "swin_v2", "video_resnet", "yolo")
 # Gradients that are zero but for rounding: of the bias of keys, which the softmax subtracts again, and of weights that multiply
@@ -164,21 +170,20 @@ DEFAULT_FORMS = [
     for name, style, exporter, opset in FORMS
     if (exporter, opset) in (("torchscript", 18), ("dynamo", 23)) or name in ("bert", "gpt2", "unet")
 ]
-CAMPAIGN_FORMS = [
-    form for form in DEFAULT_FORMS if in_another_style(*form[:3]) or (form[0] != "bert" and form[2:] == ("dynamo", 18))
-]
-QUICK_FORMS = [("vit", "sdpa", "dynamo", 23), ("bert", "eager", "dynamo", 18), ("lstm", "eager", "torchscript", 18)]
+QUICK_FORM = ("vit", "sdpa", "dynamo", 23)
+REGULAR_FORMS = in_turn(
+    [form for form in DEFAULT_FORMS if not in_another_style(*form[:3]) and (form[0] == "bert" or form[2:] != ("dynamo", 18))]
+)
 
 
-@spread(
+@pytest.mark.parametrize(
     ("name", "style", "exporter", "opset"),
     [
         pytest.param(
-            *form, marks=pytest.mark.campaign if form in CAMPAIGN_FORMS else [pytest.mark.slow] * (form not in QUICK_FORMS)
+            *form, marks=[] if form == QUICK_FORM else pytest.mark.slow if form in REGULAR_FORMS else pytest.mark.campaign
         )
         for form in DEFAULT_FORMS
     ],
-    test=1,
 )
 def test_the_default_form_trains_as_in_pytorch_or_says_what_does_not(
     name: str, style: str, exporter: str, opset: int, tmp_path: Path
@@ -227,20 +232,18 @@ def test_an_architecture_trains_as_in_pytorch(name: str) -> None:
     trains_as_in_pytorch(name, style if ARCHITECTURES[name].attention else "eager", engine, program)
 
 
-def is_campaign(name: str, style: str, exporter: str, opset: int) -> bool:
-    is_converted = (exporter, opset) == ("dynamo", 18)
-    return is_converted or in_another_style(name, style, exporter) or (opset == 20 and name != "bert")
-
-
 # Each form on one engine: its neighbours, which differ in the opset, the exporter or the style, on the other. The newer exporter
-# writes opset 18 by converting what it writes for later ones.
+# writes opset 18 by converting what it writes for later ones, and the older one's is trained by the test above.
+REGULAR = in_turn([form for form in FORMS if form[2] == "dynamo" and form[3] != 18 and not in_another_style(*form[:3])])
+
+
 @pytest.mark.parametrize(
     ("name", "style", "exporter", "opset", "engine"),
     [
         pytest.param(
             *form,
             ENGINES[index % 2],
-            marks=pytest.mark.campaign if is_campaign(*form) else pytest.mark.slow,
+            marks=pytest.mark.slow if form in REGULAR else pytest.mark.campaign,
         )
         for index, form in enumerate(FORMS)
     ],

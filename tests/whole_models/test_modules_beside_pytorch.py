@@ -17,12 +17,11 @@ import burnish
 from architectures.catalogue import ARCHITECTURES
 from burnish.torch import load_into
 from oracles import whole_models
-from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, tensors_of
 from oracles.whole_models import Feeds, Trained
 
-# Beside another that has the same parts, for tests that are to be quick.
-OTHERS_ALIKE = tuple(name for name in ARCHITECTURES if name not in ("mnist", "gpt2", "lraspp", "lstm"))
+# Between them they have the parts that the others have.
+REGULAR = ("mnist", "gpt2", "llama", "lraspp", "lstm", "swin_v2", "yolo")
 
 
 def in_float64(module: nn.Module) -> nn.Module:
@@ -63,7 +62,13 @@ def gradients_agree(program: burnish.Program, batch: Feeds, expected: Trained) -
     assert {name: error for name, error in errors.items() if error > 1e-10} == {}
 
 
-@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_ALIKE)) for name in ARCHITECTURES], test=1)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.campaign if name not in REGULAR else [pytest.mark.slow] * (name != "mnist"))
+        for name in ARCHITECTURES
+    ],
+)
 def test_a_module_trains_as_in_pytorch(name: str) -> None:
     module = in_float64(whole_models.build(name, "sdpa" if len(name) % 2 else "eager"))
     batches, examples = feeds(name)

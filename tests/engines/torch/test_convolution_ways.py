@@ -11,6 +11,7 @@ from burnish.engines.torch.bindings.convolution import ways as convolution_ways
 from burnish.engines.torch.bindings.convolution import ways as convolutions
 from burnish.engines.torch.bindings.convolution.ways import Windows, places
 from burnish.engines.torch.runtime import kernel_choice
+from oracles.combinations import spread
 
 SINGLE = 2.0**-24
 # x, weight, strides, padding, dilations, groups
@@ -82,7 +83,7 @@ def take(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@spread("case", CASES, test_all=8)
 def test_every_way_agrees_with_float64(case, threads, take, monkeypatch):
     x, weight, bias, dy, window = operands_of(case)
     expected = dict(zip(OPERATIONS, exactly(x, weight, bias, dy, window), strict=True))
