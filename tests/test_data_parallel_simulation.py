@@ -182,6 +182,7 @@ def sizes_of(recorded, kind):
     return sum(exchange.size for exchange in recorded.exchanges if exchange.kind == kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_a_step_is_recorded(share):
     pytest.importorskip("torch")
@@ -195,6 +196,7 @@ def test_a_step_is_recorded(share):
     assert len(communicator.recording(1, 0.3).events[0].seconds) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 8])
 def test_16_bits_are_recorded_as_parts(size):
     pytest.importorskip("torch")

@@ -45,6 +45,7 @@ def test_without_the_option_the_error_names_it(run, single):
     assert "compile it with batch='open' (--batch open)" in stderr
 
 
+@pytest.mark.slow
 def test_inspect_and_check_open_the_batch(run, single):
     assert json.loads(run("inspect", "single.onnx", "--json").stdout)["inputs"][0]["shape"] == [1, 4, 1]
     opened = json.loads(run("inspect", "single.onnx", "--json", "--batch", "open").stdout)

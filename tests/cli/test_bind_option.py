@@ -42,6 +42,7 @@ branched (float[batch, 4] x, float[batch, 3] state, int64 sr, bool twice) => (fl
 BIND = ("--bind", "sr=8000", "--bind", "state=0", "--bind", "twice=false")
 
 
+@pytest.mark.slow
 def test_train_what_one_value_chooses(run, branched):
     run("train", "branched.onnx", "--data", "samples.npz", "-o", "run", "--batch-size", "5", *BIND)
     bound = {"sr": 8000, "state": 0, "twice": False}
@@ -65,6 +66,7 @@ def test_inspect_and_check(run, branched):
     assert "can be trained: 12 parameters" in run("check", "branched.onnx", *BIND).stdout
 
 
+@pytest.mark.slow
 def test_compile_and_compare(run, branched):
     run("compile", "branched.onnx", "-o", "program", *BIND)
     assert Program.load("program").options["bind"]["sr"] == 8000

@@ -61,6 +61,7 @@ def test_train_writes_a_run(run, folder, curves):
     assert record["command"].startswith("burnish train model.onnx --data data.npz")
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_run_is_named_after_the_model(run, folder):
     run(*TRAIN, "--export", "elsewhere.onnx")
     assert (folder / "runs/model/metrics.csv").exists()
@@ -217,6 +218,7 @@ def test_a_tuned_model_can_be_left_unfolded(run, folder):
     assert "batch normalization is folded" in run("export", "runs/model", "-o", "folded.onnx").stdout
 
 
+@pytest.mark.slow
 def test_options_reach_the_program(run, folder):
     run(
         *TRAIN,
@@ -293,6 +295,7 @@ def test_the_column_that_is_taken_for_the_label_is_named(run, folder):
     assert "wide.csv (with the last column, 'kind', as label): 'x' wants samples of shape [2]" in result.stderr
 
 
+@pytest.mark.slow
 def test_tables_and_class_names(run, folder):
     write_dense_model(folder / "dense.onnx")
     (folder / "train.csv").write_text("species,a,b\nemu,1,2\nant,3,4\nemu,5,6\n")
@@ -391,17 +394,20 @@ def test_an_error_is_one_message_without_a_traceback(run, arguments, message):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_momentum_reaches_every_optimizer_that_has_one(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "rmsprop", "--momentum", "0.5")
     assert Program.load(folder / "program").options["optimizer"]["momentum"] == 0.5
 
 
+@pytest.mark.slow
 def test_settings_of_an_optimizer_stand_behind_its_name(run, folder):
     run("compile", "model.onnx", "-o", "program", "--optimizer", "sgd:nesterov=true", "--lr", "0.2")
     options = Program.load(folder / "program").options["optimizer"]
     assert (options["nesterov"], options["momentum"], options["lr"]) == (True, 0.9, 0.2)
 
 
+@pytest.mark.slow
 def test_debug_raises_the_error_itself_wherever_it_stands(run):
     for arguments in (
         ("--debug", "compile", "model.onnx", "-o", "program", "--norm", "whiten"),
@@ -446,6 +452,7 @@ def test_wrong_usage_exits_with_2(run, arguments, message):
     assert message in run(*arguments, code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [(), ("--no-kernels",)], ids=["by default", "no kernels"])
 def test_a_loss_that_is_not_finite(run, folder, kernels):
     arrays = dict(np.load("data.npz"))
@@ -479,6 +486,7 @@ def test_a_demo_whose_counts_differ_fails(run, monkeypatch):
     assert re.search(r"is right 7 times and the session \d+ times, of 360: they have to agree", result.stderr)
 
 
+@pytest.mark.slow
 def test_the_option_tables_name_every_option_once(run):
     text = run("train", "--help").stdout
     for option in "data eval-data loss optimizer lr momentum weight-decay epochs batch-size trainable norm metrics seed".split():

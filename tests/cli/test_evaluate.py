@@ -105,6 +105,7 @@ def test_a_loss_for_a_file_that_says_none(run, images):
     assert set(figures(images / "f.csv")) == {"loss", "accuracy", "f1:macro"}
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_train(run, folder):
     """Nothing is differentiated: a model without weights has a loss too."""
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 3]))

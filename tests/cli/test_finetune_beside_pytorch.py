@@ -46,6 +46,7 @@ def test_sentences_are_told_apart_by_their_words():
         assert len(own) == finetune.WORDS
 
 
+@pytest.mark.slow
 def test_the_fused_module_computes_the_same_without_normalization():
     """Its statistics are drawn at random: with those of a new module fusing would change nothing."""
     generator = torch.Generator().manual_seed(0)

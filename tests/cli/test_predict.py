@@ -239,6 +239,7 @@ def test_the_activation_asked_for(run, folder, activation, columns):
     assert list(rows(folder / "p.csv")[0]) == columns
 
 
+@pytest.mark.slow
 def test_a_model_of_a_fixed_batch_reads_any_number(run, folder):
     weight = linear(folder / "linear.onnx", 2, 1, batch=2)
     np.savez("data.npz", x=X)

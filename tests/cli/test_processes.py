@@ -155,6 +155,7 @@ def test_output_that_nobody_takes(run, folder, command):
             assert command[0] != "train" or (folder / "other/tuned.onnx").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 def test_help_that_nobody_takes_is_an_error_in_one_line():
     with open("/dev/full", "w") as full:

@@ -12,7 +12,6 @@ import pytest
 
 from burnish.models import dlrm
 from burnish.program import Program
-from oracles.combinations import spread
 
 LOSS = ("--loss", "bce_with_logits", "--optimizer", "adagrad")
 
@@ -23,14 +22,14 @@ def clicks(folder):
     return "clicks.onnx"
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("given", "option", "tables"),
     [
         (("auto",), "auto", {"table_1", "table_2"}),
         (("table_2",), ["table_2"], {"table_2"}),
         (("*_1", "table_2"), ["*_1", "table_2"], None),
     ],
-    test=1,
     ids=["auto", "name", "patterns"],
 )
 def test_compile_keeps_the_gradients_of_tables_as_rows(run, folder, clicks, given, option, tables):

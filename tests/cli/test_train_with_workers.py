@@ -341,6 +341,7 @@ def test_a_line_to_no_launcher_is_named(monkeypatch, text):
         launch.end_with_launcher()
 
 
+@pytest.mark.slow
 def test_a_launcher_does_not_wait_for_pytorch():
     program = (
         "import sys; from burnish.cli import launch; launch.check_together(2, 'torch', 'sync:2'); print('torch' in sys.modules)"
@@ -380,6 +381,7 @@ def test_data_that_one_worker_cannot_read_are_named_by_all(data):
     assert second.startswith("[rank 1] error: missing.npz: no such file or folder"), second
 
 
+@pytest.mark.slow
 def test_under_torchrun_one_worker_is_alone(run, data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")

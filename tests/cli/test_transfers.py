@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from burnish import transfers
 
 TRAIN = ("train", "model.onnx", "--data", "data.npz", "--threads", "1", "--batch-size", "8", "--epochs", "1")
 
 
+@pytest.mark.slow
 def test_files_that_take_long(run, folder, monkeypatch):
     monkeypatch.setattr(transfers, "FIRST_LINE_SECONDS", -1)
     result = run(*TRAIN)

@@ -86,6 +86,7 @@ def trained(program: burnish.Program, batches: list[dict[str, np.ndarray]], engi
     return session.state()
 
 
+@pytest.mark.slow
 @diagonal(("engine", ["reference", "onnxruntime", "torch"]), ("name", LOSSES))
 def test_micro_batches_weigh_what_their_losses_are_divided_by(name: str, engine: str) -> None:
     batches, inside = micro_batches(), optim.adam(lr=0.1, eps=1e-3)
@@ -94,6 +95,7 @@ def test_micro_batches_weigh_what_their_losses_are_divided_by(name: str, engine:
     assert accumulated["opt/accumulated_weight"] == 0  # the next update begins anew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap", [lambda inside: optim.ema(inside, 0.5), lambda inside: optim.chain(optim.clip_by_value(9.0), inside)]
 )
@@ -130,6 +132,7 @@ def test_a_step_is_the_gradients_and_then_their_update() -> None:
     np.testing.assert_array_equal(following["next:opt/accumulated_gradient/head"], whole["opt/accumulated_gradient/head"])
 
 
+@pytest.mark.slow
 def test_several_workers_come_to_what_one_does() -> None:
     program = compiled(optim.accumulate(optim.sgd(lr=0.5), 2))
     batches = micro_batches()

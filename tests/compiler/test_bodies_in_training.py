@@ -65,6 +65,7 @@ def test_normalization_in_a_loop_has_to_be_frozen() -> None:
         np.testing.assert_array_equal(session.state()["stat/mean"], [0.1, 0.2, 0.3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[[2, 3]] * 3, [[4, 1], [1, 4], [3, 2]]])
 def test_workers(sizes: list[list[int]]) -> None:
     program = compiled(TANH)
@@ -95,6 +96,7 @@ def test_mixed_precision_computes_bodies_in_float32() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_saved_program(tmp_path: Path) -> None:
     program = compiled(TANH)
     again = burnish.Program.load(program.save(tmp_path / "program"))
@@ -102,6 +104,7 @@ def test_a_saved_program(tmp_path: Path) -> None:
     onnx.checker.check_model(program.to_onnx())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrt", ["w", "x"])
 def test_second_derivatives(wrt: str) -> None:
     text = TANH.replace("=> (double[N, 3] y)", "=> (double l)").replace(
@@ -125,7 +128,8 @@ def test_states_that_no_stack_holds_are_refused() -> None:
         burnish.grad(onnx.parser.parse_model(text), "w")
 
 
-@diagonal((("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)]), ("engine", ["onnxruntime", "torch", "reference"]), test=4)
+@pytest.mark.slow
+@diagonal((("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)]), ("engine", ["onnxruntime", "torch", "reference"]))
 def test_a_recurrent_layer_over_frames_whose_rank_nobody_says(kind: str, gates: int, engine: str) -> None:
     """In a loop, and without the states that it begins with."""
     source = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>

@@ -11,7 +11,6 @@ from torch import nn
 import burnish
 import burnish.torch
 from burnish.errors import ConfigurationError, ModelError
-from oracles.combinations import spread
 
 
 class Network(nn.Module):
@@ -99,6 +98,7 @@ class TwoForms(nn.Module):
         return {"logits": logits, "probabilities": logits.softmax(-1)}
 
 
+@pytest.mark.slow
 def test_a_module_is_evaluated_in_the_form_that_it_has_there():
     torch.manual_seed(0)
     module = TwoForms()
@@ -122,6 +122,7 @@ class WithoutItsOutput(TwoForms):
         return {"first": x, "second": self.layer(x)}
 
 
+@pytest.mark.slow
 def test_an_output_that_evaluation_lacks_is_named():
     with pytest.raises(ConfigurationError, match=r"no output 'logits'.*That is so in evaluation, eval\(\)"):
         burnish.compile(WithoutItsOutput(), example_inputs={"x": torch.ones(2, 3)}, outputs="logits")
@@ -147,6 +148,7 @@ def test_a_module_that_returns_its_loss():
     assert step["loss"] == pytest.approx(module(x, labels)["loss"].item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_draws_anew_in_each_step_and_not_in_evaluation():
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2, bias=False))
     program = burnish.compile(module, example_inputs=torch.ones(2, 8), optimizer="sgd:lr=0")
@@ -156,6 +158,7 @@ def test_dropout_draws_anew_in_each_step_and_not_in_evaluation():
         assert session.evaluate(batch) == session.evaluate(batch)
 
 
+@pytest.mark.slow
 def test_load_gives_the_model_of_a_module():
     model = burnish.load(network(), example_inputs=(torch.tensor([1, 2]),))
     assert [value.name for value in model.graph.inputs] == ["word"]
@@ -194,7 +197,8 @@ class Detached(nn.Module):
         return self.head(self.second(x) * gate + x.detach())
 
 
-@spread("engine", ["onnxruntime", "torch"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_what_is_detached_passes_no_gradient(engine):
     torch.manual_seed(0)
     module, word, labels = Detached(), torch.tensor([1, 0, 3, 5]), torch.tensor([0, 2, 1, 0])
@@ -210,6 +214,7 @@ def test_what_is_detached_passes_no_gradient(engine):
     assert module.words.weight.grad[0].abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_an_average_over_all_batches_goes_on_with_those_that_the_module_has_seen() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)).train()
@@ -231,6 +236,7 @@ def test_an_average_over_all_batches_goes_on_with_those_that_the_module_has_seen
         torch.testing.assert_close(getattr(module[1], statistic).double(), getattr(reference[1], statistic), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_module_in_training_mode_predicts_as_in_evaluation_without_a_warning() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).train()
     x = torch.randn(8, 4)
@@ -241,6 +247,7 @@ def test_a_module_in_training_mode_predicts_as_in_evaluation_without_a_warning()
     np.testing.assert_allclose(predicted, module.eval()(x).detach(), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_synchronized_batch_normalization_is_that_of_the_whole_batch(training: bool) -> None:
     torch.manual_seed(0)

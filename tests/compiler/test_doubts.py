@@ -91,6 +91,7 @@ class Vanishing(torch.nn.Module):
         return self.head(x + self.norm(x))
 
 
+@pytest.mark.slow
 def test_what_an_exporter_computed_from_parameters_is_warned_of(tmp_path):
     path = exported(Computed(), tmp_path / "model.onnx", dynamo=True)
     (problem,) = problems(path, loss=OF_TOKENS)
@@ -103,6 +104,7 @@ def test_what_an_exporter_computed_from_parameters_is_warned_of(tmp_path):
     assert problems(exported(Computed(), tmp_path / "whole.onnx", dynamo=True, optimize=False), loss=OF_TOKENS) == []
 
 
+@pytest.mark.slow
 def test_what_the_older_exporter_computed_is_warned_of(tmp_path):
     path = exported(Computed(), tmp_path / "model.onnx", dynamo=False)
     shared, problem = problems(path, loss=OF_TOKENS)
@@ -127,6 +129,7 @@ def test_parameters_that_were_merged_within_a_layer_are_warned_of(tmp_path):
     assert problems(exported(Vanishing(), tmp_path / "whole.onnx", dynamo=True, optimize=False)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 def test_batch_normalization_that_an_exporter_folded_is_warned_of(tmp_path, dynamo):
     path = exported(Network(), tmp_path / "model.onnx", dynamo=dynamo)
@@ -139,6 +142,7 @@ def test_batch_normalization_that_an_exporter_folded_is_warned_of(tmp_path, dyna
     assert [name for name in folded_layers(burnish.load(inserted)) if "head" not in name] == []
 
 
+@pytest.mark.slow
 def test_the_layers_keep_their_own_names(tmp_path):
     """The parameters of a batch normalization that is gone do not stand for those of the layer that it was folded into."""
     model = burnish.load(exported(Network(), tmp_path / "model.onnx", dynamo=True))
@@ -153,6 +157,7 @@ def test_the_layers_keep_their_own_names(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_layers_that_do_not_train_are_no_matter(tmp_path):
     path = exported(Network(), tmp_path / "model.onnx", dynamo=True)
     (problem,) = problems(path, trainable=["head.*"])

@@ -10,7 +10,6 @@ import burnish
 from burnish import engines
 from burnish.errors import GradientError
 from oracles.central_differences import central_differences
-from oracles.combinations import spread
 from oracles.gradient_harness import assert_close
 
 HEADER = """<ir_version: 10, opset_import: ["": 18]>
@@ -39,7 +38,8 @@ def parsed(body: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"{HEADER}{body} }}")
 
 
-@spread("body", BODIES.values(), test=1, ids=BODIES)
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_gradients(body: str) -> None:
     program = burnish.compile(parsed(body), loss="mse", optimizer="sgd:lr=0.1")
     generator = np.random.default_rng(0)

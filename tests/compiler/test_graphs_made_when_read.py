@@ -95,10 +95,10 @@ def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     assert made.count("grad") == (0 if engine == "torch" else 1)
 
 
+@pytest.mark.slow
 @diagonal(
     ("optimizer", named(["adam", burnish.optim.accumulate(burnish.optim.adam(), 2)], ["plain", "accumulating"])),
     ("options", named([{}, {"shard_optimizer": True}], ["whole", "sharded"])),
-    test=1,
 )
 def test_several_workers_lower_nothing_more(lowered, options, optimizer):
     program = burnish.compile(residual(), optimizer=optimizer)

@@ -17,7 +17,7 @@ from burnish.files.identity import graph_hashes
 from burnish.files.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
@@ -32,6 +32,7 @@ def semantic(model) -> set[str]:
     return {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN}
 
 
+@pytest.mark.slow
 def test_kernels_stay_and_all_else_is_lowered(program):
     assert all(not semantic(model) for model in program.graphs.values())
     graphs = kernel_graphs(program, {"ConvWeightGrad", "ReluGrad"})
@@ -44,6 +45,7 @@ def test_kernels_stay_and_all_else_is_lowered(program):
         assert [value.name for value in model.graph.outputs] == [value.name for value in program.graphs[name].graph.outputs]
 
 
+@pytest.mark.slow
 def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(program, tmp_path):
     loaded = burnish.Program.load(program.save(tmp_path / "program")).with_optimizer("adam")
     graphs = kernel_graphs(loaded, {"ConvWeightGrad"})
@@ -67,6 +69,7 @@ def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypat
     assert [name for name, target in made if not target.kernels].count("grad") == 1
 
 
+@pytest.mark.slow
 @diagonal(
     (
         "optimizer",
@@ -78,7 +81,6 @@ def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypat
         ],
     ),
     ("options", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"recompute": "layers"}]),
-    test=2,
 )
 def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, options):
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer=optimizer, **options)
@@ -92,6 +94,7 @@ def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, 
     assert program.with_optimizer(optimizer).signature == program.signature
 
 
+@pytest.mark.slow
 def test_without_them_the_standard_graphs_serve(program):
     alone = replace(program, semantic={})
     graphs = kernel_graphs(alone, {"ConvWeightGrad"})
@@ -115,7 +118,8 @@ def test_activations_are_computed_again_behind_the_kernels():
     assert not any(node.metadata_props.get(RECOMPUTES_METADATA) for node in recomputed.semantic["grad"].graph)
 
 
-@spread("recompute", [None, "layers"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [None, "layers"])
 def test_an_engine_that_rewrites_graphs_leaves_the_program_as_it_is(recompute):
     program = burnish.compile(residual_network(width=4, blocks=(1, 1)), recompute=recompute)
     before = graph_hashes(program)
@@ -126,6 +130,7 @@ def test_an_engine_that_rewrites_graphs_leaves_the_program_as_it_is(recompute):
     assert graph_hashes(program) == before
 
 
+@pytest.mark.slow
 def test_kernels_and_lowered_operators_give_the_same_gradients(program):
     kernels = translated_operators(BURNISH_DOMAIN) - COLLECTIVES
     generator = np.random.default_rng(0)

@@ -71,6 +71,7 @@ def test_a_plan_that_fits_is_kept_as_it_is(unmeasured, tmp_path) -> None:
     assert Program.load(tmp_path / "program").options["memory"]["limit"] == 10**9
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_smaller_where_the_runtime_takes_more(unmeasured) -> None:
     measured = []
 
@@ -89,6 +90,7 @@ def test_a_plan_is_made_smaller_where_the_runtime_takes_more(unmeasured) -> None
     assert len(measured) <= memory_limit.ATTEMPTS
 
 
+@pytest.mark.slow
 def test_where_nothing_is_measured_the_plan_counts(unmeasured) -> None:
     unmeasured(lambda program, batch: None)
     model = blocks(4)

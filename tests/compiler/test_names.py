@@ -34,7 +34,8 @@ def dense(data: str = "x", logits: str = "logits", *, passed_through: bool = Fal
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-@spread("name", ["labels", "lr", "step", "rng/key", "opt/momentum/w", "loss", "next:param/w", "grad:w"], test=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["labels", "lr", "step", "rng/key", "opt/momentum/w", "loss", "next:param/w", "grad:w"])
 def test_an_output_may_have_a_name_of_the_program(name, tmp_path):
     session = burnish.Session(burnish.compile(dense(logits=name), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
     plain = burnish.Session(burnish.compile(dense(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))

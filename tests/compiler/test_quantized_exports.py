@@ -61,6 +61,7 @@ def test_fake_quantization_that_pytorch_exported(dynamo: bool, tmp_path: Path) -
             np.testing.assert_allclose(state[f"param/{name}"], parameter.detach().numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_model_that_onnx_runtime_quantized_at_run_time(tmp_path: Path) -> None:
     """The integers of its matrices stay, and a warning names them; biases and normalization train, before and after them."""
     torch.manual_seed(0)

@@ -104,7 +104,8 @@ def test_what_a_float32_file_computes_in_float16_is_trained_in_float32(tmp_path:
     assert weights_of(exported)["weight"].dtype == np.float32
 
 
-@diagonal(("dtype", DTYPES), ("engine", ENGINES), test=1)
+@pytest.mark.slow
+@diagonal(("dtype", DTYPES), ("engine", ENGINES))
 def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: str, engine: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     session = burnish.Session(burnish.compile(file), engine)

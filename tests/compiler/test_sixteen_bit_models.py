@@ -91,7 +91,8 @@ def trained(proto: onnx.ModelProto, engine: str, batch: dict[str, np.ndarray], s
     return [session.step(batch)["loss"] for _ in range(steps)]
 
 
-@diagonal(("engine", ENGINES), ("dtype", DTYPES), ("keep_io", named([False, True], ["own_io", "float32_io"])), test=1)
+@pytest.mark.slow
+@diagonal(("engine", ENGINES), ("dtype", DTYPES), ("keep_io", named([False, True], ["own_io", "float32_io"])))
 def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: str, keep_io: bool, tmp_path: Path) -> None:
     """Updates of 1e-4 of the gradient are below what sixteen bits hold beside the weights."""
     source = single("perceptron", dtype)
@@ -110,7 +111,8 @@ def test_the_loss_falls_as_in_float32_through_a_checkpoint(engine: str, dtype: s
     assert losses[0] - losses[-1] == pytest.approx(first - last, rel=0.05)
 
 
-@diagonal(("network", NETWORKS), ("dtype", DTYPES), ("form", ["own_io", "float32_io", "blocked"]), test=1)
+@pytest.mark.slow
+@diagonal(("network", NETWORKS), ("dtype", DTYPES), ("form", ["own_io", "float32_io", "blocked"]))
 def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: str, form: str) -> None:
     source, batch = single(network, dtype), small_networks.batch_of(NETWORKS[network]())
     batch = {
@@ -144,7 +146,8 @@ def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str
     )
 
 
-@diagonal(("dtype", DTYPES), ("engine", ENGINES), test=1)
+@pytest.mark.slow
+@diagonal(("dtype", DTYPES), ("engine", ENGINES))
 def test_a_frozen_base_stays_in_the_dtype_of_the_file(dtype: str, engine: str, tmp_path: Path) -> None:
     source = single("transformer", dtype)
     file, batch = converted(source, dtype), small_networks.batch_of(small_networks.transformer())
@@ -173,6 +176,7 @@ def test_only_the_rows_of_a_frozen_table_that_are_read_become_float32() -> None:
     assert [node.op_type for node, _ in table.uses()] == ["Gather"]
 
 
+@pytest.mark.slow
 def test_running_statistics_move_by_less_than_sixteen_bits_hold() -> None:
     """Of a mean of 1000 float16 holds every half: updates of a thousandth of what the batch is off are lost in it."""
     source = single("mobile", "float16")
@@ -204,7 +208,8 @@ def test_gradients_below_the_smallest_float16_still_move_weights() -> None:
     assert (session.state()["param/weight"] != 0).all()
 
 
-@spread("dtype", DTYPES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
     source, batch = single("mobile", dtype), small_networks.batch_of(small_networks.mobile())
     options = {"optimizer": burnish.optim.sgd(lr=0.05), "precision": "float16", "norm": "train"}
@@ -215,7 +220,8 @@ def test_mixed_precision_is_that_of_the_file_in_float32(dtype: str) -> None:
     assert reports[0]["loss"] - reports[-1]["loss"] == pytest.approx(first - last, rel=0.05)
 
 
-@spread("dtype", DTYPES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp_path: Path) -> None:
     file, batch = converted(single("mobile", dtype), dtype), small_networks.batch_of(small_networks.mobile())
     program = burnish.compile(file, optimizer=burnish.optim.ema(burnish.optim.sgd(lr=0.05)), trainable=["head.*", "last.*"])

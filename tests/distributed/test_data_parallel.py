@@ -142,6 +142,7 @@ def test_how_exchanges_are_joined_changes_no_bit(joined, options):
         assert largest_difference(one, other) == 0
 
 
+@pytest.mark.slow
 def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
     def counted(**options) -> dict[str, int]:
         found = exchanges(compiled(), **options)
@@ -154,6 +155,7 @@ def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
     assert counted() == {"count": 1, "figure": 1, "gradient": 1, "moments": 5, "sums": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernels.expected(), reason="needs a C++ compiler for the fused kernels")
 def test_synchronized_layers_take_in_what_surrounds_them():
     """Every layer in float32 becomes kernels, the addition and the activation behind it and the gradients of these included."""
@@ -204,6 +206,7 @@ def test_what_is_no_set_of_options():
         burnish.Session(compiled(), engine="torch", parallel=True)
 
 
+@pytest.mark.slow
 def test_a_group_that_does_not_divide_the_workers():
     message = r"norm: 'sync:2' takes statistics over groups of 2 workers, and there are 3: give a size that divides 3"
     with pytest.raises(ConfigurationError, match=message):

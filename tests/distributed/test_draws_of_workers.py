@@ -187,7 +187,8 @@ def assert_as_one_process(program: burnish.Program, batches: list[Mapping[str, n
         assert largest_difference(outcome, alone) < 1e-14
 
 
-@spread("body", DRAWS.values(), test=1, ids=DRAWS)
+@pytest.mark.slow
+@pytest.mark.parametrize("body", DRAWS.values(), ids=DRAWS)
 def test_samples_are_found_where_they_stand(body):
     assert_as_one_process(compiled(body), batches_of())
 
@@ -265,6 +266,7 @@ g (double[batch, 4] x, double[nodes, 6] y) => (double[batch, 3] logits, double p
     stepped_apart(program, parts, whole)
 
 
+@pytest.mark.slow
 def test_positions_are_no_samples():
     """The first axis of an input may be one that others have behind their samples: all workers have the same."""
     program = compiled(
@@ -325,6 +327,7 @@ def test_a_draw_for_which_nothing_was_noted():
         train_in_threads(program, batches_of(), UNEVEN)
 
 
+@pytest.mark.slow
 def test_dropout_of_attention_over_heads_in_float32():
     """The PyTorch engine has a kernel for the products of heads, which stand among the exchanges."""
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>

@@ -164,10 +164,10 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @diagonal(
     ("wrap", [lambda optimizer: optimizer, lambda optimizer: burnish.optim.accumulate(optimizer, 2)]),
     (("options", "tolerance"), named(OPTIONS.values(), OPTIONS)),
-    test=1,
 )
 def test_every_kind_of_exchange(options, tolerance, wrap):
     """Workers come to the same bits, and to what those with samples come to."""
@@ -199,6 +199,7 @@ float[4, 4] w = {1, 0, 3, -4, 5, -6, 1, 2, 0, 4, -5, 6, 3, 2, 1, 0}> {
         assert largest_difference(outcome, alone) < (2e-6 if "recompute" in options else 2e-2)
 
 
+@pytest.mark.slow
 def test_a_worker_that_begins_without_samples_gets_some_of_another():
     """No number can be made up that any model takes: rows of the table are counted from the end here, and 0 is none of them."""
     program = of_nothing("""

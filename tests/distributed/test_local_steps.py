@@ -256,6 +256,7 @@ def test_options_that_are_refused(options, message):
         burnish.DataParallel(**options)
 
 
+@pytest.mark.slow
 def test_programs_that_are_refused():
     batches = batches_of(1)
     with pytest.raises(ConfigurationError, match=r"the optimizer accumulates gradients, .*: leave accumulate out"):

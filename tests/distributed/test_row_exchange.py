@@ -11,7 +11,6 @@ from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, replace_node
 from burnish.operators.collectives import ALL_REDUCE_ROWS
 from burnish.training.checkpoint import place_of, read_checkpoint
-from oracles.combinations import spread
 from oracles.embedding_tables import ROWS, table_batches, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part
 
@@ -34,7 +33,8 @@ def assert_like_one_process(outcomes, expected):
             assert array.tobytes() == outcomes[0][1][-1][name].tobytes(), f"{name} is not the same bits on all workers"
 
 
-@spread("name", OPTIMIZERS, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_workers_are_one_process(name):
     program, batches = tables_program(OPTIMIZERS[name]), table_batches()
     assert_like_one_process(train_in_threads(program, batches, PARTS[3]), train_alone(program, batches))
@@ -97,6 +97,7 @@ def test_processes_and_float32(pool, tmp_path):
             assert array.tobytes() == outcomes[0][1][-1][name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_a_large_table_does_not_travel(monkeypatch):
     """What workers give each other is of the rows of the batch, whatever the table holds."""
     from burnish.models import dlrm
@@ -134,6 +135,7 @@ def test_an_index_that_a_table_does_not_have_stops_its_worker_before_the_step():
         train_in_threads(program, [batch], [[3, 3]])
 
 
+@pytest.mark.slow
 def test_a_program_of_an_earlier_version_is_to_be_compiled_again():
     program, batches = tables_program(optim.sgd()), table_batches(1)
     graph = program.semantic["grad"].graph

@@ -57,7 +57,8 @@ def test_an_optimizer_that_looks_at_all_rows_of_a_batch_is_refused():
     in_threads(2, refused)
 
 
-@diagonal(("name", OPTIMIZERS), ("workers", [2, 3]), test=1)
+@pytest.mark.slow
+@diagonal(("name", OPTIMIZERS), ("workers", [2, 3]))
 def test_workers_that_hold_rows_are_one_process(name, workers):
     outcomes = train_in_threads(program(name), table_batches(), PARTS[workers], shard_tables="auto")
     assert_like_one_process(outcomes, train_alone(program(name), table_batches()))

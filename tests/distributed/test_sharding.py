@@ -153,6 +153,7 @@ def test_a_closed_session_says_that_others_had_a_part(program, tmp_path):
     in_threads(2, closed)
 
 
+@pytest.mark.slow
 def test_one_worker_has_everything(program, batches):
     whole = train_in_threads(program, batches, [[SAMPLES]] * STEPS)
     outcome = train_in_threads(program, batches, [[SAMPLES]] * STEPS, shard_optimizer=True)

@@ -186,6 +186,7 @@ def _no_file(*arguments):
     raise OSError("no memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "environment", "kernels", "files", "another place", "another file", "hidden"])
 def test_if_one_worker_cannot_all_of_them_exchange_by_gloo(how):
     for off, no_buffer, summed, _ in run(_switched_off, 2, how):

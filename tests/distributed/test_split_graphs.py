@@ -89,7 +89,8 @@ def assert_close(results, expected, tolerance):
             np.testing.assert_allclose(worker_state[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
-@diagonal(("name", PROGRAMS), ("split", SPLITS), test=2)
+@pytest.mark.slow
+@diagonal(("name", PROGRAMS), ("split", SPLITS))
 def test_workers_come_to_what_one_does(name, split):
     results = stepped(program(name), batches_of(), SPLITS[split])
     assert_close(results, alone(program(name), batches_of()), 1e-10)
@@ -148,6 +149,7 @@ def test_a_forward_pass_stands_beside_its_gradients(monkeypatch):
     assert [any(name in ("Gemm", "MatMul") for name in part) for part in loaded] == [False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 def test_kernels_compute_what_lies_between_exchanges(monkeypatch):
     kernels.build_operators()  # the default is what is built
@@ -344,6 +346,7 @@ def test_what_does_not_go_with_arrays():
         ArrayCommunicator(2, 2, lambda array: array, lambda array: array)
 
 
+@pytest.mark.slow
 def test_parts_of_the_state_are_refused_by_name():
     def work(communicator):
         parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)

@@ -68,6 +68,7 @@ def test_it_trains_as_the_reference_does(program, accelerator):
     assert session.predict({"x": batches[0]["x"]})["logits"].shape == (SAMPLES, CLASSES)
 
 
+@pytest.mark.slow
 def test_comparison_with_the_reference(program, accelerator):
     comparison = compare_engines(program, ["reference", accelerator.AcceleratorEngine()], steps=2)
     assert comparison.message() == "reference and accelerator agree over 2 steps"

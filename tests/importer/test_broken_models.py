@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import burnish
 from burnish.errors import ConfigurationError, ModelError
 from burnish.importer import load
-from oracles.combinations import spread
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>'
 
@@ -236,7 +235,8 @@ def test_a_graph_without_outputs_has_nothing_to_train_for() -> None:
         burnish.compile(proto, loss="mse")
 
 
-@spread("name", ["step", "targets", "lr", "rng/key", "loss", "next:step", "opt/momentum/w"], test=3)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["step", "targets", "lr", "rng/key", "loss", "next:step", "opt/momentum/w"])
 def test_a_constant_may_have_a_name_that_the_program_uses(name: str) -> None:
     """It trains as under any other name, on every engine, and is read again."""
     losses = {}

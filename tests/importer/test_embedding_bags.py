@@ -84,9 +84,8 @@ def check(module: torch.nn.Module, model: onnx.ModelProto, arguments: tuple) -> 
         np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@diagonal(
-    ("mode", ["sum", "mean"]), ("include_last_offset", [False, True]), ("exporter", ["older", "newer", "newer, open"]), test=1
-)
+@pytest.mark.slow
+@diagonal(("mode", ["sum", "mean"]), ("include_last_offset", [False, True]), ("exporter", ["older", "newer", "newer, open"]))
 def test_bags_between_offsets(mode, include_last_offset, exporter):
     module = Bags(mode, include_last_offset)
     model = export(module, arguments_of(include_last_offset, factors=False, empty=False), exporter)

@@ -66,6 +66,7 @@ def test_weights_and_their_gradients(style: str) -> None:
     assert abs((sides[0] - sides[1]) / (2 * step) - slope) < 5e-3 * size
 
 
+@pytest.mark.slow
 def test_steps_on_both_engines(style: str) -> None:
     file = getattr(exporter_styles, style)()
     rng = np.random.default_rng(2)

@@ -259,6 +259,7 @@ def test_an_ir_model_finds_its_constants(moved: MovedAway, expected: burnish.Pro
     assert_same(program, expected, "onnxruntime")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["program", "program.onnx"])
 def test_saved_programs_hold_their_constants(moved: MovedAway, expected: burnish.Program, name: str) -> None:
     program = burnish.compile(moved.path)

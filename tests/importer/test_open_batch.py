@@ -115,6 +115,7 @@ def test_any_number_of_samples_runs_without_another_compilation():
         assert run({"x": np.zeros((count, 2, 3), np.float32)})["y"].shape == (count, 6)
 
 
+@pytest.mark.slow
 def test_shapes_that_hang_on_each_other_in_a_long_chain():
     """As blocks of a Swin transformer write them: a number of windows comes of an extent of what the block before computes."""
     blocks = "".join(

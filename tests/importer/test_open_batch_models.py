@@ -183,6 +183,7 @@ def test_outputs_of_a_batch_are_those_of_its_samples(module, exporter, training,
     assert_as_alone(single, opened, [{"x": drawn(module, seed)} for seed in range(SAMPLES)])
 
 
+@pytest.mark.slow
 @every_export
 def test_loss_and_gradient_of_a_batch_are_the_mean_over_its_samples(module, exporter, training, folder):
     path = exported(module, exporter, training, folder)
@@ -224,7 +225,8 @@ def test_batch_normalization_takes_statistics_of_the_whole_batch(folder):
     np.testing.assert_allclose(session.state()["stat/layers.1.running_mean"], norm.running_mean.numpy(), rtol=1e-6)
 
 
-@spread("path", sorted(LIGHT.glob("*.onnx")), test=1, ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
 def test_every_model_of_the_onnx_package_opens(path):
     """They were exported at batch 1, which most of them write into the target of a Reshape."""
     single, opened = burnish.load(path), burnish.load(path, batch="open")

@@ -188,6 +188,7 @@ MADE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "make"), MADE, ids=[loss.name for loss, _ in MADE])
 def test_batches_add_up_and_places_without_objects_change_nothing(loss: losses.Loss, make: Any) -> None:
     predictions, given = make(), objects(3, 1)

@@ -102,6 +102,7 @@ def compiled(student: ir.Model, loss: losses.Loss, **options: Any) -> burnish.Pr
     return burnish.compile(student, loss=loss, optimizer=burnish.optim.sgd(lr=RATE, momentum=0), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("softmax", "alpha"), [(False, 0.7), (True, 0.7), (False, 1.0)])
 def test_two_steps_beside_a_teacher_are_those_of_torch(softmax: bool, alpha: float, tmp_path: Path) -> None:
     """A teacher with batch normalization and dropout, under other names than the student's, that may end in a Softmax."""

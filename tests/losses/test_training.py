@@ -123,6 +123,7 @@ def test_a_sum_that_no_sample_has_a_part_in_counts_once() -> None:
     assert session.evaluate_data([zeros] * 3)["loss"] == pytest.approx(18 + 0.5 * 91)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "operator"), [("bce_with_logits", "Sigmoid"), ("binary_focal", "Sigmoid"), ("focal", "Softmax"), ("dice", "Softmax")]
 )

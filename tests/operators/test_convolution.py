@@ -156,6 +156,7 @@ def test_one_graph_serves_every_batch() -> None:
             assert_close(evaluate({"x": x, "dy": dy})["grad:w"], expected.numpy(), TOLERANCE, f"batch {batch}")
 
 
+@pytest.mark.slow
 def test_large_sums_keep_their_accuracy() -> None:
     """The error against float64 is at most twice PyTorch's own, or a few units in the last place."""
     rng = np.random.default_rng(11)

@@ -39,9 +39,8 @@ def in_numpy_names(arrays: dict[str, np.ndarray]) -> list[torch.Tensor]:
     return [torch.from_numpy(arrays[name]).requires_grad_() for name in ("x", "scale", "bias")]
 
 
-@diagonal(
-    ("groups", [0, 1, 3]), ("known", named([True, False], ["static", "symbolic"])), ("shape", [(2, 6, 5, 7), (2, 6, 35)]), test=1
-)
+@pytest.mark.slow
+@diagonal(("groups", [0, 1, 3]), ("known", named([True, False], ["static", "symbolic"])), ("shape", [(2, 6, 5, 7), (2, 6, 35)]))
 def test_first_to_third_derivatives(groups, known, shape):
     """Gradients of gradients by x, scale and bias, each time of products with new random cotangents, against PyTorch."""
     rng = np.random.default_rng(groups)

@@ -25,6 +25,7 @@ def test_gather_gradient_adds_every_slice_to_the_one_it_was_read_from(dtype: str
     np.testing.assert_allclose(actual, expected, rtol=1e-6 if dtype == "float32" else 1e-14, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_repeated_indices_lose_nothing_on_several_threads() -> None:
     """ONNX Runtime's ScatterND adds to one row from several threads at once and loses updates; what is emitted must not."""
     rng = np.random.default_rng(6)

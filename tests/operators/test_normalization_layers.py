@@ -26,7 +26,7 @@ from burnish.lowering import lower_semantic_operators
 from burnish.modes import bind_as_exported
 from burnish.operators import has_gradient
 from burnish.operators.normalization.standardize import root_mean_square_normalize, standardize
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.gradient_harness import Evaluator, assert_close
 
 EPSILON = 1e-5
@@ -186,7 +186,8 @@ def check_digits(layer: Layer, n: int, symbolic: bool) -> None:
 DIGITS = [(name, n) for name in LAYERS for n in LONG if (name, n) != ("mean_variance", 2)]
 
 
-@spread(("name", "n"), DIGITS, test=7)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n"), DIGITS)
 def test_digits_kept(name, n):
     check_digits(LAYERS[name], n, symbolic=False)
 
@@ -198,6 +199,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.slow
 @diagonal(("name", list(LAYERS)), ("n", [4200, 200_000]))
 def test_digits_kept_where_no_extent_is_known(name, n):
     layer = LAYERS[name]

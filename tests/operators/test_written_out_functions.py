@@ -128,6 +128,7 @@ def test_a_causal_convolution_is_differentiated_by_its_function() -> None:
         assert_allclose(results[f"grad:{name}"], leaf.grad.numpy(), rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_linear_attention_is_differentiated_by_its_function() -> None:
     """Its function is a Scan: the state decays, and takes in what is new of a value."""
     text = """(float[N,3,4] q, float[N,3,4] k, float[N,3,4] v, float[N,3,2] decay, float[N,3,2] beta)

@@ -167,6 +167,7 @@ def program() -> burnish.Program:
     return burnish.compile(model, optimizer=optim.asgd(lr=0.1, t0=1), norm="frozen")
 
 
+@pytest.mark.slow
 def test_the_average_is_evaluated_and_exported(program: burnish.Program, tmp_path: Path) -> None:
     with burnish.Session(program, engine="onnxruntime") as session:
         for _ in range(6):

@@ -106,6 +106,7 @@ def test_the_scales_of_a_sequence_worked_out_by_hand():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("growth_factor", "backoff_factor", "interval"), [(2.0, 0.5, 2), (1.5, 0.25, 3), (4.0, 0.75, 1)])
 def test_the_scales_are_those_of_pytorch(growth_factor, backoff_factor, interval):
     scaled = LossScaled(sgd(0.5), 1024.0, growth_factor, backoff_factor, interval)

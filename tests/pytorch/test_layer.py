@@ -166,6 +166,7 @@ def test_dropout_follows_the_seed_of_pytorch_and_the_mode():
     assert torch.equal(drawn(0), drawn(1))
 
 
+@pytest.mark.slow
 def test_running_statistics_move_in_training_alone_also_without_gradients():
     layer, x = Layer(network()), images()
     before = layer.stem.normalization.running_mean.clone()

@@ -18,6 +18,7 @@ def session():
         yield session
 
 
+@pytest.mark.slow
 def test_tensors_stay_the_objects_that_they_are(session):
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))
     weight = module[0].weight

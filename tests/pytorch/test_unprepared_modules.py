@@ -405,6 +405,7 @@ def test_a_hook_that_computes_a_weight_is_read_at_each_call():
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_an_example_may_have_a_gradient_and_a_normalization_may_be_the_module():
     x = torch.randn(4, 3, requires_grad=True)
     nn.Linear(3, 2)(x).sum().backward()

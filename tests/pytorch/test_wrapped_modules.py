@@ -360,6 +360,7 @@ def test_a_number_that_is_another_at_each_call_is_to_be_a_tensor():
         wrapped(torch.ones(3, 2), 9.0)
 
 
+@pytest.mark.slow
 def test_what_is_assigned_to_forward_is_called_and_leaves_the_module_as_it_is():
     """As accelerate does for mixed precision, and takes away again by ``__wrapped__`` down to the innermost."""
     module = MODULES["perceptron"].build()

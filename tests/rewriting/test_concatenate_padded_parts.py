@@ -77,6 +77,7 @@ def test_parts_that_are_broadcast_stay():
     assert [node.op_type for node in concatenate_padded_parts(model).graph][-1] == "Add"
 
 
+@pytest.mark.slow
 def test_gates_in_another_order_are_put_back_by_one_concatenation():
     """As PyTorch's exporter orders the gates of a recurrent layer."""
     model = onnx.parser.parse_model(

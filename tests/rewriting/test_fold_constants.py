@@ -108,6 +108,7 @@ def test_outputs_and_bodies_stay() -> None:
     assert kinds(fold_constants(model)) == ["Neg", "If"]
 
 
+@pytest.mark.slow
 def test_training_graphs_are_folded_and_exports_are_not(tmp_path: Path) -> None:
     """A file keeps its own form: what it computes of constants is no constant when it is read again, and no weight."""
     proto = ir.to_proto(

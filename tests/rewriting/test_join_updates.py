@@ -95,6 +95,7 @@ def test_what_is_read_elsewhere_is_not_part_of_an_update():
     assert counted == {"ReduceSum": COUNT, "Mul": COUNT + 1, "Concat": 3, "Add": 1, "Sub": 1, "Split": 2}
 
 
+@pytest.mark.slow
 def test_a_sum_of_several_is_no_update_of_each():
     text = MOMENTUM.replace("Add(a#, g#)", "Add(a#, g0)")
     model = joined(updates(text, ["[3]"] * COUNT))

@@ -154,6 +154,7 @@ def test_the_state_the_gradients_and_the_figures_are_float32(precision):
         assert len(dtypes & SIXTEEN_BIT) == 1
 
 
+@pytest.mark.slow
 @AUTOCAST
 def test_the_graphs_cast_no_value_twice_and_add_up_none_of_sixteen_bits(precision):
     program = network(precision)
@@ -173,6 +174,7 @@ def test_prediction_and_apply_are_those_of_float32():
     assert [node.op_type for node in mixed.apply.graph] == [node.op_type for node in plain.apply.graph]
 
 
+@pytest.mark.slow
 def test_evaluation_computes_in_the_precision_of_training():
     plain, mixed = run(network("float32"), "evaluate"), run(network("bfloat16"), "evaluate")
     assert plain["loss"] != mixed["loss"]

@@ -15,7 +15,6 @@ from torch import nn
 import burnish
 from burnish.importer import load
 from burnish.rewriting import recognize_normalization
-from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.recognition import exported, operators, random_weights, written
 
@@ -60,7 +59,8 @@ def network() -> nn.Module:
     return module
 
 
-@spread("opset", [13, 17, 20], test=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [13, 17, 20])
 def test_training_and_export_agree_with_pytorch(network: nn.Module, opset: int, tmp_path: Path) -> None:
     program = burnish.compile(exported(network, X, opset), optimizer=burnish.optim.sgd(lr=0.1))
     names = [name for name, _ in network.named_parameters()]
@@ -117,6 +117,7 @@ def test_an_rms_normalization_of_a_model_of_opset_23() -> None:
     assert np.abs(onnxruntime_outputs(model, {"x": X})["y"] - before["y"]).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_pieces(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = exported(network, X, 14)
     names = ["x", *(name for name, _ in network.named_parameters())]

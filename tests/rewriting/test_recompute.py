@@ -226,6 +226,7 @@ def test_what_is_marked_runs_once():
     assert "b" not in {node.metadata_props.get(RECOMPUTES_METADATA) for node in model.graph if node.op_type == "Tanh"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["default", "priority"])
 @pytest.mark.parametrize("batch", ["batch", "64"])
 def test_a_runtime_neither_merges_copies_nor_runs_them_early(batch, order, tmp_path):

@@ -47,6 +47,7 @@ def test_the_cuts_have_the_fewest_bytes_of_all_that_divide_the_saved_ones(seed):
     assert False in reached
 
 
+@pytest.mark.slow
 def test_planning_orders_the_work_of_a_plan_once_and_measures_values_once(monkeypatch):
     program = burnish.compile(residual_network(width=4, blocks=(1, 1)), optimizer="sgd:lr=0.1", recompute="layers:batch=4")
     calls = {"schedule": 0, "plan": 0, "value_bytes": 0}

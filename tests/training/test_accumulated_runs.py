@@ -29,6 +29,7 @@ def test_a_run_without_an_update_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "rest"), [(1, 1), (2, 0), (3, 1)])
 def test_steps_after_the_last_update_are_said(tmp_path, capsys, epochs, rest):
     trainer(tmp_path, 10, 2, epochs).run()

@@ -34,6 +34,7 @@ def size_of(state, prefixes) -> int:
     return sum(array.nbytes for name, array in state.items() if name.startswith(prefixes))
 
 
+@pytest.mark.slow
 def test_slots_and_checkpoints_grow_with_the_adapters_alone(tmp_path):
     """A base of sixteen times the weights adds no byte; twice the rank doubles A and B."""
     sizes = {}
@@ -65,6 +66,7 @@ def wide(width: int):
     return network.model(network.builder.op("MatMul", y, network.drawn("narrow.weight", 8, CLASSES, fan_in=8)))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     compiled = program(dropout=0.3)
     session = stepped(burnish.Session(compiled))
@@ -83,6 +85,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert read_checkpoint(tmp_path / "closed.safetensors").base == read_checkpoint(tmp_path / "last.safetensors").base
 
 
+@pytest.mark.slow
 def test_adapters_of_another_base_are_refused_or_taken_over_on_request(tmp_path):
     path = tmp_path / "last.safetensors"
     session = stepped(burnish.Session(program()))
@@ -120,6 +123,7 @@ def test_a_base_that_was_loaded_since_is_not_the_one_of_the_checkpoint(tmp_path)
     session.restore(path)
 
 
+@pytest.mark.slow
 def test_statistics_of_frozen_layers_belong_to_the_base(tmp_path):
     model = residual_network((1, 4, 4), classes=3, width=2, blocks=(1,))
     compiled = burnish.compile(surgery.lora(model, rank=1), optimizer="sgd")
@@ -135,6 +139,7 @@ def test_statistics_of_frozen_layers_belong_to_the_base(tmp_path):
     assert statistics.keys() <= read_checkpoint(tmp_path / "moving.safetensors").state.keys()
 
 
+@pytest.mark.slow
 def test_a_saved_program_and_one_file_keep_what_trains(tmp_path):
     compiled = program(patterns=["dense", "words"], also_trained="head.*")
     stepped(burnish.Session(compiled)).save_checkpoint(tmp_path / "last.safetensors")

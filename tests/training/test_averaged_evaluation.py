@@ -22,6 +22,7 @@ def program(optimizer: optim.Optimizer) -> burnish.Program:
     return burnish.compile(residual_network((1, 4, 4), classes=3, width=2, blocks=(1,)), optimizer=optimizer)
 
 
+@pytest.mark.slow
 def test_the_figures_of_an_epoch_are_those_of_the_average(tmp_path: Path) -> None:
     averaged = program(optim.ema(optim.sgd(lr=0.5), decay=0.5))
     options = {"epochs": 2, "batch_size": 8, "progress": False, "run_directory": tmp_path}

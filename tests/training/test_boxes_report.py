@@ -86,6 +86,7 @@ def judged(tmp_path_factory):
     session.close()
 
 
+@pytest.mark.slow
 def test_a_detector_is_judged_by_its_objects(judged):
     _, model, dataset, judgement = judged
     objects = np.bincount(np.concatenate([one.labels for one in drawn(6, 0)]), minlength=2)

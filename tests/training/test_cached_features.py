@@ -59,9 +59,8 @@ def part(begin: int, end: int) -> dict[str, np.ndarray]:
     return {name: array[begin:end] for name, array in data().items()}
 
 
-@diagonal(
-    ("engine", ["onnxruntime", pytest.param("torch", marks=pytest.mark.slow), "reference"]), ("frozen", [HEAD, STAGE]), test=2
-)
+@pytest.mark.slow
+@diagonal(("engine", ["onnxruntime", pytest.param("torch", marks=pytest.mark.slow), "reference"]), ("frozen", [HEAD, STAGE]))
 def test_training_is_the_same(engine, frozen):
     """To the bit on the reference; elsewhere up to the last digit, as other kernels meet where the model was one."""
     whole, cached = program(frozen, False), program(frozen, True)

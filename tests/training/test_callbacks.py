@@ -103,12 +103,14 @@ def test_order_of_events(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_callbacks_change_nothing_that_is_computed(tmp_path):
     plain, watched = trainer(tmp_path / "plain"), trainer(tmp_path / "watched", Recorder([]))
     assert plain.run().metrics == watched.run().metrics
     assert_same_state(plain.session.state(), watched.session.state())
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_run_which_goes_on_bit_for_bit(tmp_path):
     whole = trainer(tmp_path / "whole")
     whole.run()
@@ -176,6 +178,7 @@ def test_early_stopping(tmp_path):
     assert result.stopped == "loss was best at 2.0000, and has not become better for 2 epochs"
 
 
+@pytest.mark.slow
 def test_early_stopping_goes_on_counting_where_a_run_is_resumed(tmp_path):
     trainer(tmp_path, Figures(LOSSES), EarlyStopping(2, min_delta=0.1), epochs=3).run()
     result = trainer(tmp_path, Figures(LOSSES), EarlyStopping(2, min_delta=0.1), epochs=7, resume=True).run()

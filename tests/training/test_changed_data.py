@@ -27,6 +27,7 @@ def trainer(folder, data, **options):
     return burnish.Trainer(PROGRAM, data, epochs=2, batch_size=10, run_directory=folder, progress=False, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"x": samples(seed=1)["x"]}, {"labels": samples()["labels"][::-1].copy()}])
 def test_other_data_are_refused_and_may_begin_a_new_run(tmp_path, change):
     run = trainer(tmp_path / "run", samples())
@@ -51,6 +52,7 @@ def test_a_data_set_that_grew_is_refused(tmp_path):
         trainer(tmp_path, grown, resume=True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_or_is_not_finite_may_be_repaired(tmp_path):
     class Damaged(ArrayDataset):
         def batch(self, indices):

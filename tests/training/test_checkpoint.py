@@ -98,6 +98,7 @@ def test_a_checkpoint_with_another_bit_in_its_arrays_is_refused(session, tmp_pat
     refused(session, path, r"last\.safetensors' is not a whole checkpoint: .*it has changed since it was written.*Use an earlier")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_another_bit_anywhere_is_refused(session, tmp_path):
     path = tmp_path / "last.safetensors"
     session.save_checkpoint(path)

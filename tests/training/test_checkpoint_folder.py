@@ -12,7 +12,6 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
 from burnish.training.callbacks import Callback
-from oracles.combinations import spread
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +40,14 @@ def test_a_rolling_set_is_kept(program, tmp_path):
     assert (checkpoints / steps[-1]).read_bytes() == (checkpoints / "latest.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_by_default_there_is_one(program, tmp_path):
     trainer(program, tmp_path).run()
     assert names(tmp_path) == ["best.safetensors", "latest.safetensors"]
 
 
-@spread("resume", [False, True], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [False, True])
 def test_what_a_killed_save_left_is_removed(program, tmp_path, resume):
     """A process killed in its very first save leaves no checkpoint to resume, only files that are half written."""
     if resume:
@@ -108,7 +109,8 @@ def test_a_new_run_clears_the_rolling_set(program, tmp_path):
     assert names(tmp_path) == ["best.safetensors", "latest.safetensors"]
 
 
-@spread("metric", ["loss", "accuracy", "top_3"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "top_3"])
 def test_the_best_epoch_by_a_named_metric(program, tmp_path, metric):
     result = trainer(program, tmp_path, epochs=4, best_metric=metric).run()
     # The last row of an epoch averages over the batches since the row before; a row per batch gives the epoch's mean.
@@ -122,6 +124,7 @@ def test_the_best_epoch_by_a_named_metric(program, tmp_path, metric):
     assert means[result.best["epoch"]] == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_best_that_is_the_latest_is_written_once(program, tmp_path):
     """Unless a callback is told of the first of the two files: it may do something between."""
 
@@ -140,6 +143,7 @@ def test_the_best_that_is_the_latest_is_written_once(program, tmp_path):
     assert not same(tmp_path / "told", callbacks=[Told()])
 
 
+@pytest.mark.slow
 def test_without_hard_links_the_best_is_copied(program, tmp_path, monkeypatch):
     def refused(*_: object) -> None:
         raise OSError("no hard links here")

@@ -178,6 +178,7 @@ def test_the_torch_engine_names_labels_that_are_text() -> None:
         session.predict({"X": X})
 
 
+@pytest.mark.slow
 def test_text_evaluates_and_resumes(tmp_path: Path) -> None:
     """ONNX Runtime binds no text: these graphs run without a binding, and their state is the same."""
     program = compiled(files.of_columns(), "cross_entropy")
@@ -237,6 +238,7 @@ def test_a_gradient_that_would_have_to_run_through_a_table_says_so() -> None:
     assert session.step({"X": X, "targets": np.zeros((len(X), 1), np.float32)})["loss"] == pytest.approx(16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["logistic regression of two", "perceptron of two", "perceptron of two, zipped", "perceptron of three, zipped"]
 )

@@ -29,6 +29,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_a_daemon_thread_that_steps_does_not_abort_the_process_at_its_end(engine):
     pytest.importorskip(engine)

@@ -178,6 +178,7 @@ def test_the_head_gets_the_channels_that_masks_ask_for(masks, tmp_path):
     assert prepared.notes[1].endswith("is drawn anew for 3 classes; the file had 1")
 
 
+@pytest.mark.slow
 def test_a_model_of_pixels_reads_the_masks_of_a_voc_folder(tmp_path):
     folder = write_voc(tmp_path / "voc", drawn(4, 0))
     with pytest.raises(ConfigurationError, match="the data hold objects with boxes"):
@@ -196,6 +197,7 @@ def test_masks_want_a_class_for_each_pixel(masks):
         transfer(burnish.models.residual_network((3, 32, 32), classes=3, width=2, blocks=(1,)), masks)
 
 
+@pytest.mark.slow
 def test_the_precision_of_a_file_is_that_of_the_boxes_that_it_leaves(tmp_path):
     """Objects are put where the file finds some; the metric suppresses the same boxes on the host."""
     model, pictures = exported_yolo(classes=2), drawn(4, 3)

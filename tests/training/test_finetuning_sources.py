@@ -28,6 +28,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(16, 1, 8, 8)).astype(np.float32), np.array(["owl", "cat"])[np.arange(16) % 2]
 
 
+@pytest.mark.slow
 def test_arrays_are_tuned_on_as_a_file_with_them(model, samples, tmp_path):
     x, y = samples
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -45,6 +46,7 @@ def test_arrays_by_name_are_taken_as_they_are(model, samples):
     assert len(dataset) == 16
 
 
+@pytest.mark.slow
 def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tmp_path):
     """Numbers say nothing of whose they are; what is asked for is done."""
     x, names = samples
@@ -74,6 +76,7 @@ def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tm
         transfer(old, (x, numbers), head="keeps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze_until", [None, "head"])
 def test_a_second_head_stays_as_it_is(freeze_until, tmp_path):
     """Its layers, with normalization folded in or not, are no part of what the loss trains."""
@@ -95,6 +98,7 @@ def test_a_second_head_stays_as_it_is(freeze_until, tmp_path):
     assert after.initializers["head.weight"].shape == (8, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blank", [0, 3])
 def test_sequences_are_aligned_by_ctc(blank, tmp_path):
     network = Network("frames", [12, 4])

@@ -28,6 +28,7 @@ def prepared_of(name: str, folder, **options):
     return transfer(model, folder / "data.npz", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -58,6 +59,7 @@ def test_the_run_has_the_program_of_its_file(tmp_path, name, options):
         assert all(array.tobytes() == expected[name].tobytes() for name, array in state.items()), "trial steps have changed it"
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_model_has_no_trial(tmp_path):
     """As that of the stage in which a quantized model trains, whose layers may be frozen alike."""
     prepared, dataset = prepared_of("perceptron", tmp_path)

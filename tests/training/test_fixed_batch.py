@@ -34,6 +34,7 @@ def trainer(folder: Path, batch: int, samples: int, evaluated: int = 8, batch_si
     return burnish.Trainer(program(batch), *sets, epochs=1, batch_size=batch_size, run_directory=folder, **options)
 
 
+@pytest.mark.slow
 def test_the_rest_of_an_epoch_is_left_out_and_said(tmp_path, capsys):
     trainer(tmp_path, 4, 10, 9).run()
     said = capsys.readouterr().out

@@ -78,6 +78,7 @@ def test_only_layers_that_train_get_it(folder):
     assert not any("normalization" in note for note in alone.notes)
 
 
+@pytest.mark.slow
 def test_the_tuned_file_has_it_folded(folder, tmp_path):
     tuned = burnish.finetune(
         folder / "open.onnx", folder / "data.npz", output=tmp_path / "tuned.onnx", epochs=1, lr=0.01, threads=1
@@ -97,6 +98,7 @@ def test_files_of_tensorflow_say_so_by_their_names(bias):
     assert folded_layers(model) == {"conv1.weight": bias}
 
 
+@pytest.mark.slow
 def test_where_nothing_says_that_it_was_folded(folder):
     data = folder / "data.npz"
     left, _ = transfer(convolutions("batch", is_said=False), data)
@@ -109,6 +111,7 @@ def test_where_nothing_says_that_it_was_folded(folder):
         transfer(folder / "open.onnx", data, folded_norm="never")
 
 
+@pytest.mark.slow
 def test_a_file_of_one_sample_begins_as_the_open_one_does(folder):
     """Same layers with the same statistics, the same loss of the first step, and the same rate."""
     begun = {}

@@ -94,6 +94,7 @@ def page(run) -> Page:
     return Page((run / "own.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_no_name_is_markup_and_nothing_is_fetched(run, page):
     assert page.open == []
     assert not page.tags & {"script", "link", "iframe", "object", "form", "a"}
@@ -151,6 +152,7 @@ def test_the_matrix_and_the_worst_examples_are_those_of_the_predictions(run, pag
     np.testing.assert_array_equal(decoded, judgement.worst[0].pixels)
 
 
+@pytest.mark.slow
 def test_the_command_reports_a_run_from_its_folder(run, page):
     result = CliRunner().invoke(app, ["report", str(run / "run")])
     assert result.exit_code == 0, result.output
@@ -178,6 +180,7 @@ def test_a_report_of_values_shows_those_that_are_far_off(tmp_path):
     assert "Confusion matrix" not in page.text
 
 
+@pytest.mark.slow
 def test_features_that_are_computed_once_are_shown_as_the_images_that_they_are_of(run, tmp_path):
     command = ["finetune", run / "model.onnx", "--data", run / "images", "--freeze-until", "head", "--lr", 0.001, "--epochs", 1,
                "--output", tmp_path / "run", "--report", tmp_path / "report.html", "--profile"]  # fmt: skip
@@ -189,6 +192,7 @@ def test_features_that_are_computed_once_are_shown_as_the_images_that_they_are_o
     assert "of 18 right" in page.text
 
 
+@pytest.mark.slow
 def test_batches_as_they_come_are_reported_without_examples(tmp_path):
     from burnish.data.batches import Batches
     from burnish.training.callbacks import TensorBoard

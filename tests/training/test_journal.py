@@ -18,7 +18,6 @@ from burnish.models import dlrm
 from burnish.training import journal, read_checkpoint
 from burnish.training.checkpoint import open_checkpoint, place_of
 from files.stamping import write_arrays
-from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 
 ROWS = [400, 3000]
@@ -46,6 +45,7 @@ def journal_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "journal").glob("*.journal"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_checkpoint_is_the_whole_state(engine: str, tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
@@ -66,6 +66,7 @@ def test_every_checkpoint_is_the_whole_state(engine: str, tmp_path: Path) -> Non
         assert_same_state(other.state(), whole.state)
 
 
+@pytest.mark.slow
 def test_a_restored_session_goes_on_in_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
     with burnish.Session(program()) as session:
@@ -120,6 +121,7 @@ def test_a_state_that_was_loaded_begins_a_base(tmp_path: Path) -> None:
         assert_same_state(read_checkpoint(path).state, session.state())
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_goes_on_without_harm_to_a_later_one(tmp_path: Path) -> None:
     early, late = tmp_path / "early.safetensors", tmp_path / "late.safetensors"
     with burnish.Session(program()) as session:
@@ -135,6 +137,7 @@ def test_an_earlier_checkpoint_goes_on_without_harm_to_a_later_one(tmp_path: Pat
     assert_same_state(read_checkpoint(late).state, expected)
 
 
+@pytest.mark.slow
 def test_a_torn_tail_is_dropped_and_said(tmp_path: Path) -> None:
     train(tmp_path, epochs=1)
     (rows,) = (tmp_path / "checkpoints/journal").glob("*.journal")
@@ -159,6 +162,7 @@ def train(folder: Path, epochs: int, run: bool = True, **options) -> burnish.Tra
     return trainer
 
 
+@pytest.mark.slow
 def test_a_trainer_keeps_the_rolling_set_and_the_best(tmp_path: Path) -> None:
     train(tmp_path / "whole", epochs=2, journal=False)
     trainer = train(tmp_path / "run", epochs=2, keep_checkpoints=3)
@@ -177,6 +181,7 @@ def test_a_trainer_keeps_the_rolling_set_and_the_best(tmp_path: Path) -> None:
     assert not (folder / "journal").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_record_falls_back_on_the_checkpoint_before_it(tmp_path: Path) -> None:
     train(tmp_path, epochs=1, keep_checkpoints=3)
     (rows,) = (tmp_path / "checkpoints/journal").glob("*.journal")
@@ -203,7 +208,8 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("pattern", "change", "message"),
     [
         ("base-*", lambda content: None, r"goes on from '.*base-.*', which is not there: keep the folder 'journal' beside it"),
@@ -218,7 +224,6 @@ def written(tmp_path: Path) -> Path:
         ("*.journal", lambda content: content[:-1] + b"\xff", r"the record at byte [\d,]+ is not the one that was written"),
         ("*.journal", lambda content: b"NONE" + content[4:], "at byte 0 begins no record"),
     ],
-    test=4,
 )
 def test_what_is_not_whole_is_refused_by_name(written: Path, pattern: str, change, message: str) -> None:
     (path,) = (written.parent / "journal").glob(pattern)
@@ -231,6 +236,7 @@ def test_what_is_not_whole_is_refused_by_name(written: Path, pattern: str, chang
         assert_same_state(session.state(), before)
 
 
+@pytest.mark.slow
 def test_a_journal_of_another_base_is_refused(written: Path) -> None:
     (base,) = (written.parent / "journal").glob("base-*")
     with burnish.Session(program(), seed=4) as session:

@@ -52,6 +52,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, object]]]:
     return read
 
 
+@pytest.mark.slow
 def test_event_files_hold_the_figures_of_the_run(tmp_path):
     pytest.importorskip("tensorboardX")
     run = trainer(tmp_path, TensorBoard(tmp_path / "tb", every=2))
@@ -99,6 +100,7 @@ def test_gradients_of_a_batch_are_those_of_the_step(engine):
         np.testing.assert_allclose(after[f"opt/momentum/{name}"], gradients[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_pictures_of_the_worst_examples(tmp_path):
     pytest.importorskip("tensorboardX")
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="sgd")

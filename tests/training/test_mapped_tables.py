@@ -25,7 +25,6 @@ from burnish.models import dlrm
 from burnish.training import read_checkpoint
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import place_of
-from oracles.combinations import spread
 from oracles.same_state import assert_same_state
 
 ROWS = [40, 300]
@@ -111,6 +110,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     whole = StateFile.read_into
@@ -128,7 +128,8 @@ def test_a_run_goes_on_in_the_files_by_what_was_written_since(saved: Path, monke
             session._tables._mapped.release = session._tables._mapped._lock.close
 
 
-@spread("why", ["another start of the system", "no log", "a whole checkpoint", "an earlier checkpoint"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["another start of the system", "no log", "a whole checkpoint", "an earlier checkpoint"])
 def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, expected = saved.parents[1] / "tables", in_memory()
     if why == "another start of the system":
@@ -205,6 +206,7 @@ class Copying(ReferenceEngine):
         return ArrayRunner(executable, state, lambda graph: None)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         EngineError, match="tables: the engine 'copying' does not work on tables in files: use engine='onnxruntime'"
@@ -232,6 +234,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         MappedTables(tmp_path / "large", {"param/t": (np.dtype(np.float32), (1 << 40, 16))})
 
 
+@pytest.mark.slow
 def test_a_table_that_is_cut_short_ends_the_step_and_not_the_process(tmp_path: Path) -> None:
     options = {"epochs": 1, "batch_size": 8, "run_directory": tmp_path / "run", "tables": tmp_path / "tables", "progress": False}
 
@@ -289,6 +292,7 @@ def killed_in_a_step(folder: Path, after: int) -> None:
         step(session, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_kill_among_the_rows_of_a_step_leaves_no_trace(after: int, tmp_path: Path) -> None:

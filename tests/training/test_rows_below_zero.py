@@ -46,6 +46,7 @@ def next_tokens(labels: np.ndarray, ids: np.ndarray) -> burnish.Session:
     return session
 
 
+@pytest.mark.slow
 def test_labels_that_are_the_tokens_themselves_are_warned_of_once() -> None:
     ids = np.array([[1, 2, 3, 4], [5, 6, 7, 0]])
     with pytest.warns(ObjectiveWarning, match=r"the model learns to copy: .*\(labels\[:, :-1\] = ids\[:, 1:\]\) and -100 for"):

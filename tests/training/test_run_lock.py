@@ -35,6 +35,7 @@ def refusal(folder: Path, where: str) -> str:
     return GOING_ON.format(folder, where).replace("(", r"\(")
 
 
+@pytest.mark.slow
 def test_another_trainer_of_the_process_waits_until_the_run_has_ended(tmp_path):
     def second() -> None:
         with pytest.raises(ConfigurationError, match=refusal(tmp_path, "in this process")):

@@ -182,6 +182,7 @@ def predictions(trainer: burnish.Trainer, of: Case) -> np.ndarray:
     return np.moveaxis(logits[output.name], output.sample_axis, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_equals_a_loop_of_pytorch(name, engine, tmp_path):
@@ -196,6 +197,7 @@ def test_a_run_equals_a_loop_of_pytorch(name, engine, tmp_path):
     assert trainer.rows[-1]["eval_loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_time_and_samples_do_not_change_places_where_there_are_as_many(tmp_path):
     of = case("LSTM")
     square = {name: array[:STEPS] for name, array in of.data.items()}
@@ -205,6 +207,7 @@ def test_time_and_samples_do_not_change_places_where_there_are_as_many(tmp_path)
     assert np.abs(predictions(trainer, of) - of.predicted(module)).max() < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "a state"])
 def test_arrays_files_and_batches_as_they_come_train_alike(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -236,6 +239,7 @@ def test_arrays_files_and_batches_as_they_come_train_alike(name, tmp_path, monke
             assert np.abs(predictions(trainer, of) - of.predicted(module)).max() < TOLERANCE, key
 
 
+@pytest.mark.slow
 def test_accumulated_batches_equal_one_of_all_their_samples(tmp_path):
     of = case("LSTM")
     optimizer = burnish.optim.accumulate(burnish.optim.sgd(lr=RATE, momentum=0.0), every=5)
@@ -245,6 +249,7 @@ def test_accumulated_batches_equal_one_of_all_their_samples(tmp_path):
     assert np.abs(predictions(trainer, of) - of.predicted(module)).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_cached_features_are_kept_by_sample(tmp_path):
     of = case("LSTM")
     file = of.file()
@@ -261,6 +266,7 @@ def test_cached_features_are_kept_by_sample(tmp_path):
     assert np.abs(results[0][1] - results[1][1]).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_parts_of_workers_are_cut_along_the_axis_of_the_samples():
     of = case("transformer")
     spec = DataSpec.by(of.program())
@@ -278,6 +284,7 @@ def test_parts_of_workers_are_cut_along_the_axis_of_the_samples():
     assert empty["places"].shape == (STEPS, 1, HIDDEN)
 
 
+@pytest.mark.slow
 def test_a_file_is_evaluated_and_predicts_sample_by_sample(tmp_path):
     of = case("transformer")
     (tmp_path / "model.onnx").write_bytes(of.file())
@@ -292,6 +299,7 @@ def test_a_file_is_evaluated_and_predicts_sample_by_sample(tmp_path):
     assert figures["accuracy"] == pytest.approx((expected.argmax(-1) == of.data["labels"]).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LSTM", "a state"])
 def test_finetuning_equals_a_loop_of_pytorch(name, tmp_path):
     of, tuned = case(name), tmp_path / "tuned.onnx"

@@ -169,6 +169,7 @@ g (float[1, "H", "W", 4] x, float[4, 2, 3, 3] w) => (float[1, "H2", "W2", 4] y) 
             run({"x": np.ones((1, size, size, 4), np.float32), "w": weight})
 
 
+@pytest.mark.slow
 def test_a_bias_of_another_size_is_refused():
     """ONNX Runtime does not look at it until then, and a kernel would read past its end."""
     text = """

@@ -206,6 +206,7 @@ g (float["N", 40] dy, float["N", 40] x) => (float[40, "N"] dx, float[40] db)
     np.testing.assert_allclose(actual["dx"], np.tanh(exact.T), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_same_bits_come_again():
     program = burnish.compile(with_drawn_weights(RELU), loss="cross_entropy", optimizer=optim.adam(lr=0.01))
     random = np.random.default_rng(5)

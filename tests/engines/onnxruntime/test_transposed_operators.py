@@ -18,7 +18,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, OptimizationWarning, optimizations
-from oracles.combinations import spread
 
 GENERATOR = np.random.default_rng(0)
 RANK = 3
@@ -94,7 +93,8 @@ def sandwich(name: str, order: Sequence[int], extents: Sequence[int]) -> onnx.Mo
     return model(helper.make_tensor_value_info("z", kind.elem_type, None))
 
 
-@spread("name", OPERATORS, test=9)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_between_transpositions_means_the_same(name: str) -> None:
     for extents in EXTENTS:
         x = GENERATOR.normal(size=extents).astype(np.float32)

@@ -135,6 +135,7 @@ def test_an_installed_library_is_taken_without_a_compiler_until_its_source_chang
         kernels.build_library(folder / "two.cpp")
 
 
+@pytest.mark.slow
 @needs_linux
 @needs_compiler
 def test_a_refused_file_is_named_when_it_is_built_ahead(folder):

@@ -179,8 +179,9 @@ network (float[batch, 2, {sizes}] x) => (float[batch, features] y)
         np.testing.assert_allclose(states[1][name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @needs_kernels
-@spread("optimizer", ["sgd", "adamw", "lion", "rmsprop"], test=1)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
 def test_fused_and_unfused_programs_train_alike(optimizer):
     program = burnish.compile(residual_network(), optimizer=optimizer)
     generator = np.random.default_rng(0)

@@ -377,6 +377,7 @@ def test_small_values_are_copied_behind_all_updates():
     assert (count.item(), bits.tolist(), scale.item()) == (8, [3, 4], 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_one_call_updates_tensors_of_every_size_as_calls_of_their_own_do(threads, kind):

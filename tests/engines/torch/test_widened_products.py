@@ -172,7 +172,8 @@ NETWORKS: dict[str, Callable[[], ir.Model]] = {
 }
 
 
-@diagonal(("name", NETWORKS), ("with_kernels", [True, False]), test=2)
+@pytest.mark.slow
+@diagonal(("name", NETWORKS), ("with_kernels", [True, False]))
 def test_no_product_of_a_step_is_left_to_slow_loops(name: str, with_kernels: bool, dtype: str) -> None:
     """But depthwise convolutions in bfloat16, which the engine has kernels for."""
     program = burnish.compile(NETWORKS[name](), precision=dtype)

@@ -159,6 +159,7 @@ class Counting(nn.Module):
         return self.layer(x) + self.calls
 
 
+@pytest.mark.slow
 def test_a_buffer_that_forward_changes_is_an_input_and_its_next_value_an_output():
     exported = export_module(Counting(), (torch.ones(2, 3),))
     assert (exported.moving, exported.written) == (("calls",), {"calls": "next:calls"})
@@ -167,6 +168,7 @@ def test_a_buffer_that_forward_changes_is_an_input_and_its_next_value_an_output(
     assert exported.inference is None
 
 
+@pytest.mark.slow
 def test_a_program_of_a_module_that_changes_a_buffer_is_refused_by_its_name():
     with pytest.raises(UnsupportedOperatorError, match="forward changes the buffer 'calls'"):
         burnish.load(Counting(), example_inputs=(torch.ones(2, 3),))

@@ -10,7 +10,6 @@ from torch import nn
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.importer.pytorch import export_module
-from oracles.combinations import spread
 
 
 class Branching(nn.Module):
@@ -81,7 +80,8 @@ class Network(nn.Module):
         return self.blocks[0](self.first(x))
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("part", "line", "reason"),
     [
         (Branching, "if x.sum() > 0:", "data-dependent expression"),
@@ -94,7 +94,6 @@ class Network(nn.Module):
         ),
         (Reversing, "return Reversed.apply(x)", r"the torch\.autograd\.Function Reversed has a backward of its own"),
     ],
-    test=3,
 )
 def test_the_line_and_the_part_are_named(part, line, reason, capfd):
     module = Network(part())
