@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
+from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.files.mapped_tables import adopted
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
 
 
-class ArrayRunner:
-    """A ``ProgramRunner`` made of graphs that an engine loads, each when it is first run. Every step reads and returns the state.
+class ArrayRunner(ProgramRunner):
+    """A runner made of graphs that an engine loads, each when it is first run. Every step reads and returns the state.
 
     Args:
         executable: the program.
@@ -40,15 +40,17 @@ class ArrayRunner:
         self._load = load
         self._load_model = load_model
         self._row_writes: list[RowWrite] = []
-        if load_model is not None:
-            self.row_changes = RowChanges()
+        self.row_changes = RowChanges()
         self._state = {name: _own(array) for name, array in state.items()}
         self._loaded: dict[str, LoadedModel] = {}
 
     @property
     def route(self) -> str:
-        """How a step runs, for ``Session.describe``."""
         return "one graph, with the state in arrays"
+
+    @property
+    def row_writer(self) -> RowWriter | None:
+        return None if self._load_model is None else self
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = self._run("step", inputs)
@@ -56,17 +58,14 @@ class ArrayRunner:
         check_finite_loss(signature, outputs, lambda: self._state)
         by_rows = {write.entry for write in self._row_writes}
         following = {name: np.array(outputs.pop(output)) for name, output in signature.updates.items() if name not in by_rows}
-        rows = {write: (outputs[write.indices].reshape(-1), outputs[write.rows]) for write in self._row_writes}
-        if self._row_writes:
-            self.row_changes.note(self._row_writes, outputs)
-        for write in self._row_writes:
-            outputs.pop(write.indices, None)
-            outputs.pop(write.rows, None)
         with uninterrupted():
+            self.row_changes.note(self._row_writes, outputs)
             self._state |= following
-            for write, (indices, values) in rows.items():
-                self._state[write.entry][indices] = values
+            write_rows(self._row_writes, outputs, self._put)
         return outputs
+
+    def _put(self, entry: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        self._state[entry][indices] = rows
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         return self._run("evaluate", inputs, instead)

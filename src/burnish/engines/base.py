@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator
+from burnish.engines.row_writes import RowWriter
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.kernels.building import cores
 from burnish.kernels.compiling import cpu_level
@@ -45,12 +48,49 @@ class HandedOver(dict[str, np.ndarray]):
     """A state that no one else keeps: an engine may take each entry out as it copies it, so that it is never there twice."""
 
 
-class ProgramRunner(Protocol):
+class ProgramRunner(ABC):
     """A program opened on an engine, holding its state there. Inputs are arrays by name, already checked.
 
-    Whatever fails inside a method, the state stays as it was before the call.
+    Whatever fails inside a method, the state stays as it was before the call. What one worker of several needs beside that has
+    the answer of one alone here: it holds all of the state, and every step ends a round.
     """
 
+    @property
+    def route(self) -> str | None:
+        """How a step runs, in words, for ``Session.describe``; None where the engine does not say."""
+        return None
+
+    @property
+    def row_writer(self) -> RowWriter | None:
+        """What says which rows of tables its steps wrote in place; None where nothing does, or more changes in a table."""
+        return None
+
+    @property
+    def reopened(self) -> int:
+        """How many times the graph of the steps was opened again with fewer of the runtime's optimizations, as these broke it."""
+        return 0
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other workers hold what this one does not."""
+        return False
+
+    @property
+    def gives_entries(self) -> bool:
+        """Whether an entry of a state that is spread can be asked for without the others, while they take part (``asking``)."""
+        return False
+
+    @property
+    def evaluates_together(self) -> bool:
+        """Whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
+        return False
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether workers exchange something in the next step; they do not within a round that each steps alone."""
+        return True
+
+    @abstractmethod
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run one training step: data, labels and hyperparameters in; loss, metrics and rates out; the state moves on.
 
@@ -58,8 +98,8 @@ class ProgramRunner(Protocol):
             NonFiniteLossError: the loss is NaN or infinite; the state is the one from before the step.
             EngineError: the engine cannot load or run the step graph.
         """
-        ...
 
+    @abstractmethod
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         """Run the evaluate graph on the current state; the state stays.
 
@@ -67,41 +107,50 @@ class ProgramRunner(Protocol):
             inputs: data and labels.
             instead: state entry -> the state entry, of its dtype and shape, that is read in its place.
         """
-        ...
 
+    @abstractmethod
     def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         """Run the predict graph on the current state, as ``evaluate`` does; the state stays."""
-        ...
 
+    @abstractmethod
     def state(self) -> Arrays:
         """Return copies of the state, by state name."""
-        ...
 
+    @abstractmethod
     def state_entry(self, name: str) -> np.ndarray:
         """Return a copy of one state entry, such as ``step``, without copying the others."""
-        ...
 
+    @abstractmethod
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the state by copies of these arrays; names, dtypes and shapes are already checked."""
-        ...
 
-
-@runtime_checkable
-class ReopeningRunner(Protocol):
-    """A runner that opens the graph of its steps again, with fewer of its runtime's optimizations, where these broke it.
-
-    Workers that train together agree on the fewest, so that all run one graph.
-
-    Attributes:
-        reopened: how many times fewer optimizations were taken; 0 where the graph is as it was opened first.
-    """
-
-    @property
-    def reopened(self) -> int: ...
+    def own_state(self) -> Arrays:
+        """Return what this worker holds; asks nobody."""
+        return self.state()
 
     def reopen(self, reopened: int) -> None:
-        """Open the graph with as few optimizations as a runner of the same program that has come so far; never with more."""
-        ...
+        """Open the graph of the steps with as few optimizations as a runner of the same program came to; never with more."""
+        return
+
+    def asking(self) -> AbstractContextManager[None]:
+        """While this lasts, the others that take part wait for what is asked of them."""
+        return nullcontext()
+
+    def take_part(self) -> None:
+        """Give this worker's part of the state to another one, which asks for the state at the same time."""
+        return
+
+    def synchronize(self) -> None:
+        """End the round; does nothing if the workers have the same weights after each step."""
+        return
+
+    def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
+        """Take over the state that the first worker loaded, if it alone was given the whole.
+
+        Args:
+            given: returns on all workers what the first one gives, by the name of a state entry.
+        """
+        return
 
 
 def described(engine: Engine, device: str | None = None, threads: int | None = None) -> dict[str, Any]:

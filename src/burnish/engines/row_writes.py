@@ -7,9 +7,9 @@ has succeeded: no table is copied, and a step that fails leaves every one as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -104,9 +104,8 @@ class _Rows:
         return merged
 
 
-@runtime_checkable
 class RowWriter(Protocol):
-    """A runner that writes rows of its state in place (``take_row_writes``), and says which.
+    """What writes rows of its state in place (``take_row_writes``), and says which.
 
     Attributes:
         row_changes: the rows that it has written.
@@ -117,6 +116,22 @@ class RowWriter(Protocol):
     def state_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return copies of rows of one state entry, without copying the others."""
         ...
+
+
+def write_rows(writes: Sequence[RowWrite], outputs: dict[str, Any], put: Callable[[str, Any, Any], None]) -> None:
+    """Write what a step computed over rows of the state, when it has succeeded; the caller lets no interrupt in.
+
+    Args:
+        writes: of the step.
+        outputs: of the step; indices and rows are taken out of it.
+        put: writes rows of a state entry: its name, indices [n], rows [n, ...].
+    """
+    rows = [(write.entry, outputs[write.indices].reshape(-1), outputs[write.rows]) for write in writes]
+    for write in writes:
+        outputs.pop(write.indices, None)
+        outputs.pop(write.rows, None)
+    for entry, indices, values in rows:
+        put(entry, indices, values)
 
 
 def written_by_rows(signature: GraphSignature) -> frozenset[str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines.row_writes import RowChanges, RowWriter, written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.digest import DIGEST
@@ -35,15 +34,8 @@ SHARE = 0.5
 _OURS = re.compile(r"(\.?base-[0-9a-f]{8}\.safetensors(\.[0-9a-f]{8}\.partial)?|rows-[0-9a-f]{8}\.journal|\.tmp[A-Za-z0-9]{6})")
 
 
-def writer_of(runner: object) -> RowWriter | None:
-    """Return what says which rows a runner writes; None where nothing does, or where they are not all that changes in a table."""
-    while isinstance(runner, SpreadRunner):
-        runner = runner.writer
-    return runner if isinstance(runner, RowWriter) else None
-
-
-def check_journal(program: Program, runner: object) -> RowWriter:
-    """Return a runner that says which rows it writes.
+def check_journal(program: Program, writer: RowWriter | None) -> RowWriter:
+    """Return what says which rows a runner writes (``ProgramRunner.row_writer``).
 
     Raises:
         ConfigurationError: no table of the program is updated by rows, or the engine does not say which.
@@ -53,7 +45,6 @@ def check_journal(program: Program, runner: object) -> RowWriter:
             "journal: no table of this program is updated by rows, so that every checkpoint would be whole: leave it out, or "
             "compile with sparse='auto' (--sparse auto) or sparse=[...]"
         )
-    writer = writer_of(runner)
     if writer is None:
         raise ConfigurationError(
             "journal: the engine does not say which rows a step has written, or workers step alone or hold parts of the tables: "

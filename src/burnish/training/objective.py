@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.predictions import REMEDY
-from burnish.compiler.probabilities import are_probabilities
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.errors import EngineError, ObjectiveWarning
@@ -25,45 +23,48 @@ OTHER_SCALE = 100.0
 """Times the variance: ten times the deviation. Pixels of 0 to 255 have 3,000 times that of standardized ones."""
 
 
-def checked_step(
-    program: Program,
-    runner: ProgramRunner,
-    inputs: Mapping[str, np.ndarray],
-    file: Path | None = None,
-    threads: int | None = None,
-) -> Arrays:
-    """Run the first step of a session; warn of what its numbers tell is perhaps not what was meant.
+class FirstStep:
+    """The first step of a session, which warns of what its numbers tell that is perhaps not what was meant.
 
     Args:
         program: what is trained.
-        runner: the program on an engine.
-        inputs: a checked batch, and the hyperparameters.
-        file: which the program was compiled of, to be compared with what it predicts; None where it is not.
         threads: for the file.
+
+    Attributes:
+        file: which the program was compiled of, to be compared with what it predicts; None where it is not.
     """
-    if file is not None and all(array.size for array in inputs.values()):
-        with suppress(EngineError):  # the step fails alike, and its error names the node of the step
-            warn_of_departure(file, program, runner.predict, inputs, threads)
-    warn_of_probabilities(program, runner, inputs)
-    warn_of_negative_rows(program, inputs)
-    warn_of_copied_labels(program, inputs)
-    layers = list(_first_normalizations(program))
-    before = [runner.state_entry(variance) for _, variance, _ in layers]
-    outputs = runner.step(inputs)
-    for (node, variance, momentum), running in zip(layers, before, strict=True):
-        times = _times_the_variance(running, runner.state_entry(variance), momentum)
-        if times is not None and not 1 / OTHER_SCALE <= times <= OTHER_SCALE:
-            said = f"{times:,.0f} times" if times > 1 else f"a {1 / times:,.0f}th of"
-            example = "0 to 255 in place of 0 to 1" if times > 1 else "0 to 1 in place of 0 to 255"
-            warnings.warn(
-                ObjectiveWarning(
-                    f"{describe_node(node)} meets values of {said} the variance that it met when the model was trained: the data "
-                    f"are perhaps on another scale, such as pixels of {example}: give them as the model was made to read them"
-                ),
-                stacklevel=4,
-            )
-            break
-    return outputs
+
+    def __init__(self, program: Program, threads: int | None = None):
+        self._program, self._threads = program, threads
+        self.file: Path | None = None
+
+    def run(self, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run it on a checked batch, and the hyperparameters; ``runner`` is the program on an engine."""
+        program = self._program
+        if self.file is not None and all(array.size for array in inputs.values()):
+            with suppress(EngineError):  # the step fails alike, and its error names the node of the step
+                warn_of_departure(self.file, program, runner.predict, inputs, self._threads)
+        warn_of_probabilities(program, runner, inputs)
+        warn_of_negative_rows(program, inputs)
+        warn_of_copied_labels(program, inputs)
+        layers = list(_first_normalizations(program))
+        before = [runner.state_entry(variance) for _, variance, _ in layers]
+        outputs = runner.step(inputs)
+        for (node, variance, momentum), running in zip(layers, before, strict=True):
+            times = _times_the_variance(running, runner.state_entry(variance), momentum)
+            if times is not None and not 1 / OTHER_SCALE <= times <= OTHER_SCALE:
+                said = f"{times:,.0f} times" if times > 1 else f"a {1 / times:,.0f}th of"
+                example = "0 to 255 in place of 0 to 1" if times > 1 else "0 to 1 in place of 0 to 255"
+                warnings.warn(
+                    ObjectiveWarning(
+                        f"{describe_node(node)} meets values of {said} the variance that it met when the model was trained: the "
+                        f"data are perhaps on another scale, such as pixels of {example}: give them as the model was made to "
+                        "read them"
+                    ),
+                    stacklevel=4,
+                )
+                break
+        return outputs
 
 
 def check_inputs(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
@@ -191,6 +192,9 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
     is_whole = all(name in inputs and inputs[name].size for name in data)
     if not is_whole or not outputs.intersection(doubtful):
         return
+    from burnish.compiler.predictions import REMEDY
+    from burnish.compiler.probabilities import are_probabilities
+
     try:
         predicted = runner.predict({name: inputs[name] for name in data})
     except EngineError:

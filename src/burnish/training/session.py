@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burnish import engines
-from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import NOTHING, HandedOver, described
 from burnish.engines.inherited_runner import InheritedRunner
@@ -39,6 +38,7 @@ from burnish.training.checkpoint import (
 from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
+from burnish.training.objective import FirstStep, check_inputs
 from burnish.training.tables import SessionTables
 from burnish.training.taking_part import TakesPart
 from burnish.training.turns import one_at_a_time, take_part_in_turns
@@ -115,7 +115,6 @@ class Session(TakesPart):
     ) -> None:
         watch_interrupts()
         self.program = program
-        self._file: Path | None = None
         self._departures = () if state is not None else tuple(program.options.get("departures", ()))
         self.engine = engines.get(engine)
         self._tables: SessionTables | None = None
@@ -147,14 +146,14 @@ class Session(TakesPart):
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         if self._tables is not None:
-            self._tables.check(self.engine.name, journals.writer_of(self._runner))
+            self._tables.check(self.engine.name, self._runner.row_writer)
         self._closed_state: dict[str, np.ndarray] = {}
         self._closed_tables: RowWriter | None = None
         self._journal: Journal | None = None
         self._base = AdapterBase(program)
         self._has_part = False
         self.metadata: dict[str, str] = {}
-        self._objective_is_checked = False
+        self._first_step: FirstStep | None = FirstStep(program, threads)
         self._device, self._threads = device, threads
 
     def __repr__(self) -> str:
@@ -167,7 +166,8 @@ class Session(TakesPart):
 
         A difference is a warning (``ObjectiveWarning``). Workers that evaluate together do not compare.
         """
-        self._file = file
+        if self._first_step is not None:
+            self._first_step.file = file
 
     def describe(self) -> dict[str, Any]:
         """Return what the session runs on, JSON-compatible.
@@ -187,7 +187,7 @@ class Session(TakesPart):
             "engine": self.engine.name,
             **{key: found[key] for key in ("kernels", "kernels_reason", "level", "threads")},
             "precision": self.program.options.get("precision", "float32"),
-            "route": getattr(self._runner, "route", None),
+            "route": None if self._runner is None else self._runner.route,
         }
 
     @one_at_a_time
@@ -218,16 +218,13 @@ class Session(TakesPart):
                 f"The learning-rate schedule of this program ends after {signature.end:,} steps, and the state has taken "
                 f"{self.step_count:,}: compile with a schedule of more steps, or with past_end='hold' to go on at its last rate"
             )
-        if self._objective_is_checked or self.evaluates_together:  # a worker without samples would predict nothing
-            with self._limited():
+        first = self._first_step
+        with self._limited():
+            if first is None or runner.evaluates_together:  # a worker without samples would predict nothing
                 outputs = runner.step(inputs)
-        else:
-            from burnish.training.objective import checked_step
-
-            self._objective_is_checked = True
-            file, self._file = self._file, None
-            with self._limited():
-                outputs = checked_step(self.program, runner, inputs, file, self._threads)
+            else:
+                self._first_step = None
+                outputs = first.run(runner, inputs)
         return {name: outputs[name].item() for name in self._reported}
 
     @one_at_a_time
@@ -236,8 +233,6 @@ class Session(TakesPart):
         signature = self.program.signature["predict"]
         names = {entry.name for entry in signature.inputs_of(Role.DATA)}
         if self._runner is not None and not self.evaluates_together and names <= batch.keys():
-            from burnish.training.objective import check_inputs
-
             check_inputs(self.program, self._runner, self._predicted_batch({name: batch[name] for name in names}))
 
     def evaluate(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, float]:
@@ -451,14 +446,17 @@ class Session(TakesPart):
     @one_at_a_time
     def close(self) -> None:
         """Free what the engine holds. The state stays readable: ``state``, ``save_checkpoint`` and ``export`` still work."""
-        if isinstance(self._runner, SpreadRunner):
-            self._closed_state, self._has_part = self._runner.own_state(), self._runner.is_spread
-        elif self._runner is not None:
-            # Of a table that was cut short nothing is left to keep, and who asks for the state is told so.
-            with suppress(CheckpointError), self._state_on_request() as state:
-                self._closed_state = dict(state)
-        if (writer := journals.writer_of(self._runner)) is not None:
-            self._closed_tables = ClosedTables(writer.row_changes, self._closed_state)
+        runner = self._runner
+        if runner is not None:
+            self._has_part = runner.is_spread
+            if self._has_part:
+                self._closed_state = runner.own_state()
+            else:
+                # Of a table that was cut short nothing is left to keep, and who asks for the state is told so.
+                with suppress(CheckpointError), self._state_on_request() as state:
+                    self._closed_state = dict(state)
+            if runner.row_writer is not None:
+                self._closed_tables = ClosedTables(runner.row_writer.row_changes, self._closed_state)
         self._runner = None
         self.features.close()
         if self._tables is not None:
@@ -497,7 +495,7 @@ class Session(TakesPart):
 
     def _row_writer(self) -> RowWriter:
         """What says which rows have changed, or ConfigurationError where nothing does."""
-        return check_journal(self.program, self._closed_tables if self._runner is None else self._runner)
+        return check_journal(self.program, self._closed_tables if self._runner is None else self._runner.row_writer)
 
     def _load(self, state: Mapping[str, np.ndarray], journal: Journal | None = None) -> None:
         """Replace the state by one that was checked; ``journal`` is where its next checkpoint with a journal may go on."""
@@ -510,10 +508,10 @@ class Session(TakesPart):
         else:
             runner.load_state(self._tables.instead(state))
             self._tables.load(state, None if journal is None else journal.place)
-        if (writer := journals.writer_of(runner)) is not None:
-            writer.row_changes.stop()
+        if runner.row_writer is not None:
+            runner.row_writer.row_changes.stop()
             if journal is not None:
-                writer.row_changes.begin()
+                runner.row_writer.row_changes.begin()
                 self._journal = journal
 
     @contextmanager
@@ -529,9 +527,7 @@ class Session(TakesPart):
         with self.asking():
             if runner is None and not self._has_part:
                 read = self._closed_state.__getitem__
-            elif isinstance(runner, SpreadRunner) and runner.gives_entries:
-                read = runner.state_entry
-            elif runner is None or (isinstance(runner, SpreadRunner) and runner.is_spread):
+            elif runner is None or (runner.is_spread and not runner.gives_entries):
                 read = self.state().__getitem__
             else:
                 read = runner.state_entry if self._tables is None else self._tables.reading(runner.state_entry)
@@ -575,8 +571,9 @@ class Session(TakesPart):
             ) from stopped
 
     def _inherit(self) -> None:
-        if vars(self).get("_runner") is not None:  # it may be about to be opened
-            self._runner = InheritedRunner(self._runner)
+        runner = vars(self).get("_runner")
+        if runner is not None:  # it may be about to be opened
+            self._runner = InheritedRunner(runner)
             self.features.inherit()
 
     def _tell_departures(self, call: str) -> None:

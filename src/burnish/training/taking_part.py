@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.training.turns import one_at_a_time
 
@@ -25,7 +24,7 @@ class TakesPart:
 
         With ``DataParallel(shard_tables=...)`` also take part in one ``evaluate`` or ``predict`` of others.
         """
-        if isinstance(self._runner, SpreadRunner):
+        if self._runner is not None:
             self._runner.take_part()
 
     @one_at_a_time
@@ -34,17 +33,17 @@ class TakesPart:
 
         Where all workers have the same weights after each step, there is nothing to do.
         """
-        if isinstance(self._runner, SpreadRunner):
+        if self._runner is not None:
             self._runner.synchronize()
 
     @property
     def evaluates_together(self) -> bool:
         """Whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
-        return isinstance(self._runner, SpreadRunner) and self._runner.evaluates_together
+        return self._runner is not None and self._runner.evaluates_together
 
     def asking(self) -> AbstractContextManager[None]:
         """While this lasts, this worker may ask the others for the state, which ``take_part`` meanwhile."""
-        return self._runner.asking() if isinstance(self._runner, SpreadRunner) else nullcontext()
+        return nullcontext() if self._runner is None else self._runner.asking()
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> bool:
         """Take over, where workers hold tables in parts, the state that the first of them loaded; return whether they do.
@@ -52,11 +51,11 @@ class TakesPart:
         Args:
             given: returns on all workers what the first one gives, by the name of a state entry.
         """
-        if isinstance(self._runner, SpreadRunner):
+        if self._runner is not None:
             self._runner.take_over(given)
         return self.evaluates_together
 
     @property
     def meets(self) -> bool:
         """Whether workers exchange something in the next step; they do not where they step alone and the round goes on."""
-        return self._runner.ends_round if isinstance(self._runner, SpreadRunner) else True
+        return self._runner is None or self._runner.ends_round

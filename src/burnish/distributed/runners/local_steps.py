@@ -27,7 +27,7 @@ from burnish import optim
 from burnish.distributed.graphs.samples import sample_axes
 from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
-from burnish.engines.base import Arrays, ReopeningRunner
+from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator, array_of, buffer_of
 from burnish.errors import ConfigurationError
 from burnish.graph.pruning_mark import changing_masks
@@ -176,12 +176,10 @@ class LocalSteps(SpreadRunner):
         outer = self._outer_entries()
         whole = [name for name in changing if state[name].dtype.kind in "iub" or name in self._masks]
         mean = [name for name in changing if name not in whole and name not in outer.values()]
-        runner = self._runner if isinstance(self._runner, ReopeningRunner) else None
-        counts = np.array([self._samples, self._taken, 0 if runner is None else runner.reopened], np.int64)
+        counts = np.array([self._samples, self._taken, self._runner.reopened], np.int64)
         content = np.concatenate([counts, *(state[name].reshape(-1).astype(np.int64) for name in whole)])
         rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, content)))
-        if runner is not None:
-            runner.reopen(int(rows[:, 2].max()))
+        self._runner.reopen(int(rows[:, 2].max()))
         samples = rows[:, 0]
         weight = samples[self._communicator.rank] / samples.sum() if samples.any() else 1.0 / len(rows)
         joined = dict(

@@ -17,6 +17,7 @@ from burnish.distributed.runners.distributed_state import SpreadRunner
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator, array_of, buffer_of
+from burnish.engines.row_writes import RowWriter
 from burnish.program import Role
 from burnish.program.layout import stand_in
 from burnish.program.signature import GraphSignature
@@ -32,13 +33,16 @@ class PartRunner(SpreadRunner):
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):
         super().__init__(runner, communicator)
         (numbers,) = signature.inputs_of(Role.SAMPLES)
-        self.writer = runner  # every worker writes the rows of all
         self._numbers = numbers.name
         self._counted = counted_inputs(signature.inputs_of(Role.DATA))
         self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
         self._signature = signature
         self._last: Arrays | None = None
         self._all_have_stand_in = communicator.size == 1
+
+    @property
+    def row_writer(self) -> RowWriter | None:
+        return self._runner.row_writer  # every worker writes the rows of all
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         counts = np.array([inputs[name].shape[axis] for name, axis in self._counted.items()], np.int64)

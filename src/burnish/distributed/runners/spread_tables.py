@@ -43,12 +43,9 @@ class SpreadTablesRunner(SpreadRunner):
     ``runner`` was opened with ``held_by`` the state.
     """
 
-    evaluates_together = True
-
     def __init__(self, runner: ProgramRunner, communicator: Communicator, shards: TableShards, signature: Signature):
         super().__init__(runner, communicator)
-        # Not if shares of the optimizer's state are exchanged too.
-        self.gives_entries = not (isinstance(runner, SpreadRunner) and runner.is_spread)
+        self._gives_entries = not runner.is_spread  # else shares of the optimizer's state are exchanged too
         self._shards, self._signature = shards, signature
         self._entries = {entry.name: entry for entry in signature.state}
         self._batches: dict[str, Arrays] = {}
@@ -56,6 +53,14 @@ class SpreadTablesRunner(SpreadRunner):
 
     @property
     def is_spread(self) -> bool:
+        return True
+
+    @property
+    def gives_entries(self) -> bool:
+        return self._gives_entries
+
+    @property
+    def evaluates_together(self) -> bool:
         return True
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:

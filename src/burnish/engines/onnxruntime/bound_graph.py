@@ -25,6 +25,7 @@ LARGEST_COPIED_INPUT = 2**18
 Values = dict[str, onnxruntime.OrtValue]
 NO_VALUE = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(0, np.float32))
 """What an input is bound to between two runs, so that nothing holds the memory of what it read."""
+NO_VALUES: Values = {}
 
 
 class Buffer:
@@ -123,34 +124,33 @@ class BoundGraph:
         for entry in self._gradients:
             binding.bind_output(entry.name, "cpu")
 
-    def run(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values | None = None) -> Arrays:
-        """Run on state set ``current``; returns the outputs that are not state.
+    def run(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values = NO_VALUES) -> tuple[Arrays, Values]:
+        """Run on state set ``current``; returns the outputs that are not state, and the gradients, in memory of ONNX Runtime's.
 
         Args:
             current: the number of the set.
             inputs: data, labels and hyperparameters.
             gradients: by name, those among them that the graph reads.
         """
-        return self._run_with(current, inputs, gradients or {})[0]
-
-    def run_for_gradients(self, current: int, inputs: Mapping[str, np.ndarray]) -> tuple[Arrays, Values]:
-        """Run as ``run`` does; returns the gradients beside the other outputs, in memory of ONNX Runtime's."""
-        return self._run_with(current, inputs, {})
-
-    def _run_with(self, current: int, inputs: Mapping[str, np.ndarray], gradients: Values) -> tuple[Arrays, Values]:
+        opened = self._opened
         for name, buffer in self._hyperparameters.items():
             buffer.array[...] = inputs[name]
         try:
-            self._opened.verify(lambda session: self._results(session, current, inputs))
+            opened.verify(lambda session: self._results(session, current, inputs))
             if self._takes_text:
-                return self._opened.run(lambda session: self._run_plainly(session, current, inputs)), {}
-            values = {entry.name: gradients[entry.name] for entry in self._read_gradients}
-            return self._opened.run(lambda session: self._run(session, current, inputs, values))
+                return opened.run(lambda session: self._run_plainly(session, current, inputs)), {}
+            read = {entry.name: gradients[entry.name] for entry in self._read_gradients}
+            if opened.exchanges is not None:
+                return opened.run(lambda session: self._run(session, current, inputs, read))
+            try:
+                return self._run(opened.session, current, inputs, read)
+            except Exception as error:
+                return opened.run_with_fewer(lambda session: self._run(session, current, inputs, read), error)
         except Exception as error:  # ONNX Runtime's errors share no base class of their own
-            self._bind(self._opened.session)
-            if self._opened.exchanges is not None and self._opened.exchanges.raised(error):
+            self._bind(opened.session)
+            if opened.exchanges is not None and opened.exchanges.raised(error):
                 raise
-            raise run_failure(self._graph, error, self._opened.model) from error
+            raise run_failure(self._graph, error, opened.model) from error
 
     def _run(
         self, session: onnxruntime.InferenceSession, current: int, inputs: Mapping[str, np.ndarray], gradients: Values

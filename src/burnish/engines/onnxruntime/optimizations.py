@@ -146,7 +146,7 @@ class OpenedGraph:
         try:
             self.session = load(None)
         except Exception as error:
-            self._try_fewer(lambda session: session, error)
+            self.run_with_fewer(lambda session: session, error)
 
     def run(self, attempt: Callable[[onnxruntime.InferenceSession], Result]) -> Result:
         """Return what ``attempt`` makes of the session; where it fails with this one and not without optimizations, of another.
@@ -162,7 +162,7 @@ class OpenedGraph:
         try:
             return attempt(self.session)
         except Exception as error:
-            return self._try_fewer(attempt, error)
+            return self.run_with_fewer(attempt, error)
 
     def verify(self, results: Callable[[onnxruntime.InferenceSession], Mapping[str, np.ndarray]]) -> None:
         """Compare, once, what the session computes with what it computes without optimizations; open it anew where they part.
@@ -202,7 +202,12 @@ class OpenedGraph:
             self.session = self._load(self._fewer[reopened - 1])
             self.reopened = reopened
 
-    def _try_fewer(self, attempt: Callable[[onnxruntime.InferenceSession], Result], error: Exception) -> Result:
+    def run_with_fewer(self, attempt: Callable[[onnxruntime.InferenceSession], Result], error: Exception) -> Result:
+        """Return what ``attempt``, which raised this error, makes of a session with fewer optimizations.
+
+        Raises:
+            Exception: the error, where it comes without optimizations too; the session is the one before.
+        """
         remaining = self._fewer[self.reopened :]
         if not remaining or is_out_of_memory(error) or not self._succeeds(attempt, remaining[-1]):
             raise error

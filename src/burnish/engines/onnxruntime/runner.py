@@ -19,12 +19,20 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.analysis.in_place import written_in_place
-from burnish.engines.base import NOTHING, Arrays, HandedOver, check_finite_loss
+from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, check_finite_loss
 from burnish.engines.interrupts import uninterrupted
 from burnish.engines.onnxruntime.bound_graph import BoundGraph, Buffer
 from burnish.engines.onnxruntime.failures import description, has_bfloat16
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
-from burnish.engines.row_writes import RowChanges, RowWrite, signature_of_writes, take_row_writes, written_by_rows
+from burnish.engines.row_writes import (
+    RowChanges,
+    RowWrite,
+    RowWriter,
+    signature_of_writes,
+    take_row_writes,
+    write_rows,
+    written_by_rows,
+)
 from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 from burnish.graph import garbage_kept
@@ -47,7 +55,7 @@ class _Opens(Protocol):
     ) -> OpenedGraph: ...
 
 
-class OnnxRuntimeRunner:
+class OnnxRuntimeRunner(ProgramRunner):
     """A program opened on ONNX Runtime. A session is made when a graph is first run; again only where it is opened anew."""
 
     def __init__(self, engine: _Opens, executable: Executable, state: Mapping[str, np.ndarray], threads: int | None):
@@ -85,13 +93,16 @@ class OnnxRuntimeRunner:
 
     @property
     def route(self) -> str:
-        """How a step runs, for ``Session.describe``."""
         return "gradients, then updates in place" if self._in_place else "one graph, with two buffers for the state"
+
+    @property
+    def row_writer(self) -> RowWriter:
+        return self
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         if self._in_place:
             return self._step_in_place(inputs)
-        outputs = self._graph("step").run(self._current, inputs)
+        outputs, _ = self._graph("step").run(self._current, inputs)
         check_finite_loss(self._signatures["step"], outputs, self._current_state)
         self._move_on(outputs)
         return outputs
@@ -100,11 +111,11 @@ class OnnxRuntimeRunner:
         """Compute the gradients, and then update the state where it lies."""
         self._check_state()
         grad, apply = self.load_step()
-        outputs, gradients = grad.run_for_gradients(self._current, inputs)
+        outputs, gradients = grad.run(self._current, inputs)
         check_finite_loss(self._signatures["step"], outputs, self._current_state)
         with uninterrupted():
             try:
-                outputs |= apply.run(self._current, inputs, gradients)
+                outputs |= apply.run(self._current, inputs, gradients)[0]
             except EngineError as error:
                 self._failed_update = error
                 self._check_state()
@@ -124,23 +135,21 @@ class OnnxRuntimeRunner:
         if not self._row_writes:
             self._current = 1 - self._current
             return
-        read = {write: (outputs[write.indices].reshape(-1), outputs[write.rows]) for write in self._row_writes}
-        self.row_changes.note(self._row_writes, outputs)
-        for write in self._row_writes:
-            outputs.pop(write.indices, None)
-            outputs.pop(write.rows, None)
         with uninterrupted():
-            for write, (indices, rows) in read.items():
-                self._sets[self._current][write.entry].array[indices] = rows
+            self.row_changes.note(self._row_writes, outputs)
+            write_rows(self._row_writes, outputs, self._put)
             self._current = 1 - self._current
+
+    def _put(self, entry: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        self._sets[self._current][entry].array[indices] = rows
 
     def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         self._check_state()
-        return self._graph("evaluate", instead).run(self._current, inputs)
+        return self._graph("evaluate", instead).run(self._current, inputs)[0]
 
     def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         self._check_state()
-        return self._graph("predict", instead).run(self._current, inputs)
+        return self._graph("predict", instead).run(self._current, inputs)[0]
 
     def state(self) -> Arrays:
         return {name: array.copy() for name, array in self._current_state().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
 from burnish.graph.protos import graphs_within, read_apart
 from burnish.lowering import TARGETS
 from burnish.rewriting import expand_recurrent_layers
-from burnish.stopping import in_python
+from burnish.stopping import PythonStop, stoppable
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -64,8 +65,7 @@ class ReferenceEngine(RunsModels):
 
 
 def _loaded(model: ir.Model, graph: str) -> LoadedModel:
-    evaluator = _load(model, graph)
-    return lambda inputs: _evaluate(evaluator, inputs, graph)
+    return partial(_evaluate, _load(model, graph), graph)
 
 
 def _load(model: ir.Model, graph: str) -> ReferenceEvaluator:
@@ -114,10 +114,10 @@ def _name_absent_outputs(model: onnx.ModelProto) -> None:
                     node.output[position] = f"{ABSENT}/{number}/{position}"
 
 
-def _evaluate(evaluator: ReferenceEvaluator, inputs: Mapping[str, np.ndarray], graph: str) -> Arrays:
+def _evaluate(evaluator: ReferenceEvaluator, graph: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
     try:
         with np.errstate(all="ignore"):
-            results = in_python(graph, evaluator.run, None, dict(inputs))
+            results = stoppable(PythonStop(), graph, evaluator.run, None, dict(inputs))
     except Exception as error:  # the evaluator raises whatever an operator's Python code raises
         place = _place_of(error)
         where = "" if place is None else f" at {place}"

@@ -13,11 +13,20 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from burnish.engines.base import NOTHING, Arrays, HandedOver, LoadedModel, RunsModels, check_finite_loss, check_threads
+from burnish.engines.base import (
+    NOTHING,
+    Arrays,
+    HandedOver,
+    LoadedModel,
+    ProgramRunner,
+    RunsModels,
+    check_finite_loss,
+    check_threads,
+)
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.interrupts import uninterrupted
-from burnish.engines.row_writes import RowChanges, RowWrite, take_row_writes, written_by_rows
+from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.bindings.embedding.row_updates import RowUpdates, noted, take_row_updates
 from burnish.engines.torch.bindings.precision import widened
@@ -49,7 +58,7 @@ from burnish.graph import BURNISH_DOMAIN, garbage_kept
 from burnish.kernels.building import level_of
 from burnish.lowering import TARGETS, Target
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
-from burnish.stopping import in_python
+from burnish.stopping import PythonStop, in_python, stoppable
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -60,6 +69,9 @@ Runnable = Callable[..., tuple[torch.Tensor, ...]]
 Result = TypeVar("Result")
 
 _NULL_CONTEXT = nullcontext()
+
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, MemoryError)
+"""What PyTorch raises where it refuses to run a graph."""
 
 FREED_AT_ONCE = 1 << 26
 """Bytes of a state that is handed over, after which what was freed is given back to the system."""
@@ -210,7 +222,7 @@ class _GraphInput(NamedTuple):
         return cls(entry.name, entry.dtype, entry.is_state, len(entry.extents) == 4)
 
 
-class TorchRunner:
+class TorchRunner(ProgramRunner):
     """A program opened on PyTorch, with its state in tensors. A graph is rewritten and translated when it is first run."""
 
     def __init__(
@@ -255,8 +267,11 @@ class TorchRunner:
 
     @property
     def route(self) -> str:
-        """How a step runs, for ``Session.describe``."""
         return f"{self._engine.compile}, recorded as a CUDA graph" if self._recorder is not None else self._engine.compile
+
+    @property
+    def row_writer(self) -> RowWriter:
+        return self
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         signature = self._executable.signature["step"]
@@ -295,10 +310,12 @@ class TorchRunner:
             for taken in (self._row_updates, update):
                 if taken is not None:
                     run_taken(taken, self._state, results)
-            for write in self._row_writes:
-                self._state[write.entry].index_copy_(0, results[write.indices].reshape(-1), results[write.rows])
+            write_rows(self._row_writes, results, self._put)
             if moved:
                 self._state |= moved
+
+    def _put(self, entry: str, indices: torch.Tensor, rows: torch.Tensor) -> None:
+        self._state[entry].index_copy_(0, indices, rows)
 
     @cached_property
     def _state_update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
@@ -438,7 +455,10 @@ class TorchRunner:
                 tensor = _placed(inputs[name], dtype, device)
                 tensors.append(self._laid_out(tensor) if is_image else tensor)
         with self._settings():
-            results = in_python(graph, _guarded, graph, runnable, *tensors)
+            try:
+                results = stoppable(PythonStop(), graph, runnable, *tensors)
+            except REFUSALS as error:
+                raise failure(graph, error, place_of(error)) from error
         return dict(zip(self._output_names[graph], results, strict=True))
 
     def _runnable(self, graph: str) -> Runnable:
@@ -504,7 +524,7 @@ def _guarded(graph: str, run: Callable[..., Result], *inputs: Any) -> Result:
     """Run a graph, and say which it was, and where, if PyTorch refuses."""
     try:
         return run(*inputs)
-    except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as error:
+    except REFUSALS as error:
         raise failure(graph, error, place_of(error)) from error
 
 
