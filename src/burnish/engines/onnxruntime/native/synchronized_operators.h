@@ -1,14 +1,9 @@
-// Batch normalization by statistics of several workers, and its gradient, as operators of ONNX Runtime's: the parts that lie before and
-// behind an exchange. The passes over memory are those of batch normalization in one process (batch_norm_forward.h, batch_norm_backward.h).
-//
-// What travels is float64. A worker without samples has count 0, and means and sums of 0.
+// Batch normalization by statistics of several workers, and its gradient, as operators of ONNX Runtime's (synchronized.h).
 
 #pragma once
 
-#include <algorithm>
-#include <vector>
-
 #include "normalization_operators.h"
+#include "synchronized.h"
 
 namespace burnish {
 namespace {
@@ -24,11 +19,8 @@ const Number* channels_of(const Tensor& tensor, int64_t channels, const char* na
 template <typename Values>
 void set_centering(Values& values, int64_t channels, const Tensor& pivot, const Tensor& center, int64_t first_place) {
   const float* near = channels_of<float>(pivot, channels, "pivot");
-  const double* exact = channels_of<double>(center, channels, "center");
-  std::vector<float> away(channels);
-  for (int64_t c = 0; c < channels; ++c) away[c] = static_cast<float>(exact[c] - near[c]);
   values.set(first_place, near);
-  values.set(first_place + 1, away.data());
+  values.set(first_place + 1, away_from_pivot(near, channels_of<double>(center, channels, "center"), channels).data());
 }
 
 // An operand of the shape of x, or none.
@@ -70,19 +62,9 @@ struct FusedBatchNormMoments {
   void run(Call& call) const {
     Tensor given = call.input(0), x = channels_last ? rows_of(given) : given;
     with_layout(x, [&](const auto& layout) {
-      int64_t channels = layout.channels;
-      double* found = call.output(0, {1 + 2 * channels}, kDouble).template mutable_data_ptr<double>();
-      float* pivot = call.output(1, {channels}, kFloat).template mutable_data_ptr<float>();
-      std::fill_n(found, 1 + 2 * channels, 0.0);
-      std::fill_n(pivot, channels, 0.f);
-      if (x.numel() == 0) return;
-      std::vector<double> delta, variance;
-      pilot_and_moments(floats_of(x), layout, pivot, delta, variance);
-      double count = found[0] = static_cast<double>(layout.per_channel());
-      for (int64_t c = 0; c < channels; ++c) {
-        found[1 + c] = pivot[c] + delta[c];
-        found[1 + channels + c] = variance[c] * count;
-      }
+      double* found = call.output(0, {1 + 2 * layout.channels}, kDouble).template mutable_data_ptr<double>();
+      float* pivot = call.output(1, {layout.channels}, kFloat).template mutable_data_ptr<float>();
+      find_moments(floats_of(x), x.numel(), layout, found, pivot);
     });
   }
 
@@ -98,44 +80,15 @@ struct FusedBatchNormMerge {
 
   explicit FusedBatchNormMerge(const Attributes& attributes) : epsilon(attributes.real("epsilon")) {}
 
-  // (gathered [parts, 1 + 2 C], scale) -> count [1], mean and inverse_std [C] in float64; mean, inverse_std, variance and gain [C]: what the
-  // moments of all parts come to (Chan, Golub and LeVeque 1983), in the order of the parts
+  // (gathered [parts, 1 + 2 C], scale) -> count [1], mean and inverse_std [C] in float64; mean, inverse_std, variance and gain [C]
   void run(Call& call) const {
     Tensor gathered = call.input(0);
     BURNISH_CHECK(gathered.dim() == 2 && gathered.size(1) % 2 == 1, "batch normalization: moments of several parts expected");
-    int64_t parts = gathered.size(0), width = gathered.size(1), channels = width / 2;
-    const double* from = gathered.const_data_ptr<double>();
-    const float* scale = channels_of<float>(call.input(1), channels, "scale");
-    double total = 0.0;
-    for (int64_t part = 0; part < parts; ++part) total += from[part * width];
-    call.output(0, {1}, kDouble).mutable_data_ptr<double>()[0] = total;
-    double divisor = std::max(total, 1.0);
-    double* merged = call.output(1, {channels}, kDouble).mutable_data_ptr<double>();
-    std::vector<double> sums(channels), squares(channels, 0.0);
-    std::fill_n(merged, channels, 0.0);
-    // Twice: the means differ by little, and rounding the large sum of them costs more than rounding that of their differences.
-    for (int round = 0; round < 2; ++round) {
-      std::fill(sums.begin(), sums.end(), 0.0);
-      for (int64_t part = 0; part < parts; ++part)
-        for (int64_t c = 0; c < channels; ++c) sums[c] += from[part * width] * (from[part * width + 1 + c] - merged[c]);
-      for (int64_t c = 0; c < channels; ++c) merged[c] += sums[c] / divisor;
-    }
-    for (int64_t part = 0; part < parts; ++part)
-      for (int64_t c = 0; c < channels; ++c) {
-        double away = from[part * width + 1 + c] - merged[c];
-        squares[c] += from[part * width + 1 + channels + c] + from[part * width] * away * away;
-      }
-    double* inverses = call.output(2, {channels}, kDouble).mutable_data_ptr<double>();
-    float* vectors[4];  // mean, inverse_std, variance, gain
-    for (size_t index = 0; index < 4; ++index) vectors[index] = call.output(3 + index, {channels}, kFloat).mutable_data_ptr<float>();
-    for (int64_t c = 0; c < channels; ++c) {
-      double spread = squares[c] / divisor, inverse = inverse_deviation(spread, epsilon);
-      inverses[c] = inverse;
-      vectors[0][c] = static_cast<float>(merged[c]);
-      vectors[1][c] = static_cast<float>(inverse);
-      vectors[2][c] = static_cast<float>(spread);
-      vectors[3][c] = static_cast<float>(scale[c] * inverse);
-    }
+    int64_t channels = gathered.size(1) / 2;
+    auto exact = [&](size_t index, int64_t extent) { return call.output(index, {extent}, kDouble).mutable_data_ptr<double>(); };
+    auto vector = [&](size_t index) { return call.output(index, {channels}, kFloat).mutable_data_ptr<float>(); };
+    merge_moments(gathered.const_data_ptr<double>(), gathered.size(0), channels, channels_of<float>(call.input(1), channels, "scale"), epsilon,
+                  {exact(0, 1), exact(1, channels), exact(2, channels), vector(3), vector(4), vector(5), vector(6)});
   }
 
   static void infer(Inference& inference) {
@@ -154,40 +107,24 @@ struct FusedBatchNormApply : OverImages {
     std::vector<Tensor> operands = by_place(call, present, 6);
     Tensor x = rows(operands[0]);
     const float *source = floats_of(x), *more = beside(operands[5], operands[0], "what is added");
-    float *target = call.output(0, operands[0].sizes(), kFloat).mutable_data_ptr<float>(), bound = limit_of(activation, limit);
+    float* target = call.output(0, operands[0].sizes(), kFloat).mutable_data_ptr<float>();
     with_layout(x, [&](const auto& layout) {
       using Values = typename std::decay_t<decltype(layout)>::template Values<4>;
-      using Reader = typename Values::Reader;
       Values values(layout);
       set_centering(values, layout.channels, operands[1], operands[2], 0);
       values.set(2, channels_of<float>(operands[3], layout.channels, "gain"));
       values.set(3, channels_of<float>(operands[4], layout.channels, "bias"));
-      with_activation(activation, [&](auto kind) {
-        constexpr bool activated = decltype(kind)::value;
-        if (more)
-          for_all(layout, Application<float, activated, true, Reader>{source, more, target, values.reader(), bound});
-        else
-          for_all(layout, Application<float, activated, false, Reader>{source, nullptr, target, values.reader(), bound});
-      });
+      apply_normalization(layout, values, source, more, activation, limit, target);
     });
   }
 
   static void infer(Inference& inference) { inference.set_output(0, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, inference.shape(0)); }
 };
 
-// Calls `run` with whether there is an activation and where its gradient finds the layer's result, as constants.
-template <typename Run>
-void with_mask(int64_t activation, bool kept, const Run& run) {
-  if (activation == kNone) return run(std::false_type(), std::integral_constant<Result, Result::kKept>());
-  if (kept) return run(std::true_type(), std::integral_constant<Result, Result::kKept>());
-  run(std::true_type(), std::integral_constant<Result, Result::kAgain>());
-}
-
 struct FusedBatchNormGradSums : OverImages {
   using OverImages::OverImages;
 
-  // (dy, x, pivot, center, y, gain, bias, more) -> Σ g and, behind it, Σ g (x - center), float64 [2 C], of the gradient g before the
-  // activation; and g itself, where a second output is asked for. The gradient of the output is dy + more. With gain and bias in place of y
+  // (dy, x, pivot, center, y, gain, bias, more) -> sums, float64 [2 C]; and the gradient before the activation, where it is asked for. The gradient of the output is dy + more. With gain and bias in place of y
   // nothing was added to the layer's result.
   void run(Call& call) const {
     std::vector<Tensor> operands = by_place(call, present, 8);
@@ -204,23 +141,12 @@ struct FusedBatchNormGradSums : OverImages {
     float* kept = before.defined() ? before.mutable_data_ptr<float>() : nullptr;
     with_layout(x, [&](const auto& layout) {
       using Values = typename std::decay_t<decltype(layout)>::template Values<kValues>;
-      using Reader = typename Values::Reader;
       int64_t channels = layout.channels;
       Values values(layout);
       set_centering(values, channels, operands[2], operands[3], kPilot);
       if (operands[5].defined()) values.set(kGain, channels_of<float>(operands[5], channels, "gain"));
       if (operands[6].defined()) values.set(kBias, channels_of<float>(operands[6], channels, "bias"));
-      std::vector<double> first, second;
-      with_mask(activation, from.y, [&](auto kind, auto result) {
-        constexpr bool activated = decltype(kind)::value;
-        constexpr Result r = decltype(result)::value;
-        if (kept)
-          sum_channels(layout, Sums<float, activated, r, true, Reader>{from, values.reader(), kept}, first, second);
-        else
-          sum_channels(layout, Sums<float, activated, r, false, Reader>{from, values.reader(), nullptr}, first, second);
-      });
-      double* sums = call.output(0, {2 * channels}, kDouble).template mutable_data_ptr<double>();
-      std::copy(second.begin(), second.end(), std::copy(first.begin(), first.end(), sums));
+      sum_gradients(layout, values, from, activation, kept, call.output(0, {2 * channels}, kDouble).template mutable_data_ptr<double>());
     });
   }
 
@@ -233,23 +159,13 @@ struct FusedBatchNormGradSums : OverImages {
 struct FusedBatchNormGradMerge {
   explicit FusedBatchNormGradMerge(const Attributes&) {}
 
-  // (total [2 C], count [1], inverse_std [C], all float64, scale) -> slope, offset, dscale, dbias [C]: with r the inverse deviation, w the
-  // scale, S1 = Σ dy and S2 = Σ dy (x - mean), slope = -w r^3 S2 / n and offset = -w r S1 / n   (Ioffe and Szegedy 2015, section 3)
+  // (total [2 C], count [1], inverse_std [C], all float64, scale) -> slope, offset, dscale, dbias [C]
   void run(Call& call) const {
     int64_t channels = call.input(3).numel();
-    const double *first = channels_of<double>(call.input(0), 2 * channels, "sums"), *second = first + channels,
-                 *inverses = channels_of<double>(call.input(2), channels, "inverse deviation");
-    const float* scale = channels_of<float>(call.input(3), channels, "scale");
-    double divisor = std::max(*channels_of<double>(call.input(1), 1, "count"), 1.0);
-    float* vectors[4];  // slope, offset, dscale, dbias
-    for (size_t index = 0; index < 4; ++index) vectors[index] = call.output(index, {channels}, kFloat).mutable_data_ptr<float>();
-    for (int64_t c = 0; c < channels; ++c) {
-      double r = inverses[c], weight = scale[c] * r;
-      vectors[0][c] = static_cast<float>(-weight * r * r * second[c] / divisor);
-      vectors[1][c] = static_cast<float>(-weight * first[c] / divisor);
-      vectors[2][c] = static_cast<float>(second[c] * r);
-      vectors[3][c] = static_cast<float>(first[c]);
-    }
+    auto vector = [&](size_t index) { return call.output(index, {channels}, kFloat).mutable_data_ptr<float>(); };
+    merge_gradients(channels_of<double>(call.input(0), 2 * channels, "sums"), *channels_of<double>(call.input(1), 1, "count"),
+                    channels_of<double>(call.input(2), channels, "inverse deviation"), channels_of<float>(call.input(3), channels, "scale"),
+                    channels, {vector(0), vector(1), vector(2), vector(3)});
   }
 
   static void infer(Inference& inference) {
@@ -271,7 +187,6 @@ struct FusedBatchNormGradApply : OverImages {
     float* target = call.output(0, whole.sizes(), kFloat).mutable_data_ptr<float>();
     with_layout(x, [&](const auto& layout) {
       using Values = typename std::decay_t<decltype(layout)>::template Values<kValues>;
-      using Reader = typename Values::Reader;
       int64_t channels = layout.channels;
       Values values(layout);
       set_centering(values, channels, operands[2], operands[3], kPilot);
@@ -279,9 +194,7 @@ struct FusedBatchNormGradApply : OverImages {
       values.set(kSlope, channels_of<float>(operands[5], channels, "slope"));
       values.set(kOffset, channels_of<float>(operands[6], channels, "offset"));
       if (operands[8].defined()) values.set(kBias, channels_of<float>(operands[8], channels, "bias"));
-      with_mask(activation, from.y, [&](auto kind, auto result) {
-        for_all(layout, InputGradient<float, decltype(kind)::value, decltype(result)::value, Reader>{from, values.reader(), target});
-      });
+      apply_gradient(layout, values, from, activation, target);
     });
   }
 

@@ -1,14 +1,11 @@
-// Batch normalization by statistics of several workers, and its gradient, in the parts that lie before and behind an exchange: the passes are those
-// of batch normalization in one process, cut where workers add up what they have found.
+// Batch normalization by statistics of several workers, and its gradient, as operators of PyTorch's (synchronized.h).
 //
-// What travels is float64. x, y, dy, dx and what is added are of type T, vectors per channel float32. No part is too small: a worker
-// without samples has count 0, and means and sums of 0.
+// x, y, dy, dx and what is added are of type T, vectors per channel float32. No part is too small.
 
 #pragma once
 
-#include "batch_norm_backward.h"
-#include "batch_norm_forward.h"
 #include "operators.h"
+#include "synchronized.h"
 
 namespace burnish {
 
@@ -28,11 +25,8 @@ void set_centering(Columns<count>& values, const Walk& walk, const Tensor& pivot
   check_vector(center_given, walk.channels, kDouble, "batch normalization: center");
   Tensor pivot = channels_of(pivot_given, walk.channels, "batch normalization: pivot"), center = to_contiguous(center_given);
   const float* near = pivot.const_data_ptr<float>();
-  const double* exact = center.const_data_ptr<double>();
-  std::vector<float> away(walk.channels);
-  for (int64_t c = 0; c < walk.channels; ++c) away[c] = static_cast<float>(exact[c] - near[c]);
   values.set(pilot, near);
-  values.set(shift, away.data());
+  values.set(shift, away_from_pivot(near, center.const_data_ptr<double>(), walk.channels).data());
 }
 
 // Rows of a tensor that may be left out, beside x.
@@ -53,23 +47,8 @@ std::tuple<Tensor, Tensor> batch_norm_moments(const Tensor& x_given) {
   check_elements<T>(x_given);
   Tensor x = as_rows(x_given);
   Walk walk(x);
-  int64_t channels = walk.channels;
-  Tensor found = make_tensor({1 + 2 * channels}, kDouble), near = make_tensor({channels});
-  double* target = found.mutable_data_ptr<double>();
-  float* pivot = near.mutable_data_ptr<float>();
-  double count = static_cast<double>(walk.per_channel());
-  target[0] = count;
-  if (!walk.elements) {
-    std::fill_n(target, 1 + 2 * channels, 0.0);
-    std::fill_n(pivot, channels, 0.f);
-    return std::make_tuple(found, near);
-  }
-  std::vector<double> delta, variance;
-  pilot_and_moments(x.const_data_ptr<T>(), walk, pivot, delta, variance);
-  for (int64_t c = 0; c < channels; ++c) {
-    target[1 + c] = pivot[c] + delta[c];
-    target[1 + channels + c] = variance[c] * count;
-  }
+  Tensor found = make_tensor({1 + 2 * walk.channels}, kDouble), near = make_tensor({walk.channels});
+  find_moments(x.const_data_ptr<T>(), walk.elements, walk, found.mutable_data_ptr<double>(), near.mutable_data_ptr<float>());
   return std::make_tuple(found, near);
 }
 
@@ -88,25 +67,8 @@ Tensor batch_norm_apply(const Tensor& x_given, const Tensor& pivot, const Tensor
   set_centering<0, 1>(values, walk, pivot, center);
   set(2, gain, "batch_norm_apply: gain");
   set(3, bias, "batch_norm_apply: bias");
-  const T *source = x.const_data_ptr<T>(), *more = data_of<T>(added);
-  T* target = y.mutable_data_ptr<T>();
-  float bound = limit_of(activation, limit);
-  with_activation(activation, [&](auto kind) {
-    constexpr bool activated = decltype(kind)::value;
-    if (more)
-      for_all(walk, Application<T, activated, true>{source, more, target, values.reader(), bound});
-    else
-      for_all(walk, Application<T, activated, false>{source, nullptr, target, values.reader(), bound});
-  });
+  apply_normalization(walk, values, x.const_data_ptr<T>(), data_of<T>(added), activation, limit, y.mutable_data_ptr<T>());
   return y;
-}
-
-// Calls `run` with whether there is an activation and where its gradient finds the layer's result, as constants.
-template <typename Run>
-auto with_mask(int64_t activation, bool kept, const Run& run) {
-  if (activation == kNone) return run(std::false_type(), std::integral_constant<Result, Result::kKept>());
-  if (kept) return run(std::true_type(), std::integral_constant<Result, Result::kKept>());
-  return run(std::true_type(), std::integral_constant<Result, Result::kAgain>());
 }
 
 // (dy, x, pivot, center, y or gain and bias, more) -> Σ g and, behind it, Σ g (x - center), float64 [2 C], of the gradient g before the
@@ -135,18 +97,9 @@ std::tuple<Tensor, Tensor> batch_norm_gradient_sums(
   if (bias.has_value()) set(kBias, *bias, "batch_norm_gradient_sums: bias");
   bool keeps = more.defined() || (keep && activation != kNone);
   Tensor before = keeps ? empty_like_rows(x) : make_tensor({0}, x.scalar_type());
-  T* kept = before.mutable_data_ptr<T>();
-  std::vector<double> first, second;
-  with_mask(activation, from.y != nullptr, [&](auto kind, auto result) {
-    constexpr bool activated = decltype(kind)::value;
-    constexpr Result r = decltype(result)::value;
-    if (keeps)
-      sum_channels(walk, Sums<T, activated, r, true>{from, values.reader(), kept}, first, second);
-    else
-      sum_channels(walk, Sums<T, activated, r, false>{from, values.reader(), nullptr}, first, second);
-  });
   Tensor sums = make_tensor({2 * walk.channels}, kDouble);
-  std::copy(second.begin(), second.end(), std::copy(first.begin(), first.end(), sums.mutable_data_ptr<double>()));
+  T* kept = keeps ? before.mutable_data_ptr<T>() : nullptr;
+  sum_gradients(walk, values, from, activation, kept, sums.mutable_data_ptr<double>());
   return std::make_tuple(sums, before);
 }
 
@@ -171,10 +124,7 @@ Tensor batch_norm_gradient_apply(const Tensor& dy_given, const Tensor& x_given, 
   set(kSlope, slope, "batch_norm_gradient_apply: slope");
   set(kOffset, offset, "batch_norm_gradient_apply: offset");
   if (bias.has_value()) set(kBias, *bias, "batch_norm_gradient_apply: bias");
-  T* target = dx.mutable_data_ptr<T>();
-  with_mask(activation, from.y != nullptr, [&](auto kind, auto result) {
-    for_all(walk, InputGradient<T, decltype(kind)::value, decltype(result)::value>{from, values.reader(), target});
-  });
+  apply_gradient(walk, values, from, activation, dx.mutable_data_ptr<T>());
   return dx;
 }
 
