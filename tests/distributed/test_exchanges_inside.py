@@ -61,7 +61,7 @@ def test_exchanges_inside_give_the_bits_of_those_between_parts(name, monkeypatch
 @pytest.mark.parametrize("make", [residual, inverted_residual])
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_parts_of_batch_normalization_run_in_kernels(make, channels_last, monkeypatch, step_graphs):
-    monkeypatch.setattr("burnish.engines.onnxruntime.channels_last.takes_most", lambda graph: channels_last)
+    monkeypatch.setattr("burnish.kernels.convolution.channels_last.takes_most", lambda graph: channels_last)
     compiled = burnish.compile(make(double=False), optimizer="sgd:lr=0.05,momentum=0.9")
     batches = image_batches(3, 12, np.float32)
     results = stepped(compiled, batches, [[5, 7], [12, 0], [6, 6]])

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import burnish
 from burnish import engines, losses, optim
 from burnish.engines.base import described
-from burnish.engines.onnxruntime import OnnxRuntimeEngine, taken_convolutions
+from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.torch import TorchEngine
 from burnish.errors import UntrainedWeightsWarning
 from burnish.kernels.compiling import find_compiler
+from burnish.kernels.convolution import channels_last
 from oracles.random_networks import CLASSES, RandomNetwork, in_float64, random_networks
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
@@ -104,12 +105,12 @@ def check_drawn(count: int, compared: Sequence[engines.Engine], monkeypatch: pyt
     @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=CALM)
     @given(
         random_networks(),
-        st.sampled_from((1, taken_convolutions.LEAST_WIDTH)),
+        st.sampled_from((1, channels_last.LEAST_WIDTH)),
         st.sampled_from((1, 2)),
         st.sampled_from(OBJECTIVES),
     )
     def run(network: RandomNetwork, least_width: int, threads: int, objective: Objective) -> None:
-        monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", least_width)
+        monkeypatch.setattr(channels_last, "LEAST_WIDTH", least_width)
         check(network, threads, compared, objective)
 
     run()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, check_finite_loss
-from burnish.engines.interrupts import uninterrupted
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, check_finite_loss, uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.files.mapped_tables import adopted
 

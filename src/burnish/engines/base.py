@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +26,7 @@ from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
+
 
 Arrays = dict[str, np.ndarray]
 LoadedModel = Callable[[Mapping[str, np.ndarray]], Arrays]
@@ -291,3 +294,20 @@ def first_non_finite(state: Mapping[str, np.ndarray]) -> str | None:
         if array.dtype.kind not in "iub" and not all(np.isfinite(block).all() for block in blocks(array)):
             return name
     return None
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt from the keyboard wait until the end of the block; outside the main thread none arrives anyway."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        handler(*heard[0])

@@ -14,9 +14,10 @@ import torch
 import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
-from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels, taken_convolutions
+from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.kernels.compiling import find_compiler
+from burnish.kernels.convolution import channels_last
 from burnish.lowering import lower_semantic_operators
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ com
 @pytest.fixture(autouse=True)
 def narrow_ones_too(monkeypatch):
     """What is tested is what kernels compute, and not where they are worth it."""
-    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 1)
+    monkeypatch.setattr(channels_last, "LEAST_WIDTH", 1)
 
 
 CONVOLUTIONS = {
@@ -327,7 +328,7 @@ def test_grouped_convolutions_leave_a_graph_as_it_is():
 def test_a_network_of_narrow_convolutions_is_left_as_it_is(monkeypatch):
     model = ir.from_proto(onnx.parser.parse_model(text_of(*CONVOLUTIONS["dilation"])))
     assert called(model)["ChannelsLastConv"] == 1
-    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 16)
+    monkeypatch.setattr(channels_last, "LEAST_WIDTH", 16)
     counts = called(model)
     assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 0
 
@@ -348,7 +349,7 @@ g (float["N", 4, {side}, {side}] x, float[16, 4, 3, 3] w1, float[64, 16, 3, 3] w
 @pytest.mark.parametrize(("stride", "taken"), [(1, 2), (14, 0)])
 def test_what_convolutions_multiply_decides(stride, taken, monkeypatch):
     """A narrow one beside a wide one, which with its gradients has most of the work, but not with a large stride."""
-    monkeypatch.setattr(taken_convolutions, "LEAST_WIDTH", 16)
+    monkeypatch.setattr(channels_last, "LEAST_WIDTH", 16)
     middle = 30
     window = f"kernel_shape = [3, 3], strides = [{stride}, {stride}], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1"
     sizes = {"side": middle + 2, "middle": middle, "last": (middle - 3) // stride + 1, "window": window}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.interrupts import uninterrupted
+from burnish.engines.base import uninterrupted
 from burnish.engines.torch import TorchEngine, state_updates
 from burnish.engines.torch.engine import TorchRunner
 from burnish.engines.torch.native import kernels

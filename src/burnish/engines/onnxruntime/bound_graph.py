@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +14,6 @@ import onnxruntime
 from burnish.engines.base import NOTHING, Arrays
 from burnish.engines.onnxruntime.failures import run_failure
 from burnish.engines.onnxruntime.optimizations import OpenedGraph
-from burnish.engines.onnxruntime.stoppable_runs import run_options, run_stoppably
 from burnish.files.mapped_tables import adopted
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.stopping import stoppable
@@ -229,3 +228,29 @@ def _copy(value: onnxruntime.OrtValue, entry: Entry) -> np.ndarray:
     shape, dtype = value.shape(), entry.numpy_dtype
     memory = (ctypes.c_char * (dtype.itemsize * math.prod(shape))).from_address(value.data_ptr())
     return np.frombuffer(memory, dtype=dtype).reshape(shape).copy()
+
+
+Result = TypeVar("Result")
+
+
+def run_options() -> onnxruntime.RunOptions:
+    """Return options of a run, which ``terminate`` stops."""
+    options = onnxruntime.RunOptions()
+    # The default. ONNX Runtime asks for it at each run, and takes ten times as long to find out that nobody has set it.
+    options.add_run_config_entry("gpu_graph_id", "0")
+    return options
+
+
+def run_stoppably(graph: str, run: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a method of a session computes, which takes ``RunOptions`` last.
+
+    Args:
+        graph: its name, for messages.
+        run: the method; it changes no state.
+        arguments: of the method, without the options.
+
+    Raises:
+        RunStopped: it was stopped.
+    """
+    options = run_options()
+    return stoppable(options, graph, run, *arguments, options)

@@ -18,6 +18,7 @@ import onnxruntime
 from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import Arrays, LoadedModel, RunsModels, check_threads
 from burnish.engines.communicator import Communicator, array_of, buffer_of
+from burnish.engines.onnxruntime.bound_graph import run_stoppably
 from burnish.engines.onnxruntime.exchanges import Exchanges
 from burnish.engines.onnxruntime.failures import has_bfloat16, load_failure, run_failure
 from burnish.engines.onnxruntime.kernels import (
@@ -31,7 +32,6 @@ from burnish.engines.onnxruntime.kernels import (
 )
 from burnish.engines.onnxruntime.optimizations import Level, OpenedGraph, Optimizations
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
-from burnish.engines.onnxruntime.stoppable_runs import run_stoppably
 from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph, check_exchanges, is_exchange
 from burnish.errors import BurnishError, EngineError
 from burnish.files.model_file import fits_one_file, model_bytes, save_model

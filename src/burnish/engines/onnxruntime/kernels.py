@@ -13,13 +13,13 @@ from pathlib import Path
 import onnx_ir as ir
 import onnxruntime
 
-from burnish.engines.onnxruntime.channels_last import use_channels_last
 from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError, KernelWarning
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
 from burnish.graph.uses import remove_unread_nodes
 from burnish.kernels import compiling
 from burnish.kernels.building import SWITCHED_OFF, build_library, cores, find_built, first_line, is_switched_off, level_of
+from burnish.kernels.convolution.channels_last import use_channels_last
 from burnish.kernels.elementwise.fusion import fuse_elementwise
 from burnish.kernels.elementwise.groups import join_groups
 from burnish.kernels.indexing.fusion import use_gather_kernels

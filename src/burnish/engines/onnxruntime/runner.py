@@ -19,8 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.analysis.in_place import written_in_place
-from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, check_finite_loss
-from burnish.engines.interrupts import uninterrupted
+from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, check_finite_loss, uninterrupted
 from burnish.engines.onnxruntime.bound_graph import BoundGraph, Buffer
 from burnish.engines.onnxruntime.failures import description, has_bfloat16
 from burnish.engines.onnxruntime.optimizations import OpenedGraph

@@ -22,10 +22,10 @@ from burnish.engines.base import (
     RunsModels,
     check_finite_loss,
     check_threads,
+    uninterrupted,
 )
 from burnish.engines.communicator import COLLECTIVES, Communicator
 from burnish.engines.exchange_order import keep_exchange_order
-from burnish.engines.interrupts import uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
 from burnish.engines.torch.bindings.embedding.row_updates import RowUpdates, noted, take_row_updates

@@ -6,10 +6,33 @@ standard, in the dtype of its operands, or in float32 where those have sixteen b
 
 from onnx.reference.op_run import OpRun
 
-from burnish.engines.reference.operators.activation import Erf, Gelu, HardSwish, LogSoftmax, Mean, Softsign
-from burnish.engines.reference.operators.attention import Attention
 from burnish.engines.reference.operators.control import Loop, Scan
-from burnish.engines.reference.operators.convolution import Conv, ConvTranspose
+from burnish.engines.reference.operators.elements import (
+    Attention,
+    DequantizeLinear,
+    Erf,
+    Gelu,
+    HardSwish,
+    LogSoftmax,
+    Mean,
+    ReduceLogSumExp,
+    Softsign,
+)
+from burnish.engines.reference.operators.images import (
+    AffineGrid,
+    AveragePool,
+    Conv,
+    ConvTranspose,
+    DeformConv,
+    GlobalLpPool,
+    GlobalMaxPool,
+    GridSample,
+    LpPool,
+    MaxPool,
+    MaxRoiPool,
+    MaxUnpool,
+    Resize,
+)
 from burnish.engines.reference.operators.indexing import GatherElements, Pad, Unique
 from burnish.engines.reference.operators.normalization import (
     LRN,
@@ -18,18 +41,6 @@ from burnish.engines.reference.operators.normalization import (
     LpNormalization,
     MeanVarianceNormalization,
 )
-from burnish.engines.reference.operators.pooling import (
-    AveragePool,
-    GlobalLpPool,
-    GlobalMaxPool,
-    LpPool,
-    MaxPool,
-    MaxUnpool,
-)
-from burnish.engines.reference.operators.quantization import DequantizeLinear
-from burnish.engines.reference.operators.reduction import ReduceLogSumExp
-from burnish.engines.reference.operators.resize import Resize
-from burnish.engines.reference.operators.sampling import AffineGrid, DeformConv, GridSample, MaxRoiPool
 
 OPERATORS: list[type[OpRun]] = [
     AffineGrid,
