@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN
+from burnish.graph import BURNISH_DOMAIN, Builder, replace_node
 from burnish.operators.semantic import BurnishOperator, semantic_operator
 
 
@@ -30,6 +31,19 @@ class EngineOperator(BurnishOperator):
         if self.name in _operators:
             raise ValueError(f"the operator {self.name} of engines is declared twice: give one of the two another name")
         _operators[self.name] = self
+
+    def replace(self, node: ir.Node, **attributes: Any) -> None:
+        """Put a node of this operator in the place of another: with its operands, outputs and attributes, and further ones."""
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        builder = Builder(graph, before=node)
+        operands = [None if value is None else builder.tensor(value) for value in node.inputs]
+        results = self._put(operands, builder, len(node.outputs), None, attributes)
+        maker = results[0].value.producer()
+        assert maker is not None
+        for attribute in node.attributes.values():
+            maker.attributes.add(attribute)
+        replace_node(node, results)
 
 
 _operators: dict[str, EngineOperator] = {}

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, replace_node
 from burnish.kernels.engine_operator import EngineOperator
 from burnish.operators.semantic import SemanticOperator
 
@@ -72,18 +71,8 @@ def replace_whole_nodes(graph: ir.Graph) -> None:
     """Replace the nodes that a kernel takes as they are, in place."""
     for node in list(graph):
         replacement = _replacements.get((node.domain, node.op_type))
-        if replacement is None or not _is_single(node) or not replacement.has_kernel(node):
-            continue
-        builder = Builder(graph, before=node)
-        operands = [None if value is None else builder.tensor(value) for value in node.inputs]
-        results = replacement.operator.emit(*operands)
-        for result, replaced in zip(results, node.outputs, strict=False):
-            result.value.type, result.value.shape = replaced.type, replaced.shape
-        maker = results[0].value.producer()
-        assert maker is not None
-        for attribute in node.attributes.values():
-            maker.attributes.add(attribute)
-        replace_node(node, results)
+        if replacement is not None and _is_single(node) and replacement.has_kernel(node):
+            replacement.operator.replace(node)
 
 
 def _is_single(node: ir.Node) -> bool:

@@ -52,18 +52,10 @@ def use_row_kernels(graph: ir.Graph) -> None:
     """Replace sums of rows, and lookups whose table and indices are inputs of the graph, by calls of the kernels, in place."""
     for node in list(graph):
         if COALESCE_ROWS.is_of(node) and node.outputs[1].dtype in SUMMED:
-            _replace_sums(graph, node)
+            FUSED_COALESCE_ROWS.replace(node)
     lookups = [node for node in graph if _is_lookup(node)]
     if len(lookups) >= MANY_LOOKUPS or any(_rows(node) >= MANY_ROWS for node in lookups):
         _join_lookups(graph, lookups)
-
-
-def _replace_sums(graph: ir.Graph, node: ir.Node) -> None:
-    builder = Builder(graph, before=node)
-    results = FUSED_COALESCE_ROWS.emit(*(builder.tensor(value) for value in node.inputs if value is not None))
-    for result, replaced in zip(results, node.outputs, strict=True):
-        result.value.type, result.value.shape = replaced.type, replaced.shape
-    replace_node(node, results)
 
 
 def _is_lookup(node: ir.Node) -> bool:

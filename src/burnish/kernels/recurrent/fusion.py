@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, replace_node
 from burnish.kernels.recurrent import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD, FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
 
@@ -28,18 +27,8 @@ def use_recurrent_kernels(graph: ir.Graph, threads: int) -> None:
     """
     for node in list(graph):
         semantic = next((operator for operator in _FUSED if operator.is_of(node)), None)
-        if semantic is None or not has_recurrent_kernel(node):
-            continue
-        builder = Builder(graph, before=node)
-        operands = [None if value is None else builder.tensor(value) for value in node.inputs]
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()} | {"threads": threads}
-        results = builder.op(
-            _FUSED[semantic].name, *operands, domain=_FUSED[semantic].key[0], outputs=len(node.outputs), **attributes
-        )
-        results = results if isinstance(results, tuple) else (results,)
-        for result, replaced in zip(results, node.outputs, strict=True):
-            result.value.type, result.value.shape = replaced.type, replaced.shape
-        replace_node(node, results)
+        if semantic is not None and has_recurrent_kernel(node):
+            _FUSED[semantic].replace(node, threads=threads)
 
 
 def has_recurrent_kernel(node: ir.Node) -> bool:

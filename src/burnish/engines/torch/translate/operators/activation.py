@@ -11,29 +11,14 @@ from burnish.engines.torch.translate.rules import Call, translates
 from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 
 
-@translates("Relu")
-def relu(op: Call) -> Any:
-    return torch.relu(op.tensor())
-
-
 @translates(RELU_GRAD)
 def relu_gradient(op: Call) -> Any:
     return torch.ops.aten.threshold_backward.default(op.tensor(0), op.tensor(1), 0)
 
 
-@translates("Sigmoid")
-def sigmoid(op: Call) -> Any:
-    return torch.sigmoid(op.tensor())
-
-
 @translates("HardSigmoid")
 def hard_sigmoid(op: Call) -> Any:
     return torch.clamp(op.tensor() * op.attribute("alpha", 0.2) + op.attribute("beta", 0.5), 0, 1)
-
-
-@translates("HardSwish")
-def hard_swish(op: Call) -> Any:
-    return functional.hardswish(op.tensor())
 
 
 @translates("Softmax", since=13)
@@ -50,11 +35,6 @@ def log_softmax(op: Call) -> Any:
 def softplus(op: Call) -> Any:
     x = op.tensor()
     return torch.logaddexp(x, torch.zeros_like(x))
-
-
-@translates("Softsign")
-def softsign(op: Call) -> Any:
-    return functional.softsign(op.tensor())
 
 
 @translates("Elu")
@@ -92,11 +72,6 @@ def thresholded_relu(op: Call) -> Any:
 @translates("Gelu")
 def gelu(op: Call) -> Any:
     return functional.gelu(op.tensor(), approximate=op.attribute("approximate", "none"))
-
-
-@translates("Mish")
-def mish(op: Call) -> Any:
-    return functional.mish(op.tensor())
 
 
 @translates("Swish")

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.nn import functional
 
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
 from burnish.engines.torch.translate.rules import Call, translates
@@ -26,15 +27,20 @@ UNARY: dict[str, Callable[..., Any]] = {
     "Erf": torch.erf,
     "Exp": torch.exp,
     "Floor": torch.floor,
+    "HardSwish": functional.hardswish,
     "IsNaN": torch.isnan,
     "Log": torch.log,
+    "Mish": functional.mish,
     "Neg": torch.neg,
     "Not": torch.logical_not,
     "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu,
     "Round": torch.round,
+    "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,
     "Sin": torch.sin,
     "Sinh": torch.sinh,
+    "Softsign": functional.softsign,
     "Sqrt": torch.sqrt,
     "Tan": torch.tan,
     "Tanh": torch.tanh,
