@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -370,3 +373,31 @@ def test_the_hand_written_graphs_agree_with_each_other():
     assert gradients["grad:weight"].shape == (FEATURES, CLASSES)
     for name in TRAINED:
         np.testing.assert_allclose(applied[f"next:param/{name}"], stepped[f"next:param/{name}"], rtol=1e-6)
+
+
+RUNTIMES = {"onnxruntime": "onnxruntime_inference_collection", "reference": "reference_evaluator", "torch": "<eval_with_key>"}
+"""By engine, the file where the runtime begins that it calls."""
+
+
+@pytest.mark.parametrize("engine", RUNTIMES)
+def test_a_step_reaches_the_runtime_in_six_frames(engine):
+    session = burnish.Session(tiny_program(), engine)
+    session.step(tiny_batch())
+    here = sys._getframe()
+    depths = []
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and RUNTIMES[engine] in frame.f_code.co_filename:
+            caller, depth = frame.f_back, 0
+            while caller is not here:
+                assert caller is not None
+                caller, depth = caller.f_back, depth + 1
+            depths.append(depth)
+
+    sys.setprofile(look)
+    try:
+        session.step(tiny_batch())
+    finally:
+        sys.setprofile(None)
+    assert depths
+    assert depths[0] <= 6
