@@ -321,6 +321,17 @@ def test_programs_train_alike_whichever_way_is_chosen(form, file):
     assert choices
 
 
+def test_a_session_says_that_the_file_decides(file, monkeypatch):
+    program = burnish.compile(network(*FORMS["signal"]), loss="mse", optimizer="sgd")
+    batch = {"x": np.ones((2, 2, 20), np.float32), "targets": np.ones((2, 60), np.float32)}
+    session = burnish.Session(program, "torch")
+    assert session.describe()["route"] == "regions"
+    session.step(batch)
+    assert session.describe()["route"] == f"regions, some convolutions in the way that was the quickest here ('{file}')"
+    monkeypatch.setenv(kernel_choice.VARIABLE, "off")
+    assert session.describe()["route"] == "regions"
+
+
 def test_layers_of_image_networks_are_not_measured(file):
     losses(network("Conv<pads=[1, 1, 1, 1]>", (3, 2, 3, 3), 2), TorchEngine(), 2)
     losses(network("Conv<strides=[2, 2]>", (3, 2, 5, 5), 2), TorchEngine(), 2)

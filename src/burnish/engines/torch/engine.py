@@ -33,7 +33,7 @@ from burnish.engines.torch.bindings.precision import widened
 from burnish.engines.torch.fusion import FUSED
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
-from burnish.engines.torch.runtime import memory
+from burnish.engines.torch.runtime import kernel_choice, memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.runtime.devices import cuda_settings, device_of
 from burnish.engines.torch.runtime.inductor import CompiledGraph, InPlaceStep, check_compiler, laid_out_as
@@ -54,7 +54,7 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
-from burnish.graph import BURNISH_DOMAIN, garbage_kept
+from burnish.graph import BURNISH_DOMAIN, attribute_value, garbage_kept
 from burnish.kernels.building import level_of
 from burnish.lowering import TARGETS, Target
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
@@ -249,6 +249,7 @@ class TorchRunner(ProgramRunner):
         self._row_writes: list[RowWrite] = []
         self.row_changes = RowChanges()
         self._row_updates: RowUpdates | None = None
+        self._chooses_convolutions = False
         self._updates: list[Update] = []
         self._increments: Tensors = {}
         self._lying_in_state: list[str] = []
@@ -267,7 +268,10 @@ class TorchRunner(ProgramRunner):
 
     @property
     def route(self) -> str:
-        return f"{self._engine.compile}, recorded as a CUDA graph" if self._recorder is not None else self._engine.compile
+        recorded = "" if self._recorder is None else ", recorded as a CUDA graph"
+        file = kernel_choice.file() if self._chooses_convolutions else None
+        chosen = "" if file is None else f", some convolutions in the way that was the quickest here ('{file}')"
+        return f"{self._engine.compile}{recorded}{chosen}"
 
     @property
     def row_writer(self) -> RowWriter:
@@ -396,6 +400,8 @@ class TorchRunner(ProgramRunner):
             winograd=engine.winograd,
             kernel_choice=engine.kernel_choice,
         )
+        measured = (attribute_value(node, "measured", 0) for node in model.graph if node.domain == BURNISH_DOMAIN)
+        self._chooses_convolutions |= any(measured)
         if name == "step":
             if self._communicator is not None:
                 keep_exchange_order(model.graph)
