@@ -215,6 +215,7 @@ def test_a_sharded_optimizer_is_recorded():
     assert sizes_of(recorded, "all_gather") >= parameters / 2
 
 
+@pytest.mark.slow
 def test_a_round_of_local_steps_is_recorded():
     pytest.importorskip("torch")
     communicator, parameters = recorded_step(synchronize_every=3)

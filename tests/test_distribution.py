@@ -133,6 +133,7 @@ def test_a_wheel_without_kernels_is_for_every_system(checkout, sdist):
     assert not [name for name in names if name.endswith(".so")]
 
 
+@pytest.mark.slow
 def test_kernels_for_another_kind_of_machine_are_of_its_levels():
     pytest.importorskip("setuptools", minversion="77")
     script = (

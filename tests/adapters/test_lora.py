@@ -20,7 +20,6 @@ from burnish.errors import ConfigurationError, ModelError
 from burnish.files.export import export_inference
 from oracles import layers_in_bodies
 from oracles.adapted_models import LAYERS, batch, layered_model
-from oracles.combinations import spread
 
 VARIANTS = {
     "lora": {"rank": 2, "alpha": 3},
@@ -59,7 +58,8 @@ def trained(variant: str, steps: int = 4) -> burnish.Session:
     return session
 
 
-@spread("variant", VARIANTS, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     before = outputs(ir.from_proto(layered_model()), batch())
     program = trained(variant).program
@@ -68,6 +68,7 @@ def test_a_model_computes_what_it_did_before_until_a_step_is_taken(variant):
     assert [adapter.layer for adapter in read_adapters(program.metadata).adapters] == list(LAYERS)
 
 
+@pytest.mark.slow
 @EACH_VARIANT
 def test_adapters_alone_train_and_have_slots(variant):
     session = trained(variant)
@@ -82,6 +83,7 @@ def test_adapters_alone_train_and_have_slots(variant):
     assert slots == {f"opt/{slot}/{name}" for slot in ("first_moment", "second_moment") for name in names}
 
 
+@pytest.mark.slow
 @EACH_VARIANT
 def test_an_export_is_merged_and_has_the_names_of_the_file(variant, tmp_path):
     session = trained(variant)
@@ -201,6 +203,7 @@ def convolution(groups: int, outputs: int = 4) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"rank": 4}, {"variant": "ia3", "feedforward": "filter"}], ids=["lora", "ia3 of inputs"])
 def test_a_convolution_in_groups_is_merged_within_its_groups(options, tmp_path):
     session = burnish.Session(burnish.compile(surgery.lora(convolution(2), "filter", **options), optimizer="sgd:lr=1"))
@@ -415,6 +418,7 @@ def test_without_notes_the_head_is_the_product_and_the_embedding_the_lookup(tabl
     assert adapted_operators(language_model(table, modules=None), layer) == {layer: operator}
 
 
+@pytest.mark.slow
 def test_weights_without_names_are_those_of_their_modules():
     """A head that the exporter transposed ahead of time is called ``val_451``, or ``onnx::MatMul_768``."""
     for name, node_name in (("val_451", None), ("onnx::MatMul_768", "/model/mix/MatMul")):
@@ -483,6 +487,7 @@ def test_a_name_of_several_layers_is_refused_with_their_names():
     assert len(adapted_operators(model, "*")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["branches", "scanned"])
 @EACH_VARIANT
 def test_layers_in_bodies_are_adapted_and_merged(kind, variant, tmp_path):
@@ -511,6 +516,7 @@ def test_layers_in_bodies_are_adapted_and_merged(kind, variant, tmp_path):
     assert np.abs(after - before).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_an_adapted_scan_computes_what_the_merged_weights_do():
     """The loss of a step with A and B is that of the model whose weights are W + A B."""
     given = layers_in_bodies.batch("scanned")

@@ -171,6 +171,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_files_are_added_to_the_weights_that_they_name(kind, tmp_path):
     tensors, deltas = FILES[kind]

@@ -230,6 +230,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", WHOLE)
 def test_what_a_folder_holds_beside_adapters_is_read_and_written(held, tmp_path):
     peft = pytest.importorskip("peft")

@@ -65,6 +65,7 @@ def test_a_run_of_adapters_is_exported_in_every_form(folder):
     assert "adapters='apert' (did you mean 'apart'?)" in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 def test_compile_puts_adapters_beside_every_matrix_and_convolution(folder):
     done = run("compile", folder / "model.onnx", "-o", folder / "program", "--lora", "variant=ia3", "--optimizer", "adamw")
     assert done.exit_code == 0, done.output

@@ -99,6 +99,7 @@ def test_values_that_do_not_fit(run, branched, given, message):
     assert message in run("check", "branched.onnx", "--bind", given, code=1).stderr
 
 
+@pytest.mark.slow
 def test_a_program_has_its_own(run, branched):
     run("compile", "branched.onnx", "-o", "program", *BIND)
     for command in (("inspect", "program"), ("train", "program", "--data", "samples.npz")):

@@ -307,6 +307,7 @@ def test_tables_and_class_names(run, folder):
     assert json.loads((folder / "runs/dense/run.json").read_text())["classes"] == ["ant", "emu"]
 
 
+@pytest.mark.slow
 def test_compile_writes_the_program(run, folder):
     result = run("compile", "model.onnx", "-o", "program")
     written = {path.name for path in (folder / "program").glob("*.onnx")}

@@ -163,6 +163,7 @@ def test_the_learning_rate_is_found_from_the_data():
     assert rates[1] < rates[0] / 20
 
 
+@pytest.mark.slow
 def test_the_head_is_found_among_several_outputs(tmp_path):
     """A file as skl2onnx writes it: labels beside the probabilities, and no option says which are the classes."""
     network = Network("two", [6])

@@ -226,6 +226,7 @@ def test_it_stops_early_and_writes_the_best_epoch(files, tmp_path):
     assert f"accuracy {figures['accuracy']:.4f}" in evaluated or f"{figures['accuracy']:.4f}" in evaluated
 
 
+@pytest.mark.slow
 def test_a_batch_fits_the_data_and_the_memory(files, monkeypatch):
     prepared, dataset = transfer(files / "net.onnx", files / "data.npz")
     program = compiled(prepared, Stage((), 1), 0.1)

@@ -101,6 +101,7 @@ def test_inspect_knows_operators_that_are_differentiated_by_their_function(run, 
     assert {"operator": "SwiGLU", "count": 1, "lacks_gradient": False} in summary["operators"]
 
 
+@pytest.mark.slow
 def test_inspect_counts_no_fillers_of_group_normalization(run, folder):
     """An exporter fills in the affine part of each group with ones and zeros, which compile keeps as constants."""
     model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 6] x) => (float[N, 4, 6] y)
@@ -118,6 +119,7 @@ def test_inspect_counts_no_fillers_of_group_normalization(run, folder):
     assert "8 parameters in 2 tensors train" in run("check", "groups.onnx").stdout
 
 
+@pytest.mark.slow
 def test_inspect_names_the_scalars_that_do_not_train(run, folder):
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 2]) for name in "xy")
     values = {"weight": np.ones((2, 2)), "temperature": np.array(2.0), "bound": np.array(-1.0)}
@@ -202,6 +204,7 @@ def test_inspect_lists_integers_and_what_a_dead_branch_reads(run, folder):
     assert re.search(r"\n  w +\[2, 2\] +4  float  If '\S+' \(output 'd'\) never takes the branch that reads it\n", text)
 
 
+@pytest.mark.slow
 def test_inspect_takes_no_outputs_for_a_program(run, folder):
     run("compile", "model.onnx", "-o", "program")
     assert "--outputs is for a model, and 'program' is a program" in run("inspect", "program", "--outputs", "y", code=2).stderr
@@ -249,6 +252,7 @@ def test_inspect_of_a_program_in_one_file(run):
     assert '"name": "lion"' in text
 
 
+@pytest.mark.slow
 def test_inspect_and_check_name_what_lacks_a_gradient(run, folder, monkeypatch):
     monkeypatch.delitem(registry.records(), ("", "Det"))
     write_model_without_gradient(folder / "det.onnx", off_the_path=False)

@@ -69,6 +69,7 @@ def test_boxes_of_a_cut_are_those_of_the_picture():
     np.testing.assert_allclose(whole, [[30, 4, 70, 44], [0, 24, 50, 50]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "loss", "names"), [(3, "cross_entropy", ("sky", "tree", "road")), (1, "bce_with_logits", ("no", "yes"))]
 )

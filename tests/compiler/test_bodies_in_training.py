@@ -74,6 +74,7 @@ def test_workers(sizes: list[list[int]]) -> None:
         assert largest_difference(outcome, alone) < 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_recomputation_changes_nothing(engine: str) -> None:
     states = []

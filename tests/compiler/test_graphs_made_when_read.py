@@ -62,6 +62,7 @@ def test_a_description_lowers_nothing(lowered):
     assert f"step: {len(program.step.graph)} nodes, grad: {len(program.grad.graph)} nodes" in repr(program)
 
 
+@pytest.mark.slow
 def test_another_optimizer_lowers_what_it_changes(lowered):
     program = small_program()
     derived = program.with_optimizer("sgd")

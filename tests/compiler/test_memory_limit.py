@@ -63,6 +63,7 @@ def test_what_a_step_takes_is_within_the_limit() -> None:
     assert_same_state(sessions[0].state(), sessions[1].state())
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_is_kept_as_it_is(unmeasured, tmp_path) -> None:
     unmeasured(lambda program, batch: program.planned_peak(batch).bytes)
     program = burnish.compile(blocks(2), memory="1GB:batch=64")

@@ -19,7 +19,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ModelError
 from oracles import small_networks
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.sixteen_bit_files import BLOCKED, NETWORKS, UNIT, array_in, classifier, converted, single, weights_of
 from oracles.standard_operators import STANDARD
 
@@ -242,6 +242,7 @@ def test_a_saved_program_is_the_same_in_a_folder_and_in_one_file(dtype: str, tmp
         assert {array.dtype for array in exported.values()} == {array_in(dtype, np.zeros(1)).dtype}
 
 
+@pytest.mark.slow
 def test_a_program_in_one_file_predicts_on_a_bare_runtime() -> None:
     file, batch = converted(single("mobile", "float16"), "float16"), small_networks.batch_of(small_networks.mobile())
     program = burnish.compile(file)
@@ -251,6 +252,7 @@ def test_a_program_in_one_file_predicts_on_a_bare_runtime() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=4 * UNIT["float16"] * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_rows_are_held_and_the_optimizer_changes_as_in_float32() -> None:
     file, batch = converted(single("transformer", "float16"), "float16"), small_networks.batch_of(small_networks.transformer())
     program = burnish.compile(file, hold_rows={"embedding": [3]}, optimizer="adamw").with_optimizer(burnish.optim.adam(lr=0.1))
@@ -368,7 +370,8 @@ def test_the_loss_that_a_model_computes_itself_and_integer_outputs() -> None:
     assert session.step(x)["loss"] == pytest.approx(predicted["logits"].astype(np.float64).mean(), rel=2e-2)
 
 
-@spread("engine", ENGINES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_statistics_of_a_bfloat16_file_are_recalibrated(engine: str) -> None:
     source, batch = single("mobile", "bfloat16"), small_networks.batch_of(small_networks.mobile())
     results = []

@@ -92,9 +92,8 @@ def compiled(optimizer: Any, sparse: Any = "auto", **model: Any) -> Program:
         return burnish.compile(classifier(**model), optimizer=optimizer, sparse=sparse)
 
 
-@diagonal(
-    ("optimizer", named(EXACT, lambda optimizer: optimizer.name)), ("engine", ["reference", "onnxruntime", "torch"]), test=3
-)
+@pytest.mark.slow
+@diagonal(("optimizer", named(EXACT, lambda optimizer: optimizer.name)), ("engine", ["reference", "onnxruntime", "torch"]))
 def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None), engine, batches())
     sparse = state_after(compiled(optimizer), engine, batches())
@@ -113,6 +112,7 @@ def test_float32_keeps_its_digits(optimizer: optim.Optimizer, engine: str) -> No
         np.testing.assert_allclose(sparse[name], array, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{"second": True}, {"lookup": "GatherND"}], ids=["two_lookups", "gather_nd"])
 def test_other_lookups_keep_their_rows_too(model: dict[str, Any]) -> None:
     steps = batches(second="second" in model)
@@ -228,6 +228,7 @@ def test_apply_adds_up_rows_that_come_twice() -> None:
         assert array.tobytes() == run({**common, **once})[name].tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
 def test_held_rows_keep_their_bits_and_count_for_nothing(engine: str) -> None:
     optimizer = optim.chain(optim.clip_by_global_norm(0.1), optim.adagrad(lr=0.25))
@@ -255,6 +256,7 @@ def test_a_loss_that_is_not_finite_leaves_the_table_as_it_was(engine: str) -> No
         assert array.tobytes() == after[name].tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_a_step_whose_scaled_gradients_overflow_leaves_the_table_as_it_was(engine: str) -> None:
     precision = burnish.MixedPrecision("float16", loss_scale=2.0**127)
@@ -281,6 +283,7 @@ def test_an_empty_batch_of_lookups_moves_nothing_in_the_table(engine: str) -> No
     assert (state["param/head"] != start["param/head"]).any()
 
 
+@pytest.mark.slow
 def test_a_saved_program_goes_on_by_rows(tmp_path: Path) -> None:
     program = compiled(optim.rowwise_adagrad())
     program.save(tmp_path / "program")
@@ -322,6 +325,7 @@ def test_options_that_do_not_fit(sparse: Any, message: str) -> None:
         burnish.compile(classifier(), sparse=sparse)
 
 
+@pytest.mark.slow
 def test_engines_and_central_differences_agree_on_the_gradients_of_rows() -> None:
     program = compiled(optim.adagrad(), dtype="float32")
     assert compare_engines(program, ("reference", "onnxruntime", "torch"), batches()).agrees

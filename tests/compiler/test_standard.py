@@ -31,6 +31,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
+@pytest.mark.slow
 def test_gradient_of_gradient():
     model = parsed(f"""
         agraph (double[n] x, double[n] w) => (double[n] first, double[n] second_w, double[n] second_x) {{
@@ -179,6 +180,7 @@ def test_dropout_modes_and_ratios_are_read_when_the_model_runs():
     assert not mask.any()
 
 
+@pytest.mark.slow
 def test_masks_follow_the_seed_of_the_node_or_else_of_the_call():
     x = np.ones(256, np.float32)
 

@@ -77,7 +77,8 @@ def run(program: Program, graph: str, state: dict[str, np.ndarray], extra: dict[
     return dict(zip(names, session.run(names, {entry.name: known[entry.name] for entry in signature.inputs}), strict=True))
 
 
-@every_optimizer(test=1)
+@pytest.mark.slow
+@every_optimizer()
 def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, optimizer: optim.Optimizer) -> None:
     compiled = burnish.compile(one_block(), optimizer=optimizer, norm="train")
     derived = small.with_optimizer(optimizer)
@@ -89,7 +90,8 @@ def test_the_program_is_the_one_that_compiling_with_it_gives(small: Program, opt
         onnx.checker.check_model(onnx.load_from_string(model_bytes(model)), full_check=True)
 
 
-@every_optimizer(test=1)
+@pytest.mark.slow
+@every_optimizer()
 def test_step_is_grad_and_then_apply(small: Program, optimizer: optim.Optimizer) -> None:
     derived = small.with_optimizer(optimizer)
     for optimized in (False, True):
@@ -126,7 +128,8 @@ def test_it_trains_without_loading_anything_at_the_second_step(
     assert losses[-1] < losses[0]
 
 
-@every_optimizer(test=1)
+@pytest.mark.slow
+@every_optimizer()
 def test_a_loaded_program_takes_another_optimizer_too(
     small: Program, optimizer: optim.Optimizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_loaded_program_takes_another_optimizer_too(
     assert graph_hashes(reloaded.with_optimizer(reloaded.options["optimizer"])) == graph_hashes(derived)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_mixed_precision_stays_around_the_other_optimizer(precision: str) -> None:
     model = residual_network(width=4, blocks=(1,), input_shape=(1, 8, 8))
@@ -172,6 +176,7 @@ def test_a_program_in_one_onnx_file_goes_on_and_takes_another_optimizer(program:
     burnish.Session(other, state=other.carry_state(sessions[1].state()).state, threads=1).step(BATCH)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_and_its_gradient_is_not_computed(program: Program) -> None:
     derived = program.with_optimizer(FROZEN)
     trained = {name.removeprefix("next:param/") for name in names_of(derived, "step", Role.PARAMETER)}
@@ -193,6 +198,7 @@ def test_what_is_frozen_stays_and_its_gradient_is_not_computed(program: Program)
     assert not any(name.startswith("opt/") and name.endswith(tuple(frozen)) for name in after)
 
 
+@pytest.mark.slow
 def test_freezing_and_unfreezing_goes_on_from_the_same_state(program: Program) -> None:
     whole = program.with_optimizer(FROZEN.optimizer)
     session = burnish.Session(whole)
@@ -232,6 +238,7 @@ def test_what_cannot_be_carried_is_named(program: Program) -> None:
     np.testing.assert_array_equal(carried.state["rng/key"], state["rng/key"])
 
 
+@pytest.mark.slow
 def test_updates_go_on_where_they_were_with_accumulation_on_one_side(program: Program) -> None:
     plain, summed = program.with_optimizer("adam"), program.with_optimizer(optim.accumulate(optim.adam(), every=2))
     session = burnish.Session(plain)
@@ -247,6 +254,7 @@ def test_updates_go_on_where_they_were_with_accumulation_on_one_side(program: Pr
     assert back.fresh == {}
 
 
+@pytest.mark.slow
 def test_what_goes_around_an_optimizer_starts_from_the_parameters_carried_over(program: Program) -> None:
     session = burnish.Session(program)
     for _ in range(3):
@@ -259,6 +267,7 @@ def test_what_goes_around_an_optimizer_starts_from_the_parameters_carried_over(p
         np.testing.assert_array_equal(carried.state[other], session.state()[name])
 
 
+@pytest.mark.slow
 def test_the_average_is_evaluated_predicted_and_exported(program: Program, tmp_path: Path) -> None:
     for engine in ("onnxruntime", "reference"):
         session = burnish.Session(program.with_optimizer(optim.ema(FROZEN, 0.75)), engine=engine)
@@ -295,6 +304,7 @@ def test_asking_for_an_average_that_is_not_kept(program: Program, tmp_path: Path
         session.evaluate(BATCH, parameters="ema")
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_large_batch() -> None:
     def rows(start: int, stop: int) -> dict[str, np.ndarray]:
         return {name: array[start:stop] for name, array in BATCH.items()}
@@ -333,6 +343,7 @@ def test_a_program_is_described_in_one_line() -> None:
     assert re.fullmatch(r"Program\(init: \d+ nodes, step: not lowered yet, grad: .*, predict: \d+ nodes\)", repr(program))
 
 
+@pytest.mark.slow
 def test_layers_that_only_the_other_optimizer_freezes_are_named() -> None:
     automatic = burnish.compile(residual_network(width=4, blocks=(1, 1), input_shape=(1, 8, 8)))
     message = r"freezes the batch normalization '(stem|stage1)[^']*' and \d more, whose statistics still move.*norm='frozen'"

@@ -69,6 +69,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path, columns):
     assert dataset.batch(np.array([39]))["x"].tolist() == features[:1].tolist()
 
 
+@pytest.mark.slow
 def test_a_reading_process_meets_a_file_that_was_cut(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((40, WIDE), np.float32))
     np.save(tmp_path / "y.npy", np.zeros(40, np.int64))
@@ -92,6 +93,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch):
         rows[np.array([2])]
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_are_cut_keeps_its_state(tmp_path):
     data = tmp_path / "data"
     data.mkdir()

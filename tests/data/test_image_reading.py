@@ -64,6 +64,7 @@ def test_other_colours_become_rgb_as_pillow_converts_them(tmp_path, mode, suffix
     np.testing.assert_array_equal(decoded(path), np.asarray(Image.open(path).convert("RGB")))
 
 
+@pytest.mark.slow
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch):
     """A smooth picture: a quarter of the size, resized by the rest, is within 3 of 255 of all of it resized at once."""
     rows, columns = np.mgrid[0:1200, 0:1600]
@@ -88,6 +89,7 @@ def write_header(path: Path, width: int, height: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "height", "reason"),
     [
@@ -118,6 +120,7 @@ def test_no_program_runs_for_a_picture(tmp_path):
         decode(path, RAW)
 
 
+@pytest.mark.slow
 def test_warnings_of_pillow_are_not_printed(tmp_path):
     write_header(tmp_path / "a.png", 11_000, 10_000)
     code = "import pathlib, sys; from burnish.data.image import decoding; decoding.upright_size(pathlib.Path(sys.argv[1]))"

@@ -72,6 +72,7 @@ def properties(path):
     return {entry.key: entry.value for entry in onnx.load(path).metadata_props if entry.key != OBJECTIVE}
 
 
+@pytest.mark.slow
 def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_path):
     expected = {"other": "kept", **KNOWN.metadata()}
     assert properties(exported) == expected
@@ -91,6 +92,7 @@ def test_a_model_made_of_a_program_in_one_file_is_none(exported, tmp_path):
     assert properties(tmp_path / "again.onnx") == {"other": "kept", **KNOWN.metadata()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_what_is_known(exported, tmp_path):
     program = burnish.compile(residual_network((3, 4, 4), classes=3, width=2, blocks=(1,)))
     session = burnish.Session(program)
@@ -143,6 +145,7 @@ def test_a_damaged_description_stops_before_data_are_read():
         DataSpec.by(program)
 
 
+@pytest.mark.slow
 def test_a_trainer_writes_what_its_data_were(tmp_path):
     program = burnish.compile(residual_network((3, 4, 4), classes=3, width=2, blocks=(1,)))
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)

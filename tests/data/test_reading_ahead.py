@@ -45,6 +45,7 @@ def test_two_processes_give_the_batches_of_none(tmp_path):
     assert len(list(loader.epoch(3))) == 4  # in this process
 
 
+@pytest.mark.slow
 def test_a_fault_is_raised_where_its_batch_is_waited_for():
     """A process goes on after what a data set raises; one that dies is named, now and in the next epoch."""
     loader = Loader(Numbered(faults=True), 2, shuffle=False, processes=1)
@@ -60,6 +61,7 @@ def test_a_fault_is_raised_where_its_batch_is_waited_for():
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system does not tell which child is stopped")
 def test_a_process_that_is_stopped_is_named(monkeypatch):
     monkeypatch.setattr(ahead, "LOOK_SECONDS", 0.01)

@@ -92,6 +92,7 @@ def test_a_tokenizer_without_a_token_for_unknown_words_is_named(tmp_path: Path) 
         TextDataset(tmp_path / "texts.txt", Text(tokenizer=tmp_path / "tokenizer.json", length=12), spec("label"))
 
 
+@pytest.mark.slow
 def test_losses_and_models_that_texts_do_not_fit() -> None:
     tokenizer = word_tokenizer()
     wrong_axis = DataSpec.by(burnish.compile(gpt2(VOCABULARY, **SIZES)))

@@ -181,6 +181,7 @@ def test_scale_and_bias_take_no_exchange_of_their_own():
     assert len(gradients.inputs) == 6 + 2 + 1
 
 
+@pytest.mark.slow
 def test_alone_nothing_is_exchanged():
     program = compiled()
     assert all(node.domain != BURNISH_DOMAIN for model in program.graphs.values() for node in model.graph)

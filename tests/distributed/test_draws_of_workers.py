@@ -284,6 +284,7 @@ def test_positions_are_no_samples():
     stepped_apart(program, parts, {**whole, **positions})
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_model_fixes():
     """Workers with the batch that a model is made for draw what the same model, made for all of their samples, draws."""
     body = """
@@ -318,6 +319,7 @@ def test_a_program_of_an_earlier_version():
         train_in_threads(program, batches_of(), UNEVEN)
 
 
+@pytest.mark.slow
 def test_a_draw_for_which_nothing_was_noted():
     program = compiled(DRAWS["normal"])
     for node in program.semantic["grad"].graph:

@@ -222,6 +222,7 @@ def test_no_worker_begins_with_samples():
         assert largest_difference((reports[1:], states), (outcomes[0][0][1:], outcomes[0][1])) == 0
 
 
+@pytest.mark.slow
 def test_what_stands_for_samples_does_not_show():
     """Of one whose logarithm, loss and gradients are not finite nothing is left."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>

@@ -142,6 +142,7 @@ def test_every_entry_is_the_average_of_sessions_of_their_own():
             np.testing.assert_allclose(array, mean, rtol=0, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_masks_differ_between_workers_and_the_key_is_that_of_one():
     program = burnish.compile(perceptron(dropout=True), optimizer="sgd:lr=0.1")
     rng = np.random.default_rng(0)

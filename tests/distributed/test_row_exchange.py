@@ -43,6 +43,7 @@ def test_three_workers_are_one_process(name):
     assert final["param/word_table"][ROWS - 1].tobytes() == start["param/word_table"][ROWS - 1].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -57,6 +57,7 @@ def test_it_is_small():
     assert sum(len(path.read_text().splitlines()) for path in files) < 200
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_reference_does(program, accelerator):
     batches = image_batches(1, SAMPLES, np.float32) * 12
     session = burnish.Session(program, engine=accelerator.AcceleratorEngine())

@@ -73,7 +73,8 @@ READS = {
 }
 
 
-@diagonal(("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"]), ("read", READS), test=4)
+@pytest.mark.slow
+@diagonal(("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"]), ("read", READS))
 def test_a_list_becomes_what_the_loop_scans(read: str, insert: str) -> None:
     left = check(model(READS[read], insert=insert))
     assert not [name for name in left if "Sequence" in name]

@@ -19,7 +19,6 @@ from burnish.engines import Engine
 from burnish.errors import ModelError
 from burnish.files.identity import graph_hash
 from burnish.importer import FileTensor, external_data, load
-from oracles.combinations import spread
 from oracles.standard_operators import STANDARD
 
 RANDOM = np.random.default_rng(0)
@@ -226,7 +225,8 @@ def assert_same(program: burnish.Program, expected: burnish.Program, engine: str
         np.testing.assert_array_equal(array, state[name])
 
 
-@spread("engine", ENGINES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_session_finds_constants_of_a_file_that_was_moved(moved: MovedAway, expected: burnish.Program, engine: str) -> None:
     program = burnish.compile(moved.path)
     moved.leave()

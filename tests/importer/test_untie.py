@@ -178,6 +178,7 @@ def matrices(graph: ir.Graph) -> list[ir.Value]:
     return [value for value in graph.initializers.values() if value.shape is not None and len(value.shape) == 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_copies_of_an_encoder_that_was_not_trained_are_separate(bias: bool) -> None:
     weights = matrices(load(export(encoder(bias), torch.randn(2, 3, 4), training=False, folding=True)).graph)

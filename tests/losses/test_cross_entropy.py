@@ -102,6 +102,7 @@ def test_cross_entropy_costs_no_one_hot() -> None:
     assert weight.dtype == graph["x"].dtype
 
 
+@pytest.mark.slow
 def test_a_softmax_along_the_last_axis_is_stepped_over_and_metrics_read_the_last_axis() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]> tokens (float[batch, tokens, 3] x) => (float[batch, tokens, 4] p)

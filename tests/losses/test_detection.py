@@ -95,6 +95,7 @@ def offsets(seed: int, anchors: int) -> dict[str, np.ndarray]:
     return {"offsets": rng.standard_normal((3, anchors, 4)), "scores": 2 * rng.standard_normal((3, anchors, 1 + CLASSES))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_crowd", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_ssd(seed: int, has_crowd: bool) -> None:

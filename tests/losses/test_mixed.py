@@ -149,6 +149,7 @@ def test_all_workers_draw_the_same():
     assert all(places.samples is None and not places.problem for places in noted)
 
 
+@pytest.mark.slow
 def test_a_tuned_file_says_the_loss_that_it_is_measured_by(tmp_path):
     program = burnish.compile(classifier(TensorProto.FLOAT), loss="mixed:loss=cross_entropy,mixup=0.2", optimizer="sgd")
     with burnish.Session(program) as session:

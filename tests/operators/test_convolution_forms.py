@@ -69,6 +69,7 @@ def check_form(name: str, drawn: Drawn, batch_is_static: bool) -> None:
     assert form.nanoseconds(convolution, 3) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_drawn_convolutions_in_every_form(name: str) -> None:
     settled = settings(

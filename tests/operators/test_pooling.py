@@ -54,6 +54,7 @@ def windows(draw: st.DrawFn) -> tuple[list[int], dict[str, list[int] | int]]:
     return [2, 2, *sizes], attributes
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(case=windows(), shapes=st.sampled_from(["static", "batch", "symbolic"]), include=st.integers(0, 1))
 def test_average_pool_matches_torch(case: tuple[list[int], dict], shapes: str, include: int) -> None:

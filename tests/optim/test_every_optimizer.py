@@ -336,6 +336,7 @@ def run_graph(engine: OnnxRuntimeEngine, program: Program, graph: str, values: A
     return engine.run(getattr(program, graph), {entry.name: known[entry.name] for entry in inputs})
 
 
+@pytest.mark.slow
 @diagonal(
     ("optimizer", named(EVERY, name_of)),
     (("dtype", "optimization", "tolerance"), [("float32", "none", 0.0), ("float64", "all", 1e-6), ("float64", "none", 0.0)]),

@@ -160,6 +160,7 @@ def test_an_overflow_changes_nothing_but_the_key_and_the_scale():
     assert after["opt/skipped_steps"] == 1
 
 
+@pytest.mark.slow
 def test_training_recovers_from_an_overflow_at_the_scale_that_fits():
     """Every skipped step halves the scale; the first that is taken is that of a program that began with this scale."""
     session = burnish.Session(network(loss_scale=2.0**40), threads=1)

@@ -11,7 +11,6 @@ from torch import nn
 
 import burnish.torch
 from burnish.torch.backend import compile_graph, reported
-from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, tensors_of
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -63,7 +62,8 @@ def compared(model, compiled, calls) -> None:
 QUICK = ("perceptron", "residual", "language_model", "structured")
 
 
-@spread("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODULES], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODULES])
 def test_a_compiled_module_is_the_module_and_burnish_computes_it(name):
     torch._dynamo.reset()
     case = MODULES[name]

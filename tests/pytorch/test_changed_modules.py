@@ -137,6 +137,7 @@ def test_what_forward_reads_is_seen_to_change(what: str, monkeypatch: pytest.Mon
     assert not torch.allclose(before, wanted)
 
 
+@pytest.mark.slow
 def test_one_is_not_true() -> None:
     module = burnish.torch.wrap(Reading(), (torch.randn(4, 3), 1), verify=False)
     x = torch.randn(2, 3)
@@ -228,6 +229,7 @@ def test_an_average_over_all_batches_that_one_call_adds_two_to_is_refused() -> N
         burnish.torch.wrap(nn.Sequential(norm, nn.ReLU(), norm), torch.randn(4, 3))
 
 
+@pytest.mark.slow
 def test_a_layer_under_two_names_counts_each_use() -> None:
     norm = nn.BatchNorm1d(3)
     burnish.torch.wrap(nn.Sequential(norm, nn.ReLU(), norm), torch.randn(4, 3))(torch.randn(4, 3))

@@ -11,7 +11,6 @@ from torch import nn
 
 import burnish.torch
 from burnish.errors import UnsupportedOperatorError
-from oracles.combinations import spread
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -82,7 +81,8 @@ CASES = {
 }
 
 
-@spread("name", CASES, test=8)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_what_is_decomposed_is_what_pytorch_computes(name):
     function, *tensors = CASES[name]
     module = Of(function)

@@ -56,6 +56,7 @@ def smooth_model(dtype: ir.DataType = ir.DataType.DOUBLE, normalized: bool = Fal
     return ir.Model(graph, ir_version=10)
 
 
+@pytest.mark.slow
 def test_a_layer_trains_with_pytorch_as_the_file_does_in_a_session():
     layer, x = Layer(network()), images()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)

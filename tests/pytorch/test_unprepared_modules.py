@@ -372,6 +372,7 @@ def test_dropout_that_is_always_on_is_drawn_in_evaluation():
     assert 0.4 < share < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
 def test_hooks_of_the_whole_module_act_once(register):
     def hook(module, args, *output):
@@ -415,6 +416,7 @@ def test_an_example_may_have_a_gradient_and_a_normalization_may_be_the_module():
     torch.testing.assert_close(wrapped.state_dict(), reference.state_dict())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_around_a_compiled_part_saves_as_much_when_it_runs_again():
     torch._dynamo.reset()
     reference = nn.Sequential(nn.Linear(4, 3), nn.Tanh())

@@ -17,7 +17,6 @@ from torch import nn
 import burnish.torch
 from burnish.errors import ConfigurationError, HooksWarning, InputError
 from burnish.torch import module_graphs
-from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, ModuleCase, tensors_of
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
@@ -56,7 +55,8 @@ def weighted(outputs: list[torch.Tensor]) -> torch.Tensor:
     return sum((y * torch.randn(y.shape, generator=generator(5), dtype=y.dtype)).sum() for y in outputs)
 
 
-@spread("name", MODULES, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODULES)
 def test_a_wrapped_module_is_the_module_in_float64(name):
     wrapped, reference, case = pair(name)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in (wrapped, reference)]

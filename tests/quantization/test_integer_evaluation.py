@@ -61,6 +61,7 @@ def coarse(state: dict[str, np.ndarray], generator: np.random.Generator) -> dict
 FORMATS = ({}, {"weights": "int8"}, {"weights": "int4 per channel", "activations": "int8"}, {"scales": "observed"})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::burnish.errors.UntrainedWeightsWarning")
 def test_a_file_to_train_evaluates_as_the_file_that_is_exported(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
@@ -87,7 +88,8 @@ def check_drawn(seed: int, folder: Path) -> None:
     assert not {"Conv", "FusedConv", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "Concat", "ReduceMean"} & found.keys()
 
 
-@spread("seed", range(24), test=2, test_all=6)
+@pytest.mark.slow
+@spread("seed", range(24), test_all=6)
 @pytest.mark.filterwarnings("ignore::burnish.errors.UntrainedWeightsWarning")
 def test_networks_drawn_at_random(seed: int, tmp_path: Path) -> None:
     check_drawn(seed, tmp_path)
@@ -112,6 +114,7 @@ g (float[N, C, 6, 6] x) => (float[N, 8] y)
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 def test_the_greatest_weights_and_activations_do_not_saturate(activations: str, tmp_path: Path) -> None:
     """Two products of 8 bits in a sum of 16, as kernels without VNNI have them: by default sessions, too."""
@@ -168,6 +171,7 @@ g (float[N, 5, 32] x) => (float[N, 5, 4] y) <float[32, 32] w, float[32, 4] v> {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 def test_products_of_activations_do_not_saturate(activations: str, tmp_path: Path) -> None:
     """ONNX Runtime turns one side of them to UINT8 and leaves the other INT8, which saturates without VNNI."""
@@ -181,6 +185,7 @@ def test_products_of_activations_do_not_saturate(activations: str, tmp_path: Pat
     assert found["QLinearMatMul"] == (4 if activations == "uint8" else 1)
 
 
+@pytest.mark.slow
 def test_a_softmax_between_products_stays_in_float32(tmp_path: Path) -> None:
     """ONNX Runtime's integer operator takes the whole part of the reciprocal of its scale."""
     proto, generator = (

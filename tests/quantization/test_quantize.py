@@ -22,7 +22,7 @@ from burnish.errors import ConfigurationError, InputError, LayersInBodiesWarning
 from burnish.models import residual_network
 from burnish.quantization.quantize import remaining_line
 from oracles import layers_in_bodies
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 1, 8, 8)).astype(np.float32)
@@ -67,14 +67,14 @@ def initializers(path: Path) -> dict[str, onnx.TensorProto]:
     return {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "options",
     [
         pytest.param({}, id="learned"),
         pytest.param({"scales": "observed", "freeze_observers_after": 1, "activations": "int8"}, id="observed"),
         pytest.param({"scales": "fixed", "weights": "int8"}, id="fixed"),
     ],
-    test=1,
 )
 def test_an_export_computes_with_integers_what_evaluation_simulates(options: dict[str, Any], tmp_path: Path) -> None:
     """Every output, within one step of its scale; and nothing is left that computes with floating-point numbers."""
@@ -200,6 +200,7 @@ def test_observed_ranges_follow_the_data_until_they_freeze() -> None:
         np.testing.assert_allclose(state["stat/x_range"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_observed_ranges_stay_after_epochs() -> None:
     """As after the steps that the epochs have."""
     when = {"scales": "observed", "momentum": 0.5, "calibration": [{"x": DATA}]}
@@ -243,6 +244,7 @@ def test_observed_ranges_stay_when_they_have_settled() -> None:
     np.testing.assert_allclose(session.state()["stat/w_range"], np.abs(weights).max(axis=0), rtol=1e-6)  # weights are followed on
 
 
+@pytest.mark.slow
 def test_four_bits_in_blocks_become_one_operator_of_onnx_runtime(tmp_path: Path) -> None:
     """Weights alone, in files that are an eighth of float32's, with the outputs of evaluation."""
     quantized = surgery.quantize(linear(), weights="int4 blocks of 16", activations=None)
@@ -279,6 +281,7 @@ def test_first_and_last_layers_may_have_more_bits_and_others_stay(tmp_path: Path
     assert np.abs(runtime.run(None, {"x": X})[0] - session.predict({"x": X})["logits"]).max() <= 1.01 * step
 
 
+@pytest.mark.slow
 def test_an_export_may_leave_batch_normalization_apart(tmp_path: Path) -> None:
     """Biases are then not rounded, as the integers are those of both."""
     session = trained(1, scales="fixed", quantize_outputs=False)
@@ -299,6 +302,7 @@ g (float[N, 2, 5, 5] x) => (float[N, 3] y)
 }"""
 
 
+@pytest.mark.slow
 def test_a_bias_before_batch_normalization_goes_into_one_with_its_shift(tmp_path: Path) -> None:
     """As of a file into whose layers normalization was folded, and put after them again."""
     proto = with_weights(NORMALIZED, w=(3, 2, 3, 3), b=(3,), gain=(3,), shift=(3,), mean=(3,))
@@ -327,6 +331,7 @@ g (float[N, 2, 5, 5] x) => (float[N, 3] y)
 }"""
 
 
+@pytest.mark.slow
 def test_a_clip_becomes_part_of_the_integer_operator_though_scales_are_learned(tmp_path: Path) -> None:
     """And pooling that moves numbers has their scale."""
     proto = with_weights(CLIPPED, 3.0, w=(3, 2, 3, 3), b=(3,))
@@ -346,6 +351,7 @@ def test_a_clip_becomes_part_of_the_integer_operator_though_scales_are_learned(t
     assert np.abs(runtime.run(None, {"x": x})[0] - session.predict({"x": x})["y"]).max() <= 1.01 * step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-2.0, 6.0)])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_clip_below_zero_keeps_its_range(low: float, high: float, symmetric: bool) -> None:
@@ -412,6 +418,7 @@ g (float16[N, 32] x) => (float16[N, 4] y) <float16[32, 4] w, float16[4] b> {
 }"""
 
 
+@pytest.mark.slow
 def test_a_file_in_float16_computes_with_integers_and_float32(tmp_path: Path) -> None:
     """As one in float32 with the same numbers, but for its inputs, which stay float16."""
     half = onnx.parser.parse_model(HALF)
@@ -463,6 +470,7 @@ def dropping(tail: str) -> onnx.ModelProto:
     return proto
 
 
+@pytest.mark.slow
 @diagonal(
     ("scales", ["learned", "observed", "fixed"]),
     (
@@ -503,6 +511,7 @@ def test_what_dropout_multiplies_is_not_cut_off_at_the_range_of_inference() -> N
     assert dropout.inputs[0].producer().op_type == "DequantizeLinear"
 
 
+@pytest.mark.slow
 @diagonal(("scales", ["learned", "observed", "fixed"]), ("kind", ["branches", "scanned"]))
 def test_weights_of_layers_in_bodies_become_integers(kind: str, scales: Any, tmp_path: Path) -> None:
     quantized = surgery.quantize(layers_in_bodies.model(kind), activations=None, scales=scales)
@@ -524,6 +533,7 @@ def test_weights_of_layers_in_bodies_become_integers(kind: str, scales: Any, tmp
     np.testing.assert_allclose(y, session.predict(feeds)["logits"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_in_bodies_are_named_where_activations_are_quantized() -> None:
     model, batch = layers_in_bodies.model("branches"), layers_in_bodies.batch("branches")
     with pytest.warns(LayersInBodiesWarning, match="quantize: 2 layers in branches .*activations=None alone.*skip") as said:
@@ -537,6 +547,7 @@ def test_layers_in_bodies_are_named_where_activations_are_quantized() -> None:
         surgery.quantize(model, activations=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", ["learned", "observed", "fixed"])
 def test_the_reference_engine_trains_what_onnxruntime_trains(scales: Any) -> None:
     model = dropping("r = Relu (h) f = Flatten (r)")

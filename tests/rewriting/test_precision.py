@@ -167,6 +167,7 @@ def test_the_graphs_cast_no_value_twice_and_add_up_none_of_sixteen_bits(precisio
         assert not {node.inputs[0].dtype for node in sums} & SIXTEEN_BIT
 
 
+@pytest.mark.slow
 def test_prediction_and_apply_are_those_of_float32():
     plain, mixed = network("float32"), network("bfloat16")
     assert {node.op_type for node in mixed.predict.graph} == {node.op_type for node in plain.predict.graph}

@@ -85,6 +85,7 @@ def test_training_and_export_agree_with_pytorch(network: nn.Module, opset: int, 
     assert np.abs(logits - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_what_each_graph_holds(network: nn.Module) -> None:
     program = burnish.compile(exported(network, X, 14))
     predict, step = operators(program.predict), operators(program.step)

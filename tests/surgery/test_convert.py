@@ -13,7 +13,6 @@ from torch.nn import functional
 
 import burnish
 from burnish.errors import ConfigurationError
-from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from torch_models import ResNet, export_onnx
 
@@ -105,7 +104,8 @@ def converted_module(module: nn.Module, to: str) -> nn.Module:
     return module
 
 
-@spread("to", ["group:4", "layer", "instance"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["group:4", "layer", "instance"])
 def test_a_converted_network_trains_like_pytorchs(to: str) -> None:
     torch.manual_seed(0)
     module = ResNet((1,), 8, 5)
@@ -133,6 +133,7 @@ def test_a_converted_network_trains_like_pytorchs(to: str) -> None:
         assert np.linalg.norm(state[f"param/{name}"] - wanted) <= 1e-4 * np.linalg.norm(wanted), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["group:4", "layer", "instance"])
 def test_a_converted_network_starts_from_scratch(to: str) -> None:
     model = burnish.surgery.convert(export_onnx(ResNet((1,), 8, 5), torch.zeros(2, 3, 32, 32)), to)

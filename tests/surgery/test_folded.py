@@ -75,6 +75,7 @@ def test_other_networks_are_left_in_peace(arguments):
     assert perhaps_folded(burnish.load(network(**arguments))) == 0
 
 
+@pytest.mark.slow
 def test_inspect_says_what_can_be_done(tmp_path):
     path = tmp_path / "folded.onnx"
     onnx.save(network(), path)

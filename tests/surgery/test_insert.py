@@ -197,6 +197,7 @@ def test_weights_that_an_exporter_named_by_number() -> None:
     assert {"/stem/Conv.norm.weight", "/body/Conv.norm.weight"} <= set(model.graph.initializers)
 
 
+@pytest.mark.slow
 def test_a_folded_network_trains_again() -> None:
     """The way round: fold, insert with data, train; the statistics then move by the program's rule."""
     torch.manual_seed(0)

@@ -130,6 +130,7 @@ def test_the_part_grows_by_a_cubic_and_what_is_masked_stays_so(scope: str, tmp_p
         assert not final[name][before[name] == 0].any()
 
 
+@pytest.mark.slow
 def test_a_quantized_model_is_pruned_and_keeps_its_zeros_as_integers(tmp_path: Path) -> None:
     quantized = surgery.quantize(model(), calibration=[{"x": X}])
     trained = session(surgery.prune(quantized, 0.5))

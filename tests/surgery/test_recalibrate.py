@@ -12,7 +12,6 @@ from torch import nn
 
 import burnish
 from burnish.errors import ConfigurationError, EngineError, InputError
-from oracles.combinations import spread
 from torch_models import ResNet, export_onnx
 
 torch.set_num_threads(1)
@@ -65,7 +64,8 @@ def assert_close(state: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         assert np.linalg.norm(state[name] - wanted) <= tolerance * np.linalg.norm(wanted), name
 
 
-@spread(("rule", "ddof"), [("pytorch", 1), ("onnx", 0)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "ddof"), [("pytorch", 1), ("onnx", 0)])
 def test_every_layer_agrees_with_a_loop_in_pytorch(rule: str, ddof: int) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, running_variance=rule))
@@ -100,6 +100,7 @@ def test_the_first_layer_is_exact_however_the_data_is_split() -> None:
         np.testing.assert_allclose(changed["stat/variance"], wide.var((0, 2)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_and_normalize_with_their_running_statistics() -> None:
     module, proto = network()
     frozen = ("bn1", "stages.0.0.bn2")
@@ -112,6 +113,7 @@ def test_frozen_layers_stay_and_normalize_with_their_running_statistics() -> Non
     assert_close(session.state(), pytorch_loop(module, batches(), frozen), 2e-6)
 
 
+@pytest.mark.slow
 def test_at_the_weights_of_now() -> None:
     """After training, and the session goes on: evaluation uses the new statistics."""
     module, proto = network()
@@ -131,7 +133,8 @@ def test_at_the_weights_of_now() -> None:
     session.step(batch)
 
 
-@spread("policy", ["ghost:2", "renorm"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["ghost:2", "renorm"])
 def test_other_policies_take_the_statistics_of_whole_batches(policy: str) -> None:
     module, proto = network()
     session = burnish.Session(burnish.compile(proto, norm=policy, running_variance="onnx"))
@@ -154,6 +157,7 @@ def test_the_reference_engine_of_a_session_measures() -> None:
     np.testing.assert_allclose(changed["stat/variance"], x.var(0), rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_layer_that_runs_twice_gets_the_statistics_of_all_its_inputs() -> None:
     text = """
     <ir_version: 8, opset_import: ["": 18]>

@@ -38,6 +38,7 @@ def test_rows_are_kept_and_new_ones_are_like_them(model):
     assert table_of(resize_table(grown, "table_2", 60)).tobytes() == before.tobytes()
 
 
+@pytest.mark.slow
 def test_a_model_trains_on_rows_that_it_did_not_have(model):
     batch = synthetic_clicks(8, [40, 60], numbers=2).batch(np.arange(8))
     batch["category_2"][3] = 64
@@ -50,6 +51,7 @@ def test_a_model_trains_on_rows_that_it_did_not_have(model):
         assert (session.state()["param/table_2"][64] != before[64]).any()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_vocabulary_says_what_to_do(model, tmp_path):
     path = tmp_path / "last.safetensors"
     with burnish.Session(clicks_program(model)) as session:

@@ -190,6 +190,7 @@ def test_training_is_pytorchs(dtype: type, engine: str, losses: float, weights: 
         assert np.linalg.norm((ours.T if axis else ours) - wanted) <= weights * np.linalg.norm(wanted), layer
 
 
+@pytest.mark.slow
 def test_export_gives_the_weights_back() -> None:
     session, _ = trained_by_both(np.float32, "onnxruntime", 1e-5)
     state = session.state()
@@ -222,6 +223,7 @@ def test_weight_normalization_and_batch_normalization_fold_together() -> None:
     assert np.abs(after - before).max() <= 1e-5 * np.abs(before).max()
 
 
+@pytest.mark.slow
 def test_initialization_by_data() -> None:
     """Every layer's output, before its nonlinearity, has mean 0 and variance 1 per channel over all batches together."""
     data = batches()

@@ -101,6 +101,7 @@ def test_the_step_holds_nothing_of_the_backbone():
     assert all(name.startswith("stage2") for name in program(STAGE, True).options["norm_layers"])
 
 
+@pytest.mark.slow
 def test_a_program_is_saved_with_its_features(tmp_path):
     cached = program(STAGE, True)
     cached.save(tmp_path / "program")
@@ -195,6 +196,7 @@ def test_an_input_that_the_rest_reads_stays_an_input():
     assert "param/second.weight" in {entry.name for entry in named.signature.state}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_computed_once_is_refused():
     cases = [
         ({"trainable": ["first*"]}, "nothing that a sample alone decides stands before what trains: freeze"),

@@ -71,6 +71,7 @@ def test_what_cannot_be_read_or_is_not_finite_may_be_repaired(tmp_path):
     assert trainer(tmp_path, samples(), resume=True).run().steps == 6
 
 
+@pytest.mark.slow
 def test_samples_that_differ_each_time_are_not_compared(tmp_path):
     class Noisy(ArrayDataset):
         def batch(self, indices):

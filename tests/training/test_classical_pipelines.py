@@ -147,6 +147,7 @@ def test_exported_with_the_outputs_that_it_came_with(name: str, tmp_path: Path) 
         assert label.tolist() == [names[index] for index in scores.argmax(axis=1)]
 
 
+@pytest.mark.slow
 def test_what_was_exported_trains_again(tmp_path: Path) -> None:
     session = burnish.Session(compiled(files.logistic_regression(["a", "b"], zip_map=True), "cross_entropy"))
     session.step({"X": X, "labels": labels_of(2)})

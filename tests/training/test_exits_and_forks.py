@@ -74,6 +74,7 @@ def test_a_forked_process_is_told_of_its_parents_session_and_steps_with_its_own(
     assert session.step_count == before + 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_forked_process_ends_by_itself(tmp_path):
     """ONNX Runtime would wait for a thread that it has in the parent alone."""

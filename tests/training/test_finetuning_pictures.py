@@ -169,6 +169,7 @@ def test_a_model_of_one_channel_learns_yes_or_no(tmp_path, yes):
     np.testing.assert_array_equal(labels[:, 0], np.stack([one.mask > 0 for one in drawn(8, 0)]))
 
 
+@pytest.mark.slow
 def test_the_head_gets_the_channels_that_masks_ask_for(masks, tmp_path):
     prepared, _ = transfer(small_unet(classes=6), yes_or_no_masks(tmp_path / "shapes", 255), loss="binary_dice")
     assert (prepared.head.classes, prepared.is_new) == (1, True)

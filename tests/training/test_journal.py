@@ -95,6 +95,7 @@ def test_a_closed_session_writes_what_changed(tmp_path: Path) -> None:
     assert_same_state(read_checkpoint(path).state, session.state())
 
 
+@pytest.mark.slow
 def test_a_journal_that_has_grown_becomes_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "SHARE", 0.02)
     path = tmp_path / "last.safetensors"

@@ -85,6 +85,7 @@ def test_restoring(session, tmp_path):
         np.testing.assert_array_equal(array, expected[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 def test_exporting(session, tmp_path, monkeypatch, limit):
     save = export.save_inference

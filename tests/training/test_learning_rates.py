@@ -204,6 +204,7 @@ def blobs() -> tuple[burnish.Program, burnish.Program, burnish.Program, ArrayDat
     return whole, cached, plain, ArrayDataset({"x": x, "labels": labels})
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same_rate_and_leaves_the_program_as_it_was(blobs):
     whole, _, _, dataset = blobs
     before = {name: array.copy() for name, array in whole.initial_state().items()}

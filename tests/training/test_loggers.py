@@ -73,6 +73,7 @@ def test_event_files_hold_the_figures_of_the_run(tmp_path):
         assert read["memory/resident_bytes"][0][1].simple_value > 1e6
 
 
+@pytest.mark.slow
 def test_histograms_are_those_of_weights_and_gradients(tmp_path):
     pytest.importorskip("tensorboardX")
     run = trainer(tmp_path, TensorBoard(tmp_path / "tb", histograms=2))

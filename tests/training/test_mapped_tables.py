@@ -53,6 +53,7 @@ def in_memory(engine: str = "onnxruntime") -> dict[str, np.ndarray]:
         return session.state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch", "reference"])
 def test_steps_write_into_the_files(engine: str, tmp_path: Path) -> None:
     with burnish.Session(program(), engine=engine, threads=1, tables=tmp_path) as session:
@@ -154,6 +155,7 @@ def test_where_that_is_not_known_the_checkpoint_is_copied(saved: Path, why: str,
             assert_same_state(read_checkpoint(saved).state, session.state())
 
 
+@pytest.mark.slow
 def test_a_log_that_is_cut_short_says_nothing_of_its_last_record(saved: Path) -> None:
     mapped = saved.parents[1] / "tables"
     content = (mapped / LOG).read_bytes()
@@ -258,6 +260,7 @@ def test_a_table_that_is_cut_short_ends_the_step_and_not_the_process(tmp_path: P
     assert_same_state(read_checkpoint(run.latest).state, whole.session.state())
 
 
+@pytest.mark.slow
 def test_a_session_that_nothing_refers_to_holds_no_folder(tmp_path: Path) -> None:
     gc.disable()
     try:

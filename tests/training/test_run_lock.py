@@ -53,6 +53,7 @@ def test_another_trainer_of_the_process_waits_until_the_run_has_ended(tmp_path):
     assert not (tmp_path / LOCK).exists()
 
 
+@pytest.mark.slow
 def test_of_two_that_are_prepared_the_later_one_has_the_folder(tmp_path):
     earlier, later = trainer(tmp_path), trainer(tmp_path, overwrite=True)
     with pytest.raises(ConfigurationError, match=r"Another run was prepared in .* after this one, by this process"):

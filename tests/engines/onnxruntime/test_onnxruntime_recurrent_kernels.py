@@ -140,6 +140,7 @@ def test_gradients_beside_float64(layer, frames, sequences):
         assert np.linalg.norm(actual[name] - wanted) <= 2e-6 * np.linalg.norm(wanted) + 1e-9, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [name for name in LAYERS if "units" in name])
 def test_the_same_bits_on_any_number_of_threads(layer):
     feeds = feeds_of(layer, 3, 9)

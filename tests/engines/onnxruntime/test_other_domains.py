@@ -50,6 +50,7 @@ def batch() -> dict[str, np.ndarray]:
     return {"x": generator.normal(size=(5, 4)).astype(np.float32), "targets": generator.normal(size=(5, 2, 3)).astype(np.float32)}
 
 
+@pytest.mark.slow
 def test_an_operator_that_no_gradient_runs_through_stays_as_it_is(batch, tmp_path):
     engine = OnnxRuntimeEngine()
     program = compiled(network(), engine)

@@ -119,6 +119,7 @@ def test_results_lie_the_same_whichever_way_is_taken(case, take):
                 assert result.movedim(1, -1).is_contiguous()
 
 
+@pytest.mark.slow
 def test_the_same_way_twice_gives_the_same_bits(threads, take):
     operands = operands_of("signal")
     for name in convolutions.WAYS:

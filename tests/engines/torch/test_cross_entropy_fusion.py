@@ -55,6 +55,7 @@ def test_a_loss_over_labels_is_a_kernel_and_its_gradient_another(graph):
     assert not {"LogSoftmax", "ScatterElements", "Exp"} & set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
@@ -144,6 +145,7 @@ def test_what_is_not_finite_comes_out_as_from_pytorch(bad, place):
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=2e-6, atol=1e-7, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_nan_in_the_batch_is_a_loss_that_is_refused():
     session = burnish.Session(program("cross_entropy"), engine="torch")
     before = session.state()["param/w"]

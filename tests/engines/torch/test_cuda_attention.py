@@ -149,6 +149,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", MASKS)
 def test_results_and_gradients_are_those_of_attention_in_pieces(form, kernels):
     settings = MASKS[form]
@@ -167,6 +168,7 @@ def test_results_and_gradients_are_those_of_attention_in_pieces(form, kernels):
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_query_that_no_key_is_shown_to_is_zero_only_where_the_model_says_so(zeros, kernels):
     inputs = drawn() | {"m": torch.zeros(2, 1, 20, 20)}

@@ -58,6 +58,7 @@ def normal(x: torch.Tensor, density: bool) -> torch.Tensor:
     return y
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_the_normal_distribution_keeps_its_digits_far_out():
     """Over floats of all magnitudes and signs, down to where the lower tail has no digits left."""

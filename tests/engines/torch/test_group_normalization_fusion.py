@@ -103,6 +103,7 @@ def test_a_sum_behind_the_layer_stays():
     check_training(program)
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_map_that_is_joined_later_too_sums_up_its_gradients_before_the_kernel():
     """As the skipped maps of a U-Net are: two gradients come to the activation."""

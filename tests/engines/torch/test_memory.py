@@ -372,6 +372,7 @@ def test_a_session_leaves_the_state_that_it_is_given():
             np.testing.assert_array_equal(state[name], array)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_an_embedding_is_added_up_where_it_lies():
     program = burnish.compile(transformer(), optimizer="adam")
     model = kernel_graphs(program, {"GatherGrad"}, ("grad",))["grad"]

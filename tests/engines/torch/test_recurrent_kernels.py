@@ -168,6 +168,7 @@ def test_layers_of_the_usual_form_run_on_kernels(options, count):
     assert [node.op_type for node in without].count("Scan") == 4
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_programs_train_as_on_other_engines():
     program = burnish.compile(classifier(5), optimizer=burnish.optim.sgd(lr=0.5))

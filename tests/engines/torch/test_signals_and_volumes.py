@@ -98,6 +98,7 @@ def test_fused_and_unfused_programs_train_alike(rank):
         np.testing.assert_allclose(states[0][name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 def test_workers_train_as_one_process_does(rank):
     program = burnish.compile(network(rank), optimizer="sgd:lr=0.05")

@@ -58,6 +58,7 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
     return {"x": generator.normal(size=(6, 8)).astype(np.float32), "labels": generator.integers(0, 3, 6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_state_stays_where_it_lies_and_is_that_of_other_engines(threads):
     program = burnish.compile(perceptron(), optimizer="adamw")

@@ -196,6 +196,7 @@ def test_a_batch_that_forward_fixes_is_warned_of(samples: int) -> None:
     assert list(exported.model.graph.inputs[0].shape) == [samples, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_fixed_batch_that_is_asked_for_is_no_surprise(recwarn: pytest.WarningsRecorder) -> None:
     export_module(FixedBatch(4), (torch.randn(4, 6),), dynamic_shapes={})
     assert not [warning for warning in recwarn if warning.category is FixedBatchWarning]
@@ -280,6 +281,7 @@ class Doubled(nn.Module):
         return torch.ops.burnish_tests.doubled(x)
 
 
+@pytest.mark.slow
 def test_a_composite_operator_that_comes_after_an_export_is_decomposed():
     x = torch.randn(3, 2)
     export_module(nn.ReLU(), (x,))
