@@ -152,7 +152,7 @@ def all_reduce_gradient(op: Operation, *cotangents: Tensor | None) -> tuple[Tens
     return tuple(None if dy is None else all_reduce((dy,), purpose, group)[0] for dy in cotangents)
 
 
-def sample_share_gradient(op: Operation, dy: Tensor) -> Tensor:
+def share_gradient(op: Operation, dy: Tensor) -> Tensor:
     return SAMPLE_SHARE(dy)
 
 
@@ -168,28 +168,17 @@ def shard_mean_gradient(
     return d_mean, d_variance, None
 
 
-def lower_all_reduce(op: Operation) -> tuple[Tensor, ...]:
-    return tuple(op.required(index) for index in range(len(op.inputs)))
-
-
-def lower_all_reduce_rows(op: Operation) -> tuple[Tensor, Tensor]:
-    return op.required(0), op.required(1)
-
-
-def lower_share(op: Operation) -> Tensor:
-    return op.required(0)
-
-
-def lower_shard_mean(op: Operation) -> tuple[Tensor, Tensor]:
-    return op.required(0), op.required(1)
+def lower_to_operands(op: Operation) -> tuple[Tensor, ...]:
+    """Alone, what would come of an exchange is what the worker has."""
+    return tuple(op.required(index) for index in range(len(op.outputs)))
 
 
 ALL_REDUCE = SemanticOperator(
-    "AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False, gradient=all_reduce_gradient, lowering=lower_all_reduce
+    "AllReduce", ("x...",), ("y...",), _like_exchanged, repeatable=False, gradient=all_reduce_gradient, lowering=lower_to_operands
 )
 ALL_GATHER = SemanticOperator("AllGather", ("x...",), ("y...",), _gathered, repeatable=False)
-ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"), lowering=lower_share)
-PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"), lowering=lower_share)
+ALL_REDUCE_WHERE = SemanticOperator("AllReduceWhere", ("x", "when"), ("y",), like("x"), lowering=lower_to_operands)
+PARTS_OF = SemanticOperator("PartsOf", ("x",), ("y",), like("x"), lowering=lower_to_operands)
 ALL_REDUCE_START = SemanticOperator("AllReduceStart", ("x...",), ("buffer",), _buffer, repeatable=False)
 ALL_REDUCE_FINISH = SemanticOperator(
     "AllReduceFinish", ("buffer", "x..."), ("y...",), _like_finished, shares_memory={"y...": "buffer"}, repeatable=False
@@ -209,19 +198,19 @@ OWN_GRADIENTS = SemanticOperator(
 GATHER_OWNED = SemanticOperator(
     "GatherOwned", ("x...",), ("y...",), _like_exchanged, shares_memory={"y...": "x..."}, repeatable=False
 )
-SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"), gradient=sample_share_gradient, lowering=lower_share)
-SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"), lowering=lower_share)
+SAMPLE_SHARE = SemanticOperator("SampleShare", ("x",), ("y",), like("x"), gradient=share_gradient, lowering=lower_to_operands)
+SHARD_COUNT = SemanticOperator("ShardCount", ("count", "mean"), ("total",), like("count"), lowering=lower_to_operands)
 SHARD_MEAN = SemanticOperator(
     "ShardMean",
     ("mean", "variance", "weight"),
     ("mean", "variance"),
     like("mean", "variance"),
     gradient=shard_mean_gradient,
-    lowering=lower_shard_mean,
+    lowering=lower_to_operands,
 )
 WORKER_RANK = SemanticOperator("WorkerRank", (), ("rank",), lambda operands: [OutputType(ir.DataType.INT64, ir.Shape([]))])
 ALL_REDUCE_ROWS = SemanticOperator(
-    "AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",), lowering=lower_all_reduce_rows
+    "AllReduceRows", ("indices", "rows"), ("indices", "rows"), _any_rows, constants=("indices",), lowering=lower_to_operands
 )
 ALL_GATHER_ROWS = SemanticOperator("AllGatherRows", ("x...",), ("y...",), _any_rows, repeatable=False)
 LOOK_UP_ROWS = SemanticOperator("LookUpRows", ("x...",), ("y...",), _looked_up, repeatable=False)

@@ -1,4 +1,4 @@
-"""A node whose operands hold samples, as a rule sees it, and the rules by operator."""
+"""A node whose operands hold samples, as a rule sees it."""
 
 from __future__ import annotations
 
@@ -131,23 +131,10 @@ class Call:
 
 Result = tuple[ir.Value, Batch | None]
 Rule = Callable[[Call], Result | Sequence[Result | None]]
+"""Opens an operator of the standard: it emits nodes that compute the same for every sample.
 
-RULES: dict[str, Rule] = {}
-
-
-def opens(*op_types: str) -> Callable[[Rule], Rule]:
-    """Register what opens operators of the standard: it emits nodes that compute the same for every sample.
-
-    A rule returns for each result what stands for it and where its samples stand; None for a result that is not read.
-    """
-
-    def register(rule: Rule) -> Rule:
-        for op_type in op_types:
-            assert op_type not in RULES, op_type
-            RULES[op_type] = rule
-        return rule
-
-    return register
+For each result it returns what stands for it and where its samples stand; None for a result that is not read.
+"""
 
 
 def outcome(operand: Operand) -> Result:

@@ -13,10 +13,10 @@ from burnish.graph.sample_axis_mark import has_sample_axis_mark, mark_sample_axi
 from burnish.graph.uses import captured_by
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.names import name_everything
-from burnish.importer.open_batch import rules as _rules  # noqa: F401  # registers the rules
-from burnish.importer.open_batch.call import RULES, Call, Result, Rule
+from burnish.importer.open_batch.call import Call, Result, Rule
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, sample_shape
+from burnish.importer.open_batch.rules import RULES
 from burnish.importer.open_batch.rules.elements import broadcast, unary
 from burnish.importer.shapes import infer_shapes
 from burnish.operators.registry import Elementwise, elementwise

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.importer.open_batch.call import Call, Result, opens
+from burnish.importer.open_batch.call import Call, Result, Rule
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, Shape, broadcast_extents
 
 
-@opens("Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike")
 def unary(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     return call.over(call.operand())
@@ -23,7 +22,6 @@ def broadcast(call: Call) -> Result:
     return call.again(*values)[0], batch
 
 
-@opens("PRelu")
 def prelu(call: Call) -> Result:
     """The slopes are broadcast to the first operand, never the other way round."""
     x, slopes = call.operand(0), call.operand(1)
@@ -79,7 +77,6 @@ def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
     return next((batch for batch in batches if batch.is_extra), Batch(batches[0].axis, is_extra=True))
 
 
-@opens("QuantizeLinear", "DequantizeLinear")
 def quantization(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, scale = call.operand(0), call.operand(1)
@@ -98,7 +95,6 @@ LOSS_REMEDY = (
 )
 
 
-@opens(*(f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()))
 def reduction(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
@@ -134,7 +130,6 @@ def _left(batch: Batch, along: list[int], keeps: bool) -> Batch:
     return batch if keeps else Batch(batch.axis - sum(axis < batch.axis for axis in along), batch.is_extra)
 
 
-@opens("ArgMax", "ArgMin")
 def position(call: Call) -> Result:
     x = call.operand()
     assert x.batch is not None
@@ -142,14 +137,12 @@ def position(call: Call) -> Result:
     return call.again(x.value, axis=axis)[0], _left(x.batch, [axis], bool(call.attribute("keepdims", 1)))
 
 
-@opens("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK")
 def along_axis(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
     return call.over(x, axis=call.new_axis(call.axis(x.rank, -1)))
 
 
-@opens("CumProd", "CumSum")
 def running_sum(call: Call) -> Result:
     call.same_for_all(0)
     x = call.operand()
@@ -158,15 +151,26 @@ def running_sum(call: Call) -> Result:
     return call.again(x.value, call.opening.constant(np.asarray(new, dtype=np.int64)))[0], x.batch
 
 
-@opens("Shape")
 def shape(call: Call) -> Result:
     x = call.operand()
     start, end = call.attribute("start", 0), call.attribute("end", x.rank)
     return call.opening.vector(call.opening.extents(x)[start:end]), None
 
 
-@opens("Size")
 def size(call: Call) -> Result:
     opening = call.opening
     extents = opening.vector(opening.extents(call.operand()))
     return opening.emit("ReduceProd", extents, keepdims=0), None
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Bernoulli", "BitCast", "Cast", "Clip", "Dropout", "RandomNormalLike", "RandomUniformLike"), unary),
+    "PRelu": prelu,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), quantization),
+    **dict.fromkeys((f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()), reduction),
+    **dict.fromkeys(("ArgMax", "ArgMin"), position),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), along_axis),
+    **dict.fromkeys(("CumProd", "CumSum"), running_sum),
+    "Shape": shape,
+    "Size": size,
+}

@@ -7,16 +7,12 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from burnish.importer.open_batch.call import Call, Result, opens
+from burnish.importer.open_batch.call import Call, Result, Rule
 from burnish.importer.open_batch.opening import Count, Element, Opening
 from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Extent, Operand, Refused, Shape
 from burnish.importer.open_batch.rules.elements import LOSS_REMEDY, check_shape_stays, reduced
 
 
-@opens(
-    *"AveragePool BatchNormalization Col2Im Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
-    "GroupNormalization InstanceNormalization LRN LpPool STFT SpaceToDepth".split()
-)
 def images(call: Call) -> Result:
     call.same_for_all(0)
     call.one_result()
@@ -54,7 +50,6 @@ def unstacked(call: Call, result: ir.Value, images_of_one: Extent, index: int = 
     return call.opening.reshaped(result, [Count.SAMPLES, images_of_one, *rest]), FIRST
 
 
-@opens("DeformConv")
 def deformed_convolution(call: Call) -> Result:
     """The offsets and the mask are of a sample too."""
     call.same_for_all(0, 2, 4)
@@ -66,7 +61,6 @@ def deformed_convolution(call: Call) -> Result:
     return unstacked(call, call.again(*values)[0], count)
 
 
-@opens("AffineGrid")
 def affine_grid(call: Call) -> Result:
     call.same_for_all(0)
     theta = call.operand()
@@ -76,7 +70,6 @@ def affine_grid(call: Call) -> Result:
     return unstacked(call, call.again(value, call.opening.vector([count, *size[1:]]))[0], theta.shape[0])
 
 
-@opens("MaxPool")
 def max_pool(call: Call) -> list[Result | None]:
     """The indices count through all images: those of a sample begin again with each."""
     x, opening = call.operand(), call.opening
@@ -89,7 +82,6 @@ def max_pool(call: Call) -> list[Result | None]:
     return results
 
 
-@opens("MaxUnpool")
 def max_unpool(call: Call) -> Result:
     """The indices count through all images of the result."""
     x, indices, opening = call.operand(0), call.operand(1), call.opening
@@ -114,7 +106,6 @@ def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
     return opening.emit("Reshape", numbers, opening.integers([-1, *[1] * (rank - 1)]))
 
 
-@opens("Resize")
 def resize(call: Call) -> Result:
     """Sizes hold the 1 of one sample."""
     call.same_for_all(0)
@@ -142,7 +133,6 @@ def resize(call: Call) -> Result:
     return unstacked(call, call.again(*operands)[0], x.shape[0])
 
 
-@opens("LayerNormalization", "RMSNormalization")
 def last_axes(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
@@ -158,7 +148,6 @@ def last_axes(call: Call) -> list[Result | None]:
     return [(value, x.batch) for value in call.again(x.value, *weights, axis=axis)]
 
 
-@opens("MeanVarianceNormalization")
 def over_axes(call: Call) -> Result:
     x = call.operand()
     axes = [axis % x.rank for axis in call.attribute("axes", None) or (0, 2, 3)]
@@ -181,7 +170,6 @@ def _at(axis: int) -> Batch:
     return Batch(axis, is_extra=False)
 
 
-@opens("GRU", "LSTM", "RNN")
 def recurrent(call: Call) -> list[Result | None]:
     """States and lengths that are the same for all samples are repeated for each, as the standard does not broadcast them."""
     call.same_for_all(0, 4, 5, 6)
@@ -204,7 +192,6 @@ def recurrent(call: Call) -> list[Result | None]:
 MASK, PAST_KEY, LENGTHS = 3, 4, 6
 
 
-@opens("Attention")
 def attention(call: Call) -> list[Result | None]:
     count = call.operand().shape[0]
     _know_results(call)
@@ -272,7 +259,6 @@ def _mask(call: Call, mask: Operand, count: Extent) -> ir.Value:
     return _stacked(call, mask, count)
 
 
-@opens("RotaryEmbedding")
 def rotary_embedding(call: Call) -> Result:
     """With positions, the tables are the same for all samples; without, they have a row for each sample."""
     has_positions = call.has(3)
@@ -286,7 +272,6 @@ def rotary_embedding(call: Call) -> Result:
     return unstacked(call, call.again(*values)[0], count)
 
 
-@opens("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def class_loss(call: Call) -> list[Result | None]:
     """Without a reduction, each sample has its own loss. A sum or mean goes over all samples, and is refused."""
     call.same_for_all(0, 1)
@@ -300,3 +285,23 @@ def class_loss(call: Call) -> list[Result | None]:
     values = [stacked(call.opening, operand) for operand in (scores, labels)]
     results = call.again(*call.with_rest(*values))
     return [unstacked(call, value, count, index) if value.name != "" else None for index, value in enumerate(results)]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        "AveragePool BatchNormalization Col2Im Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
+        "GroupNormalization InstanceNormalization LRN LpPool STFT SpaceToDepth".split(),
+        images,
+    ),
+    "DeformConv": deformed_convolution,
+    "AffineGrid": affine_grid,
+    "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
+    "Resize": resize,
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), last_axes),
+    "MeanVarianceNormalization": over_axes,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
+    "Attention": attention,
+    "RotaryEmbedding": rotary_embedding,
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), class_loss),
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.importer.open_batch.call import Call, Result, opens, outcome
+from burnish.importer.open_batch.call import Call, Result, Rule, outcome
 from burnish.importer.open_batch.opening import Count, Element, new_axis
 from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, elements
 
@@ -13,7 +13,6 @@ LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
 
 
-@opens("Reshape")
 def reshape(call: Call) -> Result:
     call.same_for_all(0)
     shape = call.result_shape()
@@ -64,7 +63,6 @@ def _to_computed(call: Call) -> Result:
     return call.again(value, opening.vector([-1 if infers else Count.SAMPLES, *rest]))[0], Batch(0, is_extra=not begins_with_one)
 
 
-@opens("Flatten")
 def flatten(call: Call) -> Result:
     x, opening = call.operand(), call.opening
     axis = int(call.attribute("axis", 1))
@@ -82,7 +80,6 @@ def flatten(call: Call) -> Result:
     return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts]), FIRST
 
 
-@opens("Transpose")
 def transpose(call: Call) -> Result:
     x = call.operand()
     assert x.batch is not None
@@ -96,7 +93,6 @@ def transpose(call: Call) -> Result:
     return call.again(x.value, perm=new)[0], Batch(at, is_extra=True)
 
 
-@opens("Squeeze")
 def squeeze(call: Call) -> Result:
     x = call.operand()
     axes = call.named_axes()
@@ -107,7 +103,6 @@ def squeeze(call: Call) -> Result:
     return outcome(call.opening.removed(x, sorted({axis % x.rank for axis in axes})))
 
 
-@opens("Unsqueeze")
 def unsqueeze(call: Call) -> Result:
     x = call.operand()
     axes = call.named_axes() or []
@@ -115,7 +110,6 @@ def unsqueeze(call: Call) -> Result:
     return outcome(call.opening.inserted(x, sorted({axis % rank for axis in axes})))
 
 
-@opens("Expand")
 def expand(call: Call) -> Result:
     call.same_for_all(0)
     x, opening, shape = call.operand(), call.opening, call.result_shape()
@@ -138,7 +132,6 @@ def _elements(call: Call) -> list[Element]:
     return [call.operand(1).value] if known is None else [int(number) for number in known]
 
 
-@opens("Tile")
 def tile(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x, opening = call.operand(), call.opening
@@ -150,7 +143,6 @@ def tile(call: Call) -> list[Result | None]:
     return [(call.again(value, opening.vector([1, *_elements(call)]))[0], FIRST)]
 
 
-@opens("Concat")
 def concat(call: Call) -> Result:
     operands, opening = call.present, call.opening
     rank = operands[0].rank
@@ -162,14 +154,12 @@ def concat(call: Call) -> Result:
     return call.again(*values, axis=axis + (batch.is_extra and axis >= batch.axis))[0], batch
 
 
-@opens("Split")
 def split(call: Call) -> list[Result | None]:
     call.same_for_all(0)
     x = call.operand()
     return call.over(x, axis=call.new_axis(call.axis(x.rank)))
 
 
-@opens("Slice")
 def slice_(call: Call) -> Result:
     """What is taken of the single place of one sample is taken of each: that place."""
     call.same_for_all(0)
@@ -204,7 +194,6 @@ def _like(call: Call, axes: ir.Value, bounds: ir.Value) -> ir.Value:
     return axes if kind is None or kind == axes.dtype else call.opening.emit("Cast", axes, to=int(kind))
 
 
-@opens("Pad")
 def pad(call: Call) -> Result:
     call.same_for_all(0)
     x, opening = call.operand(), call.opening
@@ -227,7 +216,6 @@ def pad(call: Call) -> Result:
     return call.again(x.value, opening.constant(columns.reshape(-1)), fill)[0], x.batch
 
 
-@opens("CenterCropPad")
 def center_crop_pad(call: Call) -> Result:
     """The sizes are those of some axes; the axis of the samples is left out of them."""
     call.same_for_all(0)
@@ -241,7 +229,6 @@ def center_crop_pad(call: Call) -> Result:
     return call.again(x.value, call.opening.integers(list(sizes.values())), axes=new)[0], x.batch
 
 
-@opens("DFT")
 def fourier_transform(call: Call) -> Result:
     """Along an axis that is an operand since opset 20; the last axis holds real and imaginary parts."""
     call.same_for_all(0)
@@ -258,7 +245,6 @@ def fourier_transform(call: Call) -> Result:
     return call.again(x.value, length, opening.constant(np.asarray(new, np.int64)))[0], x.batch
 
 
-@opens("Trilu", "Det")
 def matrices(call: Call) -> list[Result | None]:
     """These work on the matrices of the last two axes, so samples go in front."""
     call.same_for_all(0)
@@ -269,7 +255,6 @@ def matrices(call: Call) -> list[Result | None]:
     return call.over(x)
 
 
-@opens("ReverseSequence")
 def reversed_sequence(call: Call) -> Result:
     """Samples stand in the place of its batch axis; where that has several sequences of one sample, behind its two axes."""
     call.same_for_all(0, 1)
@@ -283,7 +268,6 @@ def reversed_sequence(call: Call) -> Result:
     return call.again(opening.placed(x, last), lengths.value)[0], last
 
 
-@opens("Gather")
 def gather(call: Call) -> Result:
     x, indices, opening = call.operand(0), call.operand(1), call.opening
     axis = call.axis(x.rank)
@@ -319,7 +303,6 @@ def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
     return result, FIRST
 
 
-@opens("GatherElements", "ScatterElements")
 def by_element(call: Call) -> Result:
     operands, opening = call.present, call.opening
     axis = call.axis(operands[0].rank)
@@ -331,14 +314,12 @@ def by_element(call: Call) -> Result:
     return call.again(*values, axis=axis + batch.is_extra)[0], batch
 
 
-@opens("GatherND")
 def gather_nd(call: Call) -> Result:
     opening = call.opening
     values = [opening.spread(operand, FIRST) for operand in (call.operand(0), call.operand(1))]
     return call.again(*values, batch_dims=int(call.attribute("batch_dims", 0)) + 1)[0], FIRST
 
 
-@opens("ScatterND")
 def scatter_nd(call: Call) -> Result:
     """Samples go along the last axis: indices that are the same for all samples leave it whole."""
     call.same_for_all(0, 2)
@@ -348,7 +329,6 @@ def scatter_nd(call: Call) -> Result:
     return call.again(values[0], indices.value, values[1])[0], Batch(data.rank, is_extra=True)
 
 
-@opens("OneHot")
 def one_hot(call: Call) -> Result:
     call.same_for_all(0)
     indices = call.operand()
@@ -362,7 +342,6 @@ def one_hot(call: Call) -> Result:
     return call.again(*call.with_rest(indices.value), axis=axis)[0], Batch(batch.axis + (axis <= batch.axis), is_extra=False)
 
 
-@opens("GridSample")
 def sampled_grid(call: Call) -> Result:
     x, grid, stack = call.operand(0), call.operand(1), STACKED
     if x.shape[0] != 1 or grid.shape[0] != 1:
@@ -370,7 +349,6 @@ def sampled_grid(call: Call) -> Result:
     return call.again(call.opening.spread(x, stack), call.opening.spread(grid, stack))[0], stack
 
 
-@opens("TensorScatter")
 def tensor_scatter(call: Call) -> Result:
     """The first axis is that of samples, each of which has a cache and a place in it to write to."""
     samples = Batch(0, is_extra=False)
@@ -378,3 +356,29 @@ def tensor_scatter(call: Call) -> Result:
         if operand.batch not in (None, samples) or operand.shape[0] != 1:
             raise Refused("writes to several caches of a sample")
     return call.again(*(call.opening.spread(operand, samples) for operand in call.present))[0], samples
+
+
+RULES: dict[str, Rule] = {
+    "Reshape": reshape,
+    "Flatten": flatten,
+    "Transpose": transpose,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Expand": expand,
+    "Tile": tile,
+    "Concat": concat,
+    "Split": split,
+    "Slice": slice_,
+    "Pad": pad,
+    "CenterCropPad": center_crop_pad,
+    "DFT": fourier_transform,
+    **dict.fromkeys(("Trilu", "Det"), matrices),
+    "ReverseSequence": reversed_sequence,
+    "Gather": gather,
+    **dict.fromkeys(("GatherElements", "ScatterElements"), by_element),
+    "GatherND": gather_nd,
+    "ScatterND": scatter_nd,
+    "OneHot": one_hot,
+    "GridSample": sampled_grid,
+    "TensorScatter": tensor_scatter,
+}

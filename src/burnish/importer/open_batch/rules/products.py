@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
-from burnish.importer.open_batch.call import Call, Result, opens, outcome
+from burnish.importer.open_batch.call import Call, Result, Rule, outcome
 from burnish.importer.open_batch.opening import Opening
 from burnish.importer.open_batch.operands import FIRST, STACKED, Batch, Operand, Refused, Shape, broadcast_extents
 from burnish.importer.open_batch.rules.elements import combined
 
 
-@opens("MatMul")
 def matmul(call: Call) -> Result:
     return outcome(product(call.opening, call.operand(0), call.operand(1)))
 
@@ -60,7 +59,6 @@ def _shared(a: Operand, b: Operand, shape: Shape) -> Batch | None:
     return None
 
 
-@opens("Gemm")
 def gemm(call: Call) -> Result:
     opening = call.opening
     a, b = call.operand(0), call.operand(1)
@@ -101,7 +99,6 @@ def _transposed(opening: Opening, operand: Operand) -> Operand:
     return Operand(opening.emit("Transpose", value, perm=[0, 2, 1]), shape, FIRST)
 
 
-@opens("Einsum")
 def einsum(call: Call) -> Result:
     """A letter more for the samples; or none where they stand in the place of the same letter in every operand that has them."""
     equation = str(call.attribute("equation")).replace(" ", "")
@@ -160,3 +157,10 @@ def _kept_letter(terms: list[str], result: str, operands: list[Operand]) -> str 
     once = all(term.count(letter) <= 1 for term in terms)
     alone = not letters and once and result.count(letter) == 1 and all(operand.batch is not None for operand in holders)
     return letter if alone else None
+
+
+RULES: dict[str, Rule] = {
+    "MatMul": matmul,
+    "Gemm": gemm,
+    "Einsum": einsum,
+}
