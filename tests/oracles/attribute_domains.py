@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from burnish.operators.registry import Elementwise, records
 from oracles.operator_cases import specs
 from specs.operator_spec import OperatorSpec, Sample, distinct
 
@@ -251,10 +252,11 @@ def blocks(draw: st.DrawFn, spec: OperatorSpec, rng: np.random.Generator) -> Sam
     return Sample([rng.standard_normal((n, c * size**2, h, w))], {"blocksize": size, "mode": mode})
 
 
-ELEMENTWISE = (
-    "Identity Neg Abs Exp Log Sqrt Reciprocal Erf Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Floor Ceil Round "
-    "Sign Relu LeakyRelu Elu Selu Celu Softplus Softsign Sigmoid HardSigmoid HardSwish ThresholdedRelu Shrink Mish Swish Gelu"
-).split()
+ELEMENTWISE = [
+    name
+    for (_, name), versions in records().items()
+    if versions[0].elementwise is Elementwise.UNARY and versions[0].gradient is not None
+]
 REDUCTIONS = "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare"
 
 DRAWN: dict[str, Drawing] = {
