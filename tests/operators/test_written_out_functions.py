@@ -15,10 +15,10 @@ from numpy.testing import assert_allclose
 import burnish
 import burnish.operators.registry as registry
 from burnish import engines
+from burnish.autodiff import passes_gradient
 from burnish.errors import GradientError
 from burnish.graph.function_bodies import has_function
 from burnish.operators import has_gradient
-from burnish.operators.functions import passes_gradient
 from oracles.combinations import spread
 from oracles.gradient_harness import assert_close, check_standard, gradient_graph, run_gradients
 from oracles.operator_cases import CASES, Case, cotangents_of

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from burnish import losses
 from burnish.analysis.dependence import left_out_weights, reasons_together, unreached_weights
+from burnish.autodiff import passes_gradient
 from burnish.cli.compilation_options import options_named
 from burnish.cli.program_lines import planned_batch, planned_line, what_trains
 from burnish.compiler.compile import compile
@@ -35,7 +36,6 @@ from burnish.importer import (
     untrained_scalars,
 )
 from burnish.importer.branches import weights_of_branches
-from burnish.operators.functions import passes_gradient
 from burnish.program import Program, Role
 from burnish.rewriting import hold_group_normalization_constants, recognize_probabilities
 from burnish.surgery.folded import perhaps_folded
