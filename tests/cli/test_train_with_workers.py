@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_same_end(ru
             assert not text or float(row[name]) == pytest.approx(float(text), rel=2e-2, abs=2e-2), name
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_options_of_the_exchange(run, data):
     """Each leaves what one process comes to, but for the digits that 16 bits cost, and a run goes on without them."""
     adam = ("--optimizer", "adam", "--epochs", "2")

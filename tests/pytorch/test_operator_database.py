@@ -29,7 +29,7 @@ def test_an_operator_is_computed_as_by_pytorch_or_refused(name):
 
 
 @pytest.mark.slow
-@spread("name", NETWORKS, test_all=8)
+@spread("name", NETWORKS, test_all=4)
 def test_a_module_is_computed_as_by_pytorch_or_refused(name):
     check([outcome(*sample, way) for sample in module_samples(name, SAMPLES) for way in WAYS])
 

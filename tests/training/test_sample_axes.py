@@ -19,6 +19,7 @@ from burnish.data import ArrayDataset, Batches, DataSpec, Loader, open_dataset
 from burnish.data.loader import part_of
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning
 from burnish.training.trained_model import open_model
+from oracles.combinations import diagonal
 
 STEPS, FEATURES, HIDDEN, CLASSES = 6, 5, 8, 3
 SAMPLES, BATCH, EPOCHS, RATE = 23, 5, 2, 0.3
@@ -183,8 +184,7 @@ def predictions(trainer: burnish.Trainer, of: Case) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
-@pytest.mark.parametrize("name", CASES)
+@diagonal(("name", CASES), ("engine", ["onnxruntime", "torch"]))
 def test_a_run_equals_a_loop_of_pytorch(name, engine, tmp_path):
     of = case(name)
     program = of.program()

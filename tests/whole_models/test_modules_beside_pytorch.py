@@ -17,6 +17,7 @@ import burnish
 from architectures.catalogue import ARCHITECTURES
 from burnish.torch import load_into
 from oracles import whole_models
+from oracles.combinations import spread
 from oracles.pytorch_modules import MODULES, tensors_of
 from oracles.whole_models import Feeds, Trained
 
@@ -95,8 +96,8 @@ def test_a_module_trains_as_in_pytorch(name: str) -> None:
     np.testing.assert_allclose(predicted["output"], answer.numpy(), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dense")) for name in MODULES])
 @pytest.mark.slow
+@spread("name", MODULES, test_all=5)
 def test_a_small_module_trains_as_in_pytorch(name: str) -> None:
     torch.manual_seed(0)
     case = MODULES[name]
