@@ -23,9 +23,10 @@ import numpy as np
 import onnx_ir as ir
 
 import burnish
-from burnish.data import CriteoFile, Dataset, Loader, synthetic_clicks
+from burnish.data import Dataset, Loader, synthetic_clicks
 from burnish.distributed import join
 from burnish.models import dlrm
+from criteo_file import CriteoFile
 
 BATCH = 256
 LR = 0.05

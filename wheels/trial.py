@@ -21,7 +21,7 @@ import onnx_ir as ir
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.models import residual_network
-from burnish.training.diagnosis import diagnose
+from burnish.training.environment import diagnose
 from burnish.training.profiling import profile
 
 BATCH = {"x": np.random.default_rng(0).normal(size=(4, 1, 8, 8)).astype(np.float32), "labels": np.arange(4)}

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.data.random_batches import random_batches
+from burnish.data.random_data import random_batches
 from burnish.errors import InputError, ModelError
 from burnish.program import Role
 

@@ -10,7 +10,7 @@ import pytest
 from burnish.engines import available
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.kernels import building, compiling
-from burnish.training import diagnosis
+from burnish.training import environment
 from burnish.version import __version__
 
 needs_owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs files with owners")
@@ -34,7 +34,7 @@ def test_doctor_says_what_sessions_run_on(run):
     assert found["burnish"] == __version__
     assert found["level"] == compiling.cpu_level()
     assert found["engines"]["onnxruntime"] == {
-        "version": diagnosis.sys.modules["onnxruntime"].__version__,
+        "version": environment.sys.modules["onnxruntime"].__version__,
         "kernels": str(library),
         "reason": None,
     }
@@ -47,7 +47,7 @@ def test_doctor_says_what_sessions_run_on(run):
 
 
 def test_doctor_names_the_remedy_for_missing_kernels_and_it_works(run, nothing_installed, monkeypatch):
-    monkeypatch.setattr(diagnosis.engines, "available", lambda: ("onnxruntime",))
+    monkeypatch.setattr(environment.engines, "available", lambda: ("onnxruntime",))
     text = run("doctor").stdout
     assert "): no kernels: no library for this processor (" in text
     assert "advice: Build them once with OnnxRuntimeEngine(kernels=True) or --kernels\n" in text
@@ -56,7 +56,7 @@ def test_doctor_names_the_remedy_for_missing_kernels_and_it_works(run, nothing_i
 
 
 def test_doctor_says_that_kernels_are_switched_off(run, monkeypatch):
-    monkeypatch.setattr(diagnosis.engines, "available", lambda: ("onnxruntime",))
+    monkeypatch.setattr(environment.engines, "available", lambda: ("onnxruntime",))
     monkeypatch.setenv("BURNISH_KERNELS", "off")
     found = json.loads(run("doctor", "--json").stdout)
     assert found["engines"]["onnxruntime"]["reason"] == "BURNISH_KERNELS=off switches them off"
@@ -65,7 +65,7 @@ def test_doctor_says_that_kernels_are_switched_off(run, monkeypatch):
 
 @needs_owners
 def test_doctor_names_a_cache_that_others_can_write(run, nothing_installed, monkeypatch):
-    monkeypatch.setattr(diagnosis.engines, "available", lambda: ("reference",))
+    monkeypatch.setattr(environment.engines, "available", lambda: ("reference",))
     building.cache_folder().mkdir(parents=True)
     building.cache_folder().chmod(0o777)
     assert "can be written by other users" in json.loads(run("doctor", "--json").stdout)["advice"][0]
@@ -74,7 +74,7 @@ def test_doctor_names_a_cache_that_others_can_write(run, nothing_installed, monk
 def test_doctor_says_which_engine_is_missing(run, monkeypatch):
     from burnish.engines import registry
 
-    monkeypatch.setattr(diagnosis.engines, "available", lambda: ("torch",))
+    monkeypatch.setattr(environment.engines, "available", lambda: ("torch",))
     monkeypatch.setitem(registry.BUILT_IN, "torch", "no_such_module:TorchEngine")
     text = run("doctor").stdout
     assert "engine torch: The engine 'torch' cannot be loaded: No module named 'no_such_module'" in text

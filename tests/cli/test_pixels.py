@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -12,8 +11,7 @@ import pytest
 from PIL import Image
 
 from burnish.data import DataDescription
-from burnish.data.pixel_presets import get
-from burnish.data.preprocessing import Preprocessing
+from burnish.data.preprocessing import Preprocessing, read_pixels
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
 from oracles.combinations import spread
@@ -70,7 +68,7 @@ def test_every_option_has_its_part(run, images):
 def test_what_was_done_is_written_down(run, images):
     run(*TRAIN, "--pixels", "imagenet")
     record = json.loads((images / "runs/color/run.json").read_text())
-    expected = DataDescription(get(record["pixels"]), tuple(record["classes"]))
+    expected = DataDescription(read_pixels(record["pixels"]), tuple(record["classes"]))
     assert expected.preprocessing.text() == f"{CROPPED}, values {IMAGENET}"
     assert expected.classes == ("ant", "bee", "cat")
     assert described(images / "runs/color/tuned.onnx") == expected
@@ -99,19 +97,6 @@ def test_a_resumed_run_does_the_same_or_is_refused(run, images):
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_version_is_resumed(run, images, monkeypatch):
-    with monkeypatch.context() as earlier:
-        earlier.setattr("burnish.training.run_folder.RunFolder._extra", without_pixels)
-        run(*TRAIN)
-    assert "epoch 2/2" in run(*TRAIN, "--resume", "--epochs", "2").stdout
-
-
-def without_pixels(folder, position):
-    course = {name: value for name, value in folder._course.items() if name != "pixels"}
-    return {"course": course, "position": asdict(position)}
-
-
-@pytest.mark.slow
 def test_a_model_is_trained_again_as_it_was_trained(run, images):
     run(*TRAIN, "--pixels", "imagenet", "--no-fold")
     tuned = images / "runs/color/tuned.onnx"
@@ -133,7 +118,7 @@ def test_arrays_of_bytes_are_pixels(run, images):
     np.savez("bytes.npz", x=pixels, y=np.array(["a", "b", "c"] * 2))
     text = run("train", "color.onnx", "--data", "bytes.npz", "--pixels", "-1..1", "--eval-data", "bytes.npz").stdout
     assert "pixels: values (pixel / 255 - 0.5) / 0.5\n" in text
-    assert described(images / "runs/color/tuned.onnx").preprocessing == get("-1..1")
+    assert described(images / "runs/color/tuned.onnx").preprocessing == read_pixels("-1..1")
 
 
 @spread(

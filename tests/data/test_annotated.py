@@ -18,9 +18,10 @@ from PIL import Image
 from burnish.data.annotated.masks import MaskImages, mask_values
 from burnish.data.annotated.objects import ObjectImages
 from burnish.data.data_spec import DataSpec
+from burnish.data.formats import format_of
 from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.image.decoding import ORIENTATION
-from burnish.data.sources import data_kind, open_dataset
+from burnish.data.sources import open_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry, Role
 from oracles.shapes import NAMES, Shapes, drawn, write_coco, write_masks, write_voc
@@ -62,7 +63,7 @@ def check_objects(batch: dict[str, np.ndarray], shapes: list[Shapes]) -> None:
 
 def test_a_coco_folder_and_its_file(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco", SHAPES)
-    assert data_kind(folder) == data_kind(folder / "annotations" / "instances_train.json") == "coco"
+    assert format_of(folder).name == format_of(folder / "annotations" / "instances_train.json").name == "coco"
     for source in (folder, folder / "annotations" / "instances_train.json"):
         dataset = open_dataset(source, spec_of())
         assert isinstance(dataset, ObjectImages)
@@ -73,7 +74,7 @@ def test_a_coco_folder_and_its_file(tmp_path: Path) -> None:
 def test_a_voc_folder_and_a_list_of_it(tmp_path: Path) -> None:
     """Coordinates count from 1. Objects of every second picture are difficult."""
     folder = write_voc(tmp_path / "voc", SHAPES)
-    assert data_kind(folder) == data_kind(folder / "ImageSets" / "Main" / "train.txt") == "voc"
+    assert format_of(folder).name == format_of(folder / "ImageSets" / "Main" / "train.txt").name == "voc"
     dataset = open_dataset(folder, spec_of(crowd=True), classes=NAMES)
     batch = dataset.batch(np.arange(6))
     check_objects(batch, SHAPES)
@@ -245,7 +246,7 @@ def test_a_list_of_pictures_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_masks_are_the_classes_of_pixels(tmp_path: Path) -> None:
     folder = write_masks(tmp_path / "masks", SHAPES)
-    assert data_kind(folder) == "masks"
+    assert format_of(folder).name == "masks"
     dataset = open_dataset(folder, mask_spec())
     batch = dataset.batch(np.arange(6))
     np.testing.assert_array_equal(batch["labels"], np.stack([one.mask for one in SHAPES]))

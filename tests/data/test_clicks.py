@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burnish.data import CriteoFile, Dataset, Loader, synthetic_clicks
+from burnish.data import Dataset, Loader, synthetic_clicks
 from burnish.errors import ConfigurationError, DataError
+from criteo_file import CriteoFile
 
 ROWS = [7, *[100] * 25]
 

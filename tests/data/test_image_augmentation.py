@@ -8,9 +8,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from burnish.data import ArrayDataset, DataSpec, ImageAugmentation, Loader, open_dataset
-from burnish.data.image.augmentation import read_augmentation
-from burnish.data.image.mixing import cut, mixing
-from burnish.data.image.rand_augment import OPERATIONS, rand_augment
+from burnish.data.image.augmentation import OPERATIONS, cut, mixing, rand_augment, read_augmentation
 from burnish.errors import ConfigurationError
 from burnish.program import Entry, Role
 from burnish.training.run_data import RunData

@@ -17,12 +17,12 @@ from PIL import Image
 from burnish.data import open_dataset
 from burnish.data.image import decoding
 from burnish.data.image.decoding import ORIENTATION, UnreadableImage, decode
-from burnish.data.pixel_presets import get
+from burnish.data.preprocessing import read_pixels
 from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
 from specs.program_inputs import classification, data_entry
 
-RAW = get("raw").for_images(data_entry(8, 8, 3), "test")
+RAW = read_pixels("raw").for_images(data_entry(8, 8, 3), "test")
 
 
 def write(path: Path, pixels: np.ndarray | None = None, **options: object) -> Path:
@@ -47,7 +47,7 @@ def test_a_picture_stands_as_the_camera_was_held(tmp_path, orientation):
     path = write(tmp_path / "a.png", pixels, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(path))
     np.testing.assert_array_equal(decoded(path), np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR)))
-    cropping = get({"preset": "raw", "resize": "crop", "shorter_side": 8}).for_images(data_entry(8, 8, 3), "test")
+    cropping = read_pixels({"preset": "raw", "resize": "crop", "shorter_side": 8}).for_images(data_entry(8, 8, 3), "test")
     width, height = upright.size
     sides = (8, 16) if width < height else (16, 8)
     left, top = (0, 4) if width < height else (4, 0)
@@ -70,7 +70,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch
     rows, columns = np.mgrid[0:1200, 0:1600]
     waves = np.stack([np.sin(rows / 90), np.cos(columns / 110), np.sin((rows + columns) / 130)], axis=-1)
     path = write(tmp_path / "a.jpg", np.uint8(127 + 100 * waves), quality=95)
-    wanted = get("raw").for_images(data_entry(96, 128, 3), "test")
+    wanted = read_pixels("raw").for_images(data_entry(96, 128, 3), "test")
     sizes = []
     resize = Image.Image.resize
     monkeypatch.setattr(Image.Image, "resize", lambda image, *how: (sizes.append(image.size), resize(image, *how))[1])

@@ -12,7 +12,7 @@ import pytest
 import burnish
 from burnish.data import ArrayDataset, DataDescription, DataSpec, open_dataset
 from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
-from burnish.data.pixel_presets import PRESETS
+from burnish.data.preprocessing import PRESETS
 from burnish.errors import DataError
 from burnish.files.metadata import OBJECTIVE
 from burnish.models import residual_network

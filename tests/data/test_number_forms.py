@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from burnish.data import open_dataset
-from burnish.data.number_forms import with_points
+from burnish.data.csv import with_points
 from burnish.errors import DataError
 from specs.program_inputs import classification
 

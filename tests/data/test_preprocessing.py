@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from burnish.data import Preprocessing, open_dataset
-from burnish.data.pixel_presets import PRESETS, get
+from burnish.data.preprocessing import PRESETS, read_pixels
 from burnish.errors import ConfigurationError, DataError
 from specs.program_inputs import classification, data_entry
 
@@ -218,7 +218,7 @@ def test_descriptions_that_do_not_fit_the_input(folder, shape, pixels, size, mes
 )
 def test_descriptions_that_mean_nothing(pixels, message):
     with pytest.raises(ConfigurationError, match=message):
-        get(pixels)
+        read_pixels(pixels)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "F"])
@@ -233,25 +233,26 @@ def test_images_of_more_than_8_bits_are_named(tmp_path, mode):
 
 
 def test_the_text_says_all_of_it():
-    described = get({"preset": "imagenet", "interpolation": "bicubic"}).for_images(data_entry(3, 224, 224), "folder")
+    described = read_pixels({"preset": "imagenet", "interpolation": "bicubic"}).for_images(data_entry(3, 224, 224), "folder")
     assert described.text() == (
         "shorter side resized to 256 (bicubic), 224 x 224 cut out of the centre, RGB, NCHW, values "
         "(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]"
     )
     assert (
-        get("unit").for_images(data_entry(8, 8), "folder").text() == "resized to 8 x 8 (bilinear), gray, NHW, values pixel / 255"
+        read_pixels("unit").for_images(data_entry(8, 8), "folder").text()
+        == "resized to 8 x 8 (bilinear), gray, NHW, values pixel / 255"
     )
     assert Preprocessing(scale=0.3, std=2.0).formula() == "(pixel * 0.3) / 2"
-    assert (get("raw").formula(), get("caffe").formula()) == ("pixel", "pixel - [103.939, 116.779, 123.68]")
+    assert (read_pixels("raw").formula(), read_pixels("caffe").formula()) == ("pixel", "pixel - [103.939, 116.779, 123.68]")
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_is_written_is_read(name):
     described = PRESETS[name]
-    assert get(described.options()) == described
+    assert read_pixels(described.options()) == described
 
 
 def test_what_is_asked_for_changes_what_is_known():
-    known = get({"preset": "imagenet", "interpolation": "lanczos"})
-    assert get({"mean": 0.5}, known).interpolation == "lanczos"
-    assert get({"preset": "unit"}, known) == PRESETS["unit"]
+    known = read_pixels({"preset": "imagenet", "interpolation": "lanczos"})
+    assert read_pixels({"mean": 0.5}, known).interpolation == "lanczos"
+    assert read_pixels({"preset": "unit"}, known) == PRESETS["unit"]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from burnish.data.random_batches import random_batches
+from burnish.data.random_data import random_batches
 from burnish.errors import ConfigurationError
 from burnish.norms import ExtentRule
 from burnish.program import Entry, GraphSignature, Role

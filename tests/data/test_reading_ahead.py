@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.data import ArrayDataset, Loader, open_dataset
+from burnish.data import ArrayDataset, Loader, open_dataset, read_ahead
 from burnish.data.image.augmentation import read_augmentation
-from burnish.data.reading import ahead
 from burnish.errors import ConfigurationError, DataError
 from data.reading_faults import Numbered
 from specs.program_inputs import classification
@@ -64,8 +63,8 @@ def test_a_fault_is_raised_where_its_batch_is_waited_for():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system does not tell which child is stopped")
 def test_a_process_that_is_stopped_is_named(monkeypatch):
-    monkeypatch.setattr(ahead, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(ahead, "STOPPED_SECONDS", 0.0)
+    monkeypatch.setattr(read_ahead, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(read_ahead, "STOPPED_SECONDS", 0.0)
     loader = Loader(Numbered(faults=True), 2, shuffle=False, processes=1)
     pid = loader._reader._processes[0].pid
     with pytest.raises(DataError, match=rf"stood still for 0 s, stopped by a signal \(SIGSTOP\), at batch 0 .*process {pid}"):

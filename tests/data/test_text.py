@@ -19,9 +19,8 @@ from word_texts import BUCKETS, VOCABULARY, WORDS, Columns, labelled, opened, pr
 import burnish
 from burnish.data import DataSpec, EpochDataset, Loader, Text, TextDataset, as_dataset, open_dataset
 from burnish.data.model_metadata import DataDescription
-from burnish.data.text.masking import Masking
 from burnish.data.text.settings import TextDescription, powers_of_two
-from burnish.data.text.tokens import order_by_length
+from burnish.data.text.tokens import Masking, order_by_length
 from burnish.data.unlabelled import open_samples
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import CheckpointError, DataError

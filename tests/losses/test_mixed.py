@@ -15,7 +15,7 @@ from scipy import stats
 import burnish
 from burnish import engines, losses
 from burnish.data import DataSpec, ImageAugmentation
-from burnish.data.image.mixing import mixing
+from burnish.data.image.augmentation import mixing
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.random import Places, initial_key, symmetric_beta

@@ -15,7 +15,7 @@ import burnish
 from burnish import losses
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Tensor
-from burnish.training.totals import Means, Sums
+from burnish.training.metric_totals import Means, Sums
 from oracles.combinations import spread
 from oracles.scaled_model import RATE, scaled_outputs
 from specs.losses import LossCase, one_per_loss

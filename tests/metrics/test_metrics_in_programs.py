@@ -17,7 +17,7 @@ from burnish import losses, metrics
 from burnish.cli.compilation_values import read_metrics
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
-from burnish.training.totals import Means
+from burnish.training.metric_totals import Means
 from oracles.combinations import diagonal, named, spread
 
 CLASSES = [

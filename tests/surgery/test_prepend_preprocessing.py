@@ -12,7 +12,7 @@ from PIL import Image
 import burnish
 from burnish.data import DataDescription
 from burnish.data.image.reader import ImageReader
-from burnish.data.pixel_presets import PRESETS, get
+from burnish.data.preprocessing import PRESETS, read_pixels
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import Builder
 from burnish.surgery import prepend_preprocessing
@@ -51,7 +51,7 @@ def run(model: ir.Model, images: np.ndarray) -> np.ndarray:
 )
 def test_the_model_reads_images_as_the_host_prepares_them(tmp_path, shape, pixels):
     """Pixels that are interpolated differ by one of 255 at most; by ``nearest`` few are others, those between two pixels."""
-    described = get(pixels)
+    described = read_pixels(pixels)
     reader = ImageReader(data_entry(*shape), described, "test")
     model = prepend_preprocessing(passes_on(*shape), pixels)
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -93,7 +93,7 @@ def test_what_the_model_says_of_its_pixels_is_done_and_said_no_more():
     model.metadata_props.update(DataDescription(PRESETS["imagenet"]).metadata())
     with_images = prepend_preprocessing(model)
     onnx.checker.check_model(ir.to_proto(with_images), full_check=True)
-    assert DataDescription.read(with_images.metadata_props).preprocessing == get(
+    assert DataDescription.read(with_images.metadata_props).preprocessing == read_pixels(
         {"preset": "raw", "channels": "rgb", "layout": "NHWC", "resize": "crop", "shorter_side": 9, "size": (9, 9)}
     )
     (value,) = with_images.graph.inputs
@@ -109,7 +109,7 @@ def test_what_the_model_says_of_its_pixels_is_done_and_said_no_more():
 )
 def test_files_are_read_for_the_model_as_they_were_without_it(tmp_path, pixels):
     """Twice the same resize: the second, in the model, finds images of its own size."""
-    described = get(pixels)
+    described = read_pixels(pixels)
     before = ImageReader(data_entry(3, 8, 8), described, "test")
     model = prepend_preprocessing(passes_on(3, 8, 8), pixels)
     with_images = DataDescription.read(model.metadata_props).preprocessing

@@ -11,7 +11,7 @@ import burnish
 from burnish.data import ArrayDataset
 from burnish.errors import CheckpointError, DataError
 from burnish.training import read_checkpoint
-from burnish.training.data_fingerprint import ROWS_COMPARED, fingerprint
+from burnish.training.run_folder import ROWS_COMPARED, fingerprint
 from oracles.tiny_program import CLASSES, FEATURES, tiny_program
 
 PROGRAM = tiny_program()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from burnish.training.cursor import Position
+from burnish.training.run_position import Position
 
 
 def taken(watched: str, epochs: list[tuple[float, float]]) -> list[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from burnish.models import residual_network
 from burnish.training import Session, Trainer, run_folder
 from burnish.training.callbacks import HtmlReport
 from burnish.training.html_report.charts import LEFT, WIDTH, Line, line_chart
-from burnish.training.html_report.contents import stages_before, with_stages
-from burnish.training.html_report.page import _matrix, _shortened
+from burnish.training.html_report.contents import Contents, Example, Judgement, stages_before, with_stages
+from burnish.training.html_report.page import _shortened, report_page
 from burnish.training.html_report.pictures import pixels_of, png
 from burnish.training.html_report.samples import judge
 from burnish.training.trained_model import model_of_session, open_model
 from oracles.small_networks import Network
+from oracles.tiny_program import tiny_batch, tiny_program
 
 Image = pytest.importorskip("PIL.Image")
 CLASSES = ("owl & <b>dog", "<script>alert(1)<script>", "\u202ecat")
@@ -196,7 +198,6 @@ def test_features_that_are_computed_once_are_shown_as_the_images_that_they_are_o
 def test_batches_as_they_come_are_reported_without_examples(tmp_path):
     from burnish.data.batches import Batches
     from burnish.training.callbacks import TensorBoard
-    from oracles.tiny_program import tiny_batch, tiny_program
 
     pytest.importorskip("tensorboardX")
     callbacks = [HtmlReport(tmp_path / "report.html"), TensorBoard(tmp_path / "events")]
@@ -207,8 +208,6 @@ def test_batches_as_they_come_are_reported_without_examples(tmp_path):
 
 
 def test_a_run_that_an_error_stopped_is_reported(tmp_path):
-    from oracles.tiny_program import tiny_batch, tiny_program
-
     data = tiny_batch(20)
     data["x"][-1] = np.nan
     trainer = Trainer(
@@ -230,6 +229,19 @@ def test_pictures_are_read_back_by_others(mode):
     with Image.open(io.BytesIO(png(pixels))) as image:
         assert image.mode == mode
         np.testing.assert_array_equal(np.asarray(image), pixels)
+
+
+def test_without_pillow_a_sentence_takes_the_place_of_pictures(monkeypatch):
+    pixels = np.zeros((4, 4), np.uint8)
+    judgement = Judgement(3, ("a", "b"), None, (Example(2, "a", "b", 0.25, 1.5, pixels, ""),))
+    contents = Contents("pictures", [], tiny_program(), 1, judgement=judgement, data="data")
+    assert report_page(contents).count("<img ") == 1
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    page = Page(report_page(contents))
+    assert "img" not in page.tags
+    assert "None is shown: pictures of samples need Pillow, of the extra 'report'" in page.text
+    assert 'which is not installed (pip install "Pillow>=10.3")' in page.text
+    assert "said b, is a, which it gives 25.0%sample 2, error 1.5" in page.text.replace("\n", "")
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -283,7 +295,8 @@ def test_labels_of_a_chart_are_whole_apart_and_within():
 
 def test_long_names_of_classes_are_shortened_beside_the_matrix():
     names = [f"Canis familiaris, of the breed that is number {number}" for number in range(3)]
-    shown = _matrix(np.eye(3, dtype=np.int64), names)
+    judgement = Judgement(3, tuple(names), np.eye(3, dtype=np.int64), ())
+    shown = report_page(Contents("names", [], tiny_program(), 1, judgement=judgement, data="data"))
     for number, name in enumerate(names):
         assert shown.count(f'title="{name}"') == 2
         assert shown.count(f">{_shortened(name)}<") == 2

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from burnish.errors import CheckpointError
-from burnish.training.reports import MetricsTable, draw_curves
+from burnish.training.run_results import MetricsTable, draw_curves
 
 
 def row(step: int, loss: float) -> dict[str, int | float]:

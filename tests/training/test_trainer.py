@@ -17,8 +17,8 @@ import pytest
 from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError, DataError, InputError, NonFiniteLossError
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
-from burnish.training.cursor import is_better
-from burnish.training.reports import draw_curves
+from burnish.training.run_position import is_better
+from burnish.training.run_results import draw_curves
 from burnish.training.trainer import STEPS_PER_ROW
 from oracles.combinations import spread
 from oracles.same_state import assert_same_state

@@ -69,7 +69,7 @@ def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -
 
 def _compare_with_file(model: Path, program: Program, probing: Probing) -> None:
     """Say whether the program predicts what the file computes, on a random batch."""
-    from burnish.data.random_batches import random_batches
+    from burnish.data.random_data import random_batches
     from burnish.errors import BurnishError
     from burnish.training import Session
     from burnish.training.file_comparison import compare_with_file

@@ -110,7 +110,7 @@ def compare(
 def _batches(program: Program, options: Steps, extents: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
     """Return random batches, or those of epoch after epoch of a data set."""
     if options.data is None:
-        from burnish.data.random_batches import random_batches
+        from burnish.data.random_data import random_batches
 
         return random_batches(program, options.batch_size, options.seed, extents)
     from burnish.data import DataSpec, Loader, open_dataset

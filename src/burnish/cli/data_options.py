@@ -4,33 +4,6 @@ from __future__ import annotations
 
 import typer
 
-NAMES = {
-    "digits": "scikit-learn's digits",
-    "npz": "an .npz file",
-    "npy": "a folder of .npy files",
-    "tar": "tar archives of images",
-    "images": "a folder of images",
-    "coco": "a COCO folder",
-    "voc": "a PASCAL VOC folder",
-    "masks": "a folder of images and masks",
-    "csv": "a .csv file",
-    "parquet": "a .parquet file",
-    "txt": "a file of texts",
-    "jsonl": "a .jsonl file",
-}
-IMAGES = {"images", "tar", "coco", "voc", "masks"}
-LABELS = {
-    "digits": "which know theirs",
-    "npz": "whose labels are the array y, or that of the loss's input",
-    "npy": "whose labels are y.npy, or that of the loss's input",
-    "tar": "whose classes are in files beside them",
-    "images": "whose classes are its subfolders",
-    "coco": "which has its annotations",
-    "voc": "which has its annotations",
-    "masks": "whose labels are the masks",
-    "txt": "whose labels come before a tab in each line",
-}
-
 
 def check_data_options(
     *sources: str | None,
@@ -54,31 +27,33 @@ def check_data_options(
     """
     if label is None and image_size is None and pixels is None and missing != "drop":
         return
-    from burnish.data.sources import data_kind
+    from burnish.data.formats import format_of
 
-    kinds = {data_kind(source): source for source in sources if source is not None}
-    if not kinds:
+    forms = {format_of(source): source for source in sources if source is not None}
+    if not forms:
         raise typer.BadParameter(
             f"--label {label} names the column of a table that holds the labels, and no data are given: leave it out, or give "
             "--data"
         )
-    kind, source = next(iter(kinds.items()))
-    if label is not None and not kinds.keys() & {"csv", "parquet", "jsonl"}:
+    form, source = next(iter(forms.items()))
+    held = {each.holds for each in forms}
+    has_columns = any(not each.labels for each in forms)
+    if label is not None and not has_columns:
         raise typer.BadParameter(
             f"--label {label} names the column of a table (.csv, .parquet) that holds the labels, and '{source}' is "
-            f"{NAMES[kind]}, {LABELS[kind]}: leave it out"
+            f"{form.short}, {form.labels}: leave it out"
         )
-    if missing == "drop" and not kinds.keys() & {"csv", "parquet", "jsonl"}:
+    if missing == "drop" and not has_columns:
         raise typer.BadParameter(
-            f"--missing drop leaves out rows of a table (.csv, .parquet), and '{source}' is {NAMES[kind]}: leave it out"
+            f"--missing drop leaves out rows of a table (.csv, .parquet), and '{source}' is {form.short}: leave it out"
         )
-    if image_size is not None and not kinds.keys() & IMAGES:
+    if image_size is not None and "images" not in held:
         raise typer.BadParameter(
-            f"--image-size is what the files in a folder of images are resized to, and '{source}' is {NAMES[kind]}, whose "
+            f"--image-size is what the files in a folder of images are resized to, and '{source}' is {form.short}, whose "
             "samples have a shape already: leave it out"
         )
-    if pixels is not None and not kinds.keys() & (IMAGES | {"npz", "npy"}):
+    if pixels is not None and not held & {"images", "arrays"}:
         raise typer.BadParameter(
-            f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {NAMES[kind]}, whose "
+            f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {form.short}, whose "
             "numbers are taken as they are: leave it out"
         )

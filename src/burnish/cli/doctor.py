@@ -12,7 +12,7 @@ from burnish.cli.console import echo, output
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show what burnish runs on here: engines, kernels, compiler, cache, memory, and what would make it faster."""
-    from burnish.training.diagnosis import diagnose
+    from burnish.training.environment import diagnose
 
     found = diagnose()
     if as_json:

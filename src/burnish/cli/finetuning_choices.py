@@ -215,7 +215,7 @@ def remove_tuning(folder: Path, source: Path) -> None:
 def remove_stages(folder: Path) -> None:
     """Remove what an earlier run in a folder has written: its checkpoints would be taken for those of the last stage else."""
     from burnish.training.checkpoint_folder import CheckpointFolder
-    from burnish.training.reports import TABLE
+    from burnish.training.run_results import TABLE
     from burnish.training.saved_runs import RECORD, remove_results
 
     checkpoints = CheckpointFolder(folder / "checkpoints")

@@ -134,7 +134,7 @@ def _answers(
     opened: TrainedModel, samples: Samples, outputs: Mapping[str, np.ndarray], shown: Shown
 ) -> tuple[str, list[str], list[list[Any]]]:
     """How an output is read, the header of a table, and its rows."""
-    from burnish.training.answers import pixel_table, read_answer, table
+    from burnish.training.predictions import pixel_table, read_answer, table
 
     answer, classes = read_answer(opened, shown.outputs, shown.activation), opened.described.classes
     array = outputs[answer.output]

@@ -79,7 +79,7 @@ def report(
 
 
 def _configuration(run: Path) -> str | None:
-    """The file that repeats a run; None where it has none, as runs of earlier versions have."""
+    """The file that repeats a run; None where it has none, as a run in Python."""
     try:
         return (run / CONFIGURATION).read_text(encoding="utf-8")
     except (OSError, ValueError):

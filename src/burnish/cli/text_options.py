@@ -98,10 +98,10 @@ class TextOptions(OptionGroup):
             described: what it says of the data that it was trained on.
         """
         from burnish.data import Text
-        from burnish.data.sources import TEXTS, data_kind
+        from burnish.data.formats import format_of
 
         asked, known = self.settings(), described.text
-        if asked is None and (known is None or known.task is None or data_kind(data) not in TEXTS):
+        if asked is None and (known is None or known.task is None or format_of(data).holds not in ("table", "texts")):
             return None
         text = asked or Text(joined=known.joined, task=known.task) if known else asked
         beside = next((each / TOKENIZER for each in (model, *model.parents[:2]) if (each / TOKENIZER).is_file()), None)

@@ -11,6 +11,7 @@ import typer
 from burnish.cli import launch
 from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup
+from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
 from burnish.files.file_writing import check_output
 
@@ -36,9 +37,7 @@ class Data(OptionGroup):
         str,
         typer.Option(
             "--data",
-            help="digits, an .npz file (x, y), a folder of images (one subfolder per class), .tar archives of images, a COCO "
-            "folder or .json file, a PASCAL VOC folder, a folder of images and masks, a folder of .npy files, a .csv, .tsv or "
-            ".parquet file; with a tokenizer texts in these three, a .txt or a .jsonl file.",
+            help=f"{help_text()}.",
             show_default=False,
         ),
     ]

@@ -43,8 +43,8 @@ from burnish.training.environment import environment, peak_resident_bytes, sessi
 from burnish.training.epoch_length import batches_per_epoch
 from burnish.training.finetuning import Trial, folding_said, metrics_entry, take_best
 from burnish.training.interruption import TrainingInterrupted
-from burnish.training.result import TrainingResult
 from burnish.training.run_lock import RunLock
+from burnish.training.run_results import TrainingResult
 from burnish.training.saved_runs import RECORD, RESULTS, best_of, exported_epoch, read_record, remove_results
 from burnish.training.session import Session
 from burnish.training.text_length import within_the_model

@@ -14,7 +14,7 @@ from burnish import engines as registry
 from burnish.comparison.fault_location import Fault, FaultLocator, Location
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
 from burnish.compiler.executable import executable_of, lower
-from burnish.data.random_batches import random_batches
+from burnish.data.random_data import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.operators import semantic_operators

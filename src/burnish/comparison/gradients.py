@@ -12,7 +12,7 @@ from burnish.autodiff import differentiate
 from burnish.comparison.differences import DEFAULT_PROBES, DEFAULT_RTOL, Differences, TensorCheck
 from burnish.comparison.single_nodes import single_node_model
 from burnish.compiler.executable import executable_of, lower
-from burnish.data.random_batches import random_batches
+from burnish.data.random_data import random_batches
 from burnish.engines import Arrays, registry
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.graph import FLOATING, Builder, Tensor, describe_node, place, source_of

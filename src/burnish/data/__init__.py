@@ -1,27 +1,29 @@
-"""Data sets and the loader: one file per format, ``open_dataset`` in front of them.
+"""Data sets and the loader: a file for each format, one table of them (``formats``), and ``open_dataset`` before it.
 
 A data set gives batches as arrays by the names of the program's inputs. Nothing here knows a loss or an engine.
 """
 
-from burnish.data.augment import shift_images
-from burnish.data.batches import Batches
-from burnish.data.clicks import CriteoFile, synthetic_clicks
-from burnish.data.data_spec import DataSpec
-from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
-from burnish.data.idx import read_idx
-from burnish.data.image.augmentation import ImageAugmentation
-from burnish.data.loader import Loader
-from burnish.data.model_metadata import DataDescription
-from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import FORMATS, DataSource, as_dataset, open_dataset
-from burnish.data.text.dataset import TextDataset
-from burnish.data.text.settings import Text
+from typing import TYPE_CHECKING
+
+from burnish.exports import exports
+
+if TYPE_CHECKING:
+    from burnish.data.batches import Batches
+    from burnish.data.data_spec import DataSpec
+    from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
+    from burnish.data.idx import read_idx
+    from burnish.data.image.augmentation import ImageAugmentation
+    from burnish.data.loader import Loader, shift_images
+    from burnish.data.model_metadata import DataDescription
+    from burnish.data.preprocessing import Preprocessing
+    from burnish.data.random_data import synthetic_clicks
+    from burnish.data.sources import DataSource, as_dataset, open_dataset
+    from burnish.data.text.dataset import TextDataset
+    from burnish.data.text.settings import Text
 
 __all__ = [
-    "FORMATS",
     "ArrayDataset",
     "Batches",
-    "CriteoFile",
     "DataDescription",
     "DataSource",
     "DataSpec",
@@ -38,3 +40,21 @@ __all__ = [
     "shift_images",
     "synthetic_clicks",
 ]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "batches": "Batches",
+        "data_spec": "DataSpec",
+        "dataset": "ArrayDataset Dataset EpochDataset",
+        "idx": "read_idx",
+        "image.augmentation": "ImageAugmentation",
+        "loader": "Loader shift_images",
+        "model_metadata": "DataDescription",
+        "preprocessing": "Preprocessing",
+        "random_data": "synthetic_clicks",
+        "sources": "DataSource as_dataset open_dataset",
+        "text.dataset": "TextDataset",
+        "text.settings": "Text",
+    },
+)

@@ -65,7 +65,7 @@ class Batches:
 
 
 def is_batches(source: object) -> bool:
-    """Whether something gives batches one after another, and is no data set of samples."""
+    """Return whether something gives batches one after another, and is no data set of samples."""
     if isinstance(source, Batches):
         return True
     is_table = hasattr(source, "column_names") or hasattr(source, "__array__")

@@ -1,4 +1,4 @@
-"""What a program takes of its data, and how what a file holds is made to fit."""
+"""The data that a program takes, and how arrays of a file are fitted to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.data import pixel_presets
 from burnish.data.dataset import ArrayDataset
 from burnish.data.model_metadata import DataDescription
-from burnish.data.pixel_presets import PixelsLike, default_for
-from burnish.data.preprocessing import Preprocessing, of_bytes, shape_text, takes_bytes
+from burnish.data.preprocessing import PixelsLike, Preprocessing, default_for, of_bytes, read_pixels, shape_text, takes_bytes
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry, Program, Role
@@ -51,7 +49,7 @@ class DataSpec:
         described: DataDescription = NOTHING_KNOWN,
         predicts: bool = False,
     ) -> DataSpec:
-        """What fills the inputs of a graph.
+        """Return the spec of what fills the inputs of a graph.
 
         Args:
             data, labels: as the signature of the graph has them.
@@ -65,7 +63,7 @@ class DataSpec:
 
     @classmethod
     def by(cls, program: Program, metadata: Mapping[str, str] | None = None) -> DataSpec:
-        """What the steps of ``program`` take.
+        """Return the spec of what the steps of ``program`` take.
 
         Args:
             program: the program; its model's metadata may describe its data.
@@ -80,7 +78,7 @@ class DataSpec:
 
     @classmethod
     def of_steps(cls, program: Program) -> DataSpec:
-        """What a step itself takes: with cached features these, in place of the inputs that they are computed from."""
+        """Return the spec of a step itself: with cached features these, in place of the inputs that they are computed from."""
         signature = program.signature["step"]
         return cls.of(signature.inputs_of(Role.DATA), signature.inputs_of(Role.LABEL))
 
@@ -112,7 +110,7 @@ class DataSpec:
             ConfigurationError: no such preset or setting.
         """
         described = self.described.preprocessing or default_for(entry)
-        chosen = described if pixels is None else pixel_presets.get(pixels, described)
+        chosen = described if pixels is None else read_pixels(pixels, described)
         return chosen if size is None else replace(chosen, size=size)
 
     def like(self, described: DataDescription) -> DataSpec:
@@ -310,7 +308,7 @@ def fit_label(
 
 
 def is_shared(shape: Sequence[int], entry: Entry) -> bool:
-    """Whether an array of a data set is the same for all samples: that of an input without samples, of the shape of the input."""
+    """Return whether an array is the same for all samples: that of an input without samples, of its shape."""
     extents = entry.extents
     return (
         entry.sample_axis is None

@@ -1,4 +1,4 @@
-"""What a data set is, and the one that holds arrays."""
+"""The protocol of data sets, and the one that holds arrays."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.class_names import alike_but_for_case
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.decoding import Picture, UnreadableImage, upright_size
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import SUFFIXES, UNREAD, image_files, reader_for, some_of
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.missing_values import alike_but_for_case
+from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 
 EVALUATED = ("val", "valid", "validation", "eval", "evaluation", "dev", "test", "testing")

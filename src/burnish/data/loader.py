@@ -1,4 +1,4 @@
-"""The order in which samples are visited: a pure function of the seed and the epoch, so that a run can go on anywhere."""
+"""The loader: batches of a data set in an order that the seed and the epoch alone decide, so that a run can go on anywhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
-from burnish.data.reading.ahead import ReadAhead
-from burnish.data.reading.frames import Request
+from burnish.data.read_ahead import ReadAhead
+from burnish.data.reading_process import Request
 from burnish.errors import ConfigurationError
 from burnish.settings import is_whole
 
@@ -152,3 +152,22 @@ def part_of(samples: int, rank: int, workers: int) -> slice:
     each, rest = divmod(samples, workers)
     start = rank * each + min(rank, rest)
     return slice(start, start + each + (1 if rank < rest else 0))
+
+
+def shift_images(name: str, pixels: int = 1) -> Augmentation:
+    """Return an augmentation that moves every image by up to ``pixels`` in height and in width; zeros move in.
+
+    Args:
+        name: the input that holds the images, [batch, channels, height, width].
+        pixels: the largest shift; each of the 2 * pixels + 1 shifts along an axis is equally likely.
+    """
+
+    def augment(batch: dict[str, np.ndarray], generator: np.random.Generator) -> dict[str, np.ndarray]:
+        images = batch[name]
+        count, _, height, width = images.shape
+        padded = np.pad(images, ((0, 0), (0, 0), (pixels, pixels), (pixels, pixels)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+        down, right = generator.integers(0, 2 * pixels + 1, (2, count))
+        return {**batch, name: np.ascontiguousarray(windows[np.arange(count), :, down, right])}
+
+    return augment

@@ -1,4 +1,4 @@
-"""What a model says of its data, in its ``metadata_props``: what is done to pixels and texts, and what its classes are called."""
+"""The description of its data in a model's ``metadata_props``: preprocessing of pixels and texts, names of classes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.data import pixel_presets as pixels
-from burnish.data.preprocessing import Preprocessing
+from burnish.data.preprocessing import Preprocessing, read_pixels
 from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
@@ -20,7 +19,7 @@ from burnish.untrusted import UNREADABLE, read_json
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What a model was trained on, as far as it is known.
+    """The description of the data that a model was trained on, as far as it is known.
 
     Attributes:
         preprocessing: what is done to the pixels of its images; None where that is not known, or there are none.
@@ -64,7 +63,7 @@ class DataDescription:
             raise _damaged(source, CLASS_NUMBERS, "a number is no integer")
         texts = _entry(metadata, TEXT, dict, source)
         try:
-            read = None if described is None else pixels.get(described)
+            read = None if described is None else read_pixels(described)
         except BurnishError as error:
             raise _damaged(source, PIXELS, str(error)) from error
         try:

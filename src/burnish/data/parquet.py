@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data.csv import LeftOut
-from burnish.data.missing import Columns, Missing, text_array, without_missing
+from burnish.data.missing_values import Columns, Missing, text_array, without_missing
 from burnish.errors import DataError
 from burnish.installing import install_command
 from burnish.untrusted import allowed_memory, memory_excess

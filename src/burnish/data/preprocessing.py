@@ -1,17 +1,17 @@
-"""What is done to the pixels of an image before a model reads them, as a value that can be stated and saved."""
+"""Preprocessing of pixels: what is done to an image before a model reads it, as a value with named presets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry
-from burnish.settings import PlainSettings, is_number, is_whole, suggestion
+from burnish.settings import PlainSettings, is_number, is_whole, suggestion, with_settings
 
 Layout = Literal["NCHW", "NHWC", "NHW"]
 
@@ -27,7 +27,7 @@ LARGEST = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(PlainSettings):
-    """What is done to an image of 8-bit pixels: each channel becomes ``(pixel * scale - mean) / std``.
+    """Preprocessing of an image of 8-bit pixels: each channel becomes ``(pixel * scale - mean) / std``.
 
     Computed in float64, rounded once to the dtype of the model's input. The four settings that a model's input may say by itself
     are None until they are known (``for_images``).
@@ -192,7 +192,7 @@ class Preprocessing(PlainSettings):
         return ", ".join([*parts, f"values {self.formula()}"])
 
     def options(self) -> dict[str, Any]:
-        """Return the description as JSON-compatible values; ``pixel_presets.get`` reads them."""
+        """Return the description as JSON-compatible values; ``read_pixels`` reads them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -263,7 +263,7 @@ def shape_text(shape: Sequence[int | str | None]) -> str:
 
 
 def takes_bytes(array: np.ndarray, entry: Entry) -> bool:
-    """Whether an array holds bytes that an input takes as floating point: as pixels, that is."""
+    """Return whether an array holds bytes that an input takes as floating point: as pixels, that is."""
     return bool(array.dtype == np.uint8 and entry.dtype.is_floating_point())
 
 
@@ -293,3 +293,49 @@ def _side(extent: int | None) -> str:
 
 def _extent(dimension: int | str | None) -> int | None:
     return dimension if isinstance(dimension, int) else None
+
+
+PRESETS: dict[str, Preprocessing] = {
+    "unit": Preprocessing(),
+    "raw": Preprocessing(scale=1.0),
+    "-1..1": Preprocessing(mean=(0.5,), std=(0.5,)),
+    "imagenet": Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), resize=CROP),
+    "caffe": Preprocessing(scale=1.0, mean=(103.939, 116.779, 123.68), resize=CROP, channels="bgr"),
+}
+"""What is done to pixels, by name: ``imagenet`` is what torchvision's models of ImageNet read (scale, mean and standard deviation
+of its classification presets), ``caffe`` what models converted from Caffe do (BGR, the mean of ImageNet taken off)."""
+UNIT, RAW = PRESETS["unit"], PRESETS["raw"]
+
+PixelsLike = str | Mapping[str, Any] | Preprocessing
+
+
+def read_pixels(pixels: PixelsLike, base: Preprocessing = UNIT) -> Preprocessing:
+    """Return a description: a preset by its name, or settings by name, which change their ``preset``, else ``base``.
+
+    Raises:
+        ConfigurationError: no such preset or setting, or a value that it cannot have.
+    """
+    if isinstance(pixels, Preprocessing):
+        return pixels
+    if isinstance(pixels, str):
+        if pixels not in PRESETS:
+            raise ConfigurationError(
+                f"pixels: there is no '{pixels}'{suggestion(pixels, PRESETS)}; give {', '.join(PRESETS)}, or settings by name"
+            )
+        return PRESETS[pixels]
+    if not isinstance(pixels, Mapping):
+        raise ConfigurationError(
+            f"pixels={pixels!r}: give {', '.join(PRESETS)}, a burnish.data.Preprocessing, or its settings by name"
+        )
+    settings = dict(pixels)
+    base = read_pixels(settings.pop("preset", base))
+    return with_settings("pixels", Preprocessing, {**_fields(base), **settings})
+
+
+def default_for(entry: Entry) -> Preprocessing:
+    """Return the default: 0 to 1 for an input of floating point, the pixels themselves for one of integers."""
+    return UNIT if entry.dtype.is_floating_point() else RAW
+
+
+def _fields(described: Preprocessing) -> dict[str, Any]:
+    return {field.name: getattr(described, field.name) for field in fields(described)}

@@ -4,59 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from burnish.data.annotated.coco import instance_files, open_coco
-from burnish.data.annotated.masks import MaskImages, is_masks, is_of_positions
-from burnish.data.annotated.voc import has_masks, is_voc, open_voc
 from burnish.data.batches import Batches
-from burnish.data.column_images import ColumnImages, image_column
-from burnish.data.columns import columns_dataset, is_columnar, refuse_splits
-from burnish.data.csv import LeftOut, read_csv
 from burnish.data.data_spec import DataSpec, check_held
 from burnish.data.dataset import ArrayDataset, Dataset
-from burnish.data.digits import open_digits
-from burnish.data.image_folder import ImageFolder
-from burnish.data.mapped_arrays import MappedArrays
-from burnish.data.missing import Columns, Missing, check_missing
-from burnish.data.npz import open_npz
-from burnish.data.parquet import read_parquet
-from burnish.data.pixel_presets import PixelsLike
-from burnish.data.table import table_dataset
-from burnish.data.tar_shards import SEQUENCE, TarImages
+from burnish.data.formats import Opening, check_pixels, check_text, format_of, help_text
+from burnish.data.huggingface import ColumnImages, columns_dataset, image_column, is_columnar, refuse_splits
+from burnish.data.missing_values import Missing, check_missing
+from burnish.data.preprocessing import PixelsLike
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
 from burnish.program import Entry
-from burnish.untrusted import check_regular, read_in_time
+from burnish.untrusted import read_in_time
 
 Result = TypeVar("Result")
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]
-
-Kind = Literal["digits", "npz", "npy", "images", "tar", "coco", "voc", "masks", "csv", "parquet", "txt", "jsonl"]
-
-FILES: dict[str, Kind] = {
-    ".npz": "npz",
-    ".tar": "tar",
-    ".json": "coco",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".txt": "txt",
-    ".jsonl": "jsonl",
-}
-TEXT_ALONE = ("txt", "jsonl")
-TEXTS = ("csv", "parquet", *TEXT_ALONE)
-
-FORMATS = (
-    "digits or digits:test (scikit-learn's images), an .npz file (x, y), a folder of images (one subfolder per class), "
-    "tar archives of images (WebDataset), a COCO folder or .json file, a PASCAL VOC folder, a folder of 'images' and 'masks', "
-    "a folder of .npy files, "
-    "a .csv, .tsv or .parquet file; or, with a tokenizer, texts in one of these three, a .txt or a .jsonl file"
-)
 
 
 def open_dataset(
@@ -92,7 +59,8 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    return read_data(source, _opened, source, spec, label, classes, image_size, pixels, as_text(text), missing)
+    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing)
+    return read_data(source, _opened, asked)
 
 
 def read_data(source: str | Path, read: Callable[..., Result], *arguments: Any) -> Result:
@@ -123,99 +91,11 @@ def read_data(source: str | Path, read: Callable[..., Result], *arguments: Any) 
         raise DataError(f"{source}: the data do not fit into memory ({what}); give a part of them") from error
 
 
-def _opened(
-    source: str | Path,
-    spec: DataSpec,
-    label: str | None,
-    classes: Sequence[str] | None,
-    image_size: tuple[int, int] | None,
-    pixels: PixelsLike | None,
-    text: Text | None,
-    missing: Missing,
-) -> Dataset:
-    kind, path = data_kind(source), Path(source)
-    check_text(source, kind, text)
-    if text is not None:
-        refuse_pixels(source, kind, pixels)
-        return TextDataset(path, text, spec, label, classes)
-    if kind == "images":
-        return ImageFolder(path, spec, classes, image_size, pixels)
-    if kind == "tar":
-        return TarImages(source, spec, classes, image_size, pixels)
-    if kind == "npy":
-        return MappedArrays(path, spec, classes, pixels)
-    if kind == "coco":
-        return open_coco(path, spec, classes, image_size, pixels)
-    if kind == "masks" or (kind == "voc" and has_masks(path) and is_of_positions(spec)):
-        return MaskImages(path, spec, image_size, pixels)
-    if kind == "voc":
-        return open_voc(path, spec, classes, image_size, pixels)
-    if kind == "npz":
-        return open_npz(path, spec, classes, pixels)
-    refuse_pixels(source, kind, pixels)
-    if kind == "digits":
-        return open_digits(spec, "test" if str(source) == "digits:test" else "train")
-    columns, notes = read_table(path, missing)
-    return table_dataset(columns, spec, label, str(path), classes, notes)
-
-
-def read_table(path: Path, missing: Missing = "error", left_out: LeftOut = lambda names: ()) -> tuple[Columns, list[str]]:
-    """Return the columns of a ``.csv`` or ``.parquet`` file by name, and notes on its rows.
-
-    Args:
-        path: the file.
-        missing: what becomes of a row in which a value is missing.
-        left_out: which columns are not read, by the names of all.
-
-    Raises:
-        DataError: as ``read_csv`` and ``read_parquet``.
-    """
-    return (read_csv if data_kind(path) == "csv" else read_parquet)(path, missing, left_out)
-
-
-def check_text(source: str | Path, kind: Kind, text: Text | None) -> None:
-    """Raise DataError where data hold texts and nothing says what becomes of them, or hold none and something does."""
-    if text is None and kind in TEXT_ALONE:
-        raise DataError(f"{source}: texts become tokens by a tokenizer: name one (text=..., --tokenizer tokenizer.json)")
-    if text is not None and kind not in TEXTS:
-        raise DataError(f"{source}: a tokenizer makes tokens of texts, and these data hold none: leave it out")
-
-
-def refuse_pixels(source: str | Path, kind: Kind, pixels: PixelsLike | None) -> None:
-    """Raise DataError where something is to be done to the pixels of data that hold none."""
-    if pixels is not None:
-        what = "digits are divided by 16 already" if kind == "digits" else "a table holds numbers, which are taken as they are"
-        raise DataError(f"{source}: {what}; pixels says what is done to images and to arrays of bytes (uint8): leave it out")
-
-
-def data_kind(source: str | Path) -> Kind:
-    """Return what kind of data a text or a path stands for.
-
-    Raises:
-        DataError: nothing there, or an unknown format.
-    """
-    if str(source) in ("digits", "digits:train", "digits:test"):
-        return "digits"
-    path = Path(source)
-    if path.suffix.lower() == ".tar" and SEQUENCE.search(str(source)):
-        return "tar"
-    if not path.exists():
-        raise DataError(f"{source}: no such file or folder; data are {FORMATS}")
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise DataError(f"{source}: {error}") from error
-    if is_voc(path):
-        return "voc"
-    if path.is_dir():
-        if is_masks(path):
-            return "masks"
-        held = {child.suffix.lower() for child in path.iterdir() if child.is_file()}
-        return "tar" if ".tar" in held else "npy" if ".npy" in held else "coco" if instance_files(path) else "images"
-    kind = FILES.get(path.suffix.lower())
-    if kind is None:
-        raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {FORMATS}")
-    return kind
+def _opened(asked: Opening) -> Dataset:
+    form = format_of(asked.source)
+    check_text(asked.source, form, asked.text)
+    check_pixels(asked.source, form, asked.pixels)
+    return form.open(asked)
 
 
 def as_dataset(
@@ -256,12 +136,12 @@ def as_dataset(
         return source
     raise DataError(
         f"no data set is made of a value of type {type(source).__name__}: give (x, y), arrays by input name, "
-        f"an object with __len__ and batch(indices), or {FORMATS}{_remedy(source)}"
+        f"an object with __len__ and batch(indices), or {help_text()}{_remedy(source)}"
     )
 
 
 def _is_cast(array: np.ndarray, entry: Entry) -> bool:
-    """Whether a step casts an array. One in a mapped file is left to it: to read all of that takes too long."""
+    """Return whether a step casts an array. One in a mapped file is left to it: to read all of that takes too long."""
     kinds = "f" if entry.dtype.is_floating_point() else "iu"
     return array.ndim > 0 and array.dtype.kind in kinds and not isinstance(array, np.memmap)
 

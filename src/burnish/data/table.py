@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from burnish.data.class_names import alike_but_for_case, marks_among
 from burnish.data.data_spec import DataSpec, cast, remedy_of_cast
 from burnish.data.dataset import ArrayDataset
-from burnish.data.missing import Columns
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.missing_values import Columns, alike_but_for_case, marks_among
+from burnish.data.preprocessing import PixelsLike
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import SUFFIXES, reader_for, some_of
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import is_natural_text, is_number_text, is_whole
 from burnish.untrusted import UNREADABLE, check_regular, read_json
@@ -207,7 +207,7 @@ def _label(member: TarMember, kind: str) -> int | str | None:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a number, and not the name of a class: ``-1`` and ``1.5``, and not ``nan``."""
+    """Return whether a text is a number, and not the name of a class: ``-1`` and ``1.5``, and not ``nan``."""
     return is_number_text(text) and text.lstrip("+-.")[0].isdigit()
 
 

@@ -13,14 +13,13 @@ from burnish.data.csv import HEADER
 from burnish.data.data_spec import DataSpec
 from burnish.data.dataset import ArrayDataset, Dataset
 from burnish.data.digits import digits_arrays
+from burnish.data.formats import FORMATS, check_pixels, check_text, format_of, read_table
 from burnish.data.image.reader import SUFFIXES
 from burnish.data.image_folder import ImageFiles
-from burnish.data.mapped_arrays import MappedArrays
-from burnish.data.missing import PREDICTED
-from burnish.data.npz import npz_inputs
-from burnish.data.pixel_presets import PixelsLike
-from burnish.data.preprocessing import Preprocessing
-from burnish.data.sources import check_text, data_kind, read_data, read_table, refuse_pixels
+from burnish.data.missing_values import PREDICTED
+from burnish.data.numpy_files import MappedArrays, npz_inputs
+from burnish.data.preprocessing import PixelsLike, Preprocessing
+from burnish.data.sources import read_data
 from burnish.data.table import LABEL_COLUMNS, filled_inputs
 from burnish.data.tar_shards import read_samples
 from burnish.data.text.dataset import TextDataset
@@ -93,12 +92,13 @@ def _opened(
 ) -> Samples:
     path = Path(source)
     is_image = path.suffix.lower() in SUFFIXES and path.is_file()
-    kind = "images" if is_image else data_kind(source)
-    check_text(source, kind, text)
+    form = next(each for each in FORMATS if each.name == "images") if is_image else format_of(source)
+    kind = form.name
+    check_text(source, form, text)
+    check_pixels(source, form, pixels)
     if kind in ANNOTATED:
         raise DataError(f"{source}: {ANNOTATED[kind]}, and predictions are of pictures alone: name the folder that holds them")
     if text is not None:
-        refuse_pixels(source, kind, pixels)
         texts = TextDataset(path, text, replace(spec, label=None, predicts=True), label)
         return Samples(texts, "row", _rows(len(texts)), None, texts.note)
     if kind == "tar":
@@ -116,7 +116,6 @@ def _opened(
     if kind == "npz":
         arrays, described, note = npz_inputs(path, spec, pixels)
     else:
-        refuse_pixels(source, kind, pixels)
         arrays, notes = _features(source, kind, spec, label)
         arrays, _ = spec.samples(arrays, str(source))
         note = f"{source}: {'; '.join(notes)}" if notes else None

@@ -21,7 +21,7 @@ from burnish.program.initialization import run_init
 from burnish.program.state import Arrays, check_state
 from burnish.settings import is_whole
 from burnish.training import Session
-from burnish.training.totals import Means, Sums, Totals
+from burnish.training.metric_totals import Means, Sums, Totals
 
 Batch = Mapping[str, Any]
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]

@@ -24,7 +24,7 @@ from burnish.program.state import Arrays, check_state, state_differences
 from burnish.settings import is_whole
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, finite_check, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_given_state
-from burnish.training.totals import Means, Sums, Totals, figures
+from burnish.training.metric_totals import Means, Sums, Totals, figures
 
 STATE = "state.safetensors"
 

@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.data.model_metadata import DataDescription
-from burnish.data.pixel_presets import PixelsLike, get
-from burnish.data.preprocessing import CROP, LARGEST, Preprocessing
+from burnish.data.preprocessing import CROP, LARGEST, PixelsLike, Preprocessing, read_pixels
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.importer import Source, load
@@ -57,7 +56,7 @@ def prepend_preprocessing(source: Source, pixels: PixelsLike | None = None, inpu
     extents = tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
     entry = Entry(value.name or "", Role.DATA, value.dtype, extents)
     base = described.preprocessing
-    done = (get(pixels, base) if base is not None else get(pixels)) if pixels is not None else base
+    done = (read_pixels(pixels, base) if base is not None else read_pixels(pixels)) if pixels is not None else base
     assert done is not None
     done = done.for_images(entry, "prepend_preprocessing")
     if done.interpolation not in RESIZE_MODES:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from burnish.exports import exports
 
 if TYPE_CHECKING:
-    from burnish.training.answers import Answer, read_answer
     from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
     from burnish.training.interruption import TrainingInterrupted
+    from burnish.training.predictions import Answer, read_answer
     from burnish.training.profiling import Profile, profile
-    from burnish.training.result import TrainingResult
+    from burnish.training.run_results import TrainingResult
     from burnish.training.session import Session
     from burnish.training.trained_model import TrainedModel, open_model
     from burnish.training.trainer import Trainer
@@ -36,11 +36,11 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "answers": "Answer read_answer",
+        "predictions": "Answer read_answer",
         "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
         "interruption": "TrainingInterrupted",
         "profiling": "Profile profile",
-        "result": "TrainingResult",
+        "run_results": "TrainingResult",
         "session": "Session",
         "trained_model": "TrainedModel open_model",
         "trainer": "Trainer",

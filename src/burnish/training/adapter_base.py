@@ -1,4 +1,4 @@
-"""What adapters stand beside: the part of a state that no step changes, which checkpoints name and do not hold."""
+"""The frozen base that adapters stand on: the part of a state that checkpoints name and do not hold."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class ProgramIdentity:
-    """What tells one program from another: a hash of the graphs and the signature, and one of each graph."""
+    """The identity of a program: a hash of the graphs and the signature, and one of each graph."""
 
     program: str
     graphs: dict[str, str]
@@ -59,7 +59,7 @@ class ProgramIdentity:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file holds.
+    """A checkpoint file that was read.
 
     Attributes:
         state: arrays by state name; of a checkpoint that is open, each is read when it is asked for.

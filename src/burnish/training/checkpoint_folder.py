@@ -56,7 +56,7 @@ class CheckpointFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run to resume here."""
+        """Return whether there is a run to resume here."""
         return self.latest.exists() or bool(self.numbered)
 
     @property

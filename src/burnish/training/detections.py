@@ -1,4 +1,4 @@
-"""What a detector finds in pictures: boxes with their classes and scores, as its loss reads them off the raw outputs."""
+"""A detector's predictions for pictures: boxes with their classes and scores, as its loss reads them off the raw outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.training.trained_model import TrainedModel
 
 
 def is_detector(model: TrainedModel) -> bool:
-    """Whether a model was trained on a loss of detectors."""
+    """Return whether a model was trained on a loss of detectors."""
     return "loss" in model.options and isinstance(losses.get(model.options["loss"]), DetectionLoss)
 
 

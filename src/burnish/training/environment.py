@@ -1,4 +1,4 @@
-"""What a run was computed with: versions, machine, memory of this process."""
+"""The environment of a run: versions, machine, memory; and what ``burnish doctor`` finds of engines, kernels and caches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import Any
+
+from burnish import engines
+from burnish.engines.base import described
+from burnish.engines.registry import ENTRY_POINT_GROUP
+from burnish.errors import EngineError
+from burnish.kernels import building, compiling
+from burnish.version import __version__
 
 PACKAGES = ("burnish", "onnxruntime", "onnx", "numpy", "torch")
 
@@ -52,3 +60,79 @@ def peak_resident_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+RUNS_ON = {"onnxruntime": "onnxruntime", "torch": "torch", "reference": "numpy"}
+"""The package that each engine of burnish runs on, by the engine's name."""
+
+
+def diagnose() -> dict[str, Any]:
+    """Return what sessions find on this machine, JSON-compatible.
+
+    Kernels of the PyTorch engine that are not there yet are built, as its first session would do.
+
+    Returns:
+        - ``burnish``, ``python``, ``platform``: versions, and the system.
+        - ``cpu``: the name of the processor; ``level``: the best instructions that it has and kernels are made for.
+        - ``engines``: by name, ``version`` of the package that it runs on, or None if it is not there, ``kernels``: the path of a
+          library, or None, and
+          ``reason``: why the engine or its kernels are not there, or None.
+        - ``compiler``: the path of the C++ compiler, or None; ``cache``: the folder of what is built when it is first needed.
+        - ``threads``: the cores that this process may use; ``memory_limit``: the bytes that it may use, or None if the system
+          does not say.
+        - ``advice``: what to change, a sentence each.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    advice: list[str] = []
+    for name in engines.available():
+        version = kernels = reason = None
+        try:
+            engine = engines.get(name)
+        except EngineError as error:
+            reason = str(error)
+        else:
+            version = _version_of(name)
+            description = described(engine)
+            kernels, reason = description["kernels"], description["kernels_reason"]
+            advice += filter(None, [description["kernels_remedy"]])
+        found[name] = {"version": version, "kernels": kernels, "reason": reason}
+    folder = building.cache_folder()
+    if problem := building.distrust(folder / "any"):
+        advice.append(problem)
+    if building.is_switched_off():
+        advice.append("BURNISH_KERNELS=off in the environment keeps kernels from running: take it away (unset BURNISH_KERNELS)")
+    return {
+        "burnish": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": compiling.model_name(),
+        "level": compiling.cpu_level(),
+        "engines": found,
+        "compiler": compiling.find_compiler(),
+        "cache": str(folder),
+        "threads": building.cores(),
+        "memory_limit": memory_limit(),
+        "advice": advice,
+    }
+
+
+def _version_of(engine: str) -> str:
+    """The version of the package that an engine runs on; of an engine that another package brings, the version of that one."""
+    if engine in RUNS_ON:
+        return str(sys.modules[RUNS_ON[engine]].__version__)
+    (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=engine)
+    return "unknown" if entry.dist is None else entry.dist.version
+
+
+def memory_limit() -> int | None:
+    """Return the bytes of memory that this process may use: the machine's, or less in a container; None if the system does not
+    say."""
+    limits = []
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(file).read_text(encoding="ascii")))
+        except (OSError, ValueError):  # another system, or no limit ("max")
+            continue
+    return min(limits, default=None)

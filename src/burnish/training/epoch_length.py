@@ -1,4 +1,4 @@
-"""How many steps an epoch has, where a program does not take a last batch of any size, and whether they make whole updates."""
+"""The steps of an epoch, where a program does not take a last batch of any size, and whether they make whole updates."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class FeatureDataset:
 
     @property
     def is_filled(self) -> bool:
-        """Whether the features are there."""
+        """Return whether the features are there."""
         return self._arrays is not None
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:

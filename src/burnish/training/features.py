@@ -18,7 +18,7 @@ from burnish.training.inputs import BatchCheck
 
 
 class Features:
-    """What the frozen part of a program's model computes of a batch (``burnish.compile(cached_features=...)``).
+    """The features that the frozen part of a program's model computes of a batch (``burnish.compile(cached_features=...)``).
 
     Args:
         program: the program.

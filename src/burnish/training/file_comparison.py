@@ -1,4 +1,4 @@
-"""Whether a program predicts, in its initial state, what the file that it was compiled of computes."""
+"""A comparison of what a program predicts in its initial state with what the file that it was compiled of computes."""
 
 from __future__ import annotations
 

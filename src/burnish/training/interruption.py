@@ -50,7 +50,7 @@ class CtrlCNoted:
 
     @property
     def noted(self) -> bool:
-        """Whether Ctrl-C was pressed since ``taken`` was last asked."""
+        """Return whether Ctrl-C was pressed since ``taken`` was last asked."""
         return self._noted
 
     def taken(self) -> bool:

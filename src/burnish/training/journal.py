@@ -136,7 +136,7 @@ def save(
 
 
 def _goes_on(folder: Path, path: Path, place: JournalPlace) -> bool:
-    """Whether the next records may be appended at a place, rather than a new base be written.
+    """Return whether the next records may be appended at a place, rather than a new base be written.
 
     Not where they have grown too long, and not where another checkpoint needs what stands after it: this session then went back
     to an earlier one.

@@ -1,4 +1,4 @@
-"""Where the time and the memory traffic of a step go, by node of the model: forward, backward, update."""
+"""A profile of a step: time and memory traffic by node of the model, forward, backward, update."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS = ("source", "total_ms", *(f"{phase}_ms" for phase in PHASES), "share", 
 
 @dataclass
 class SourceTime:
-    """What a node of the model costs in a step.
+    """The cost of a node of the model in a step.
 
     Attributes:
         source: the node; or ``the loss``, ``the metrics``, ``the random key``, ``between nodes``; or ``the optimizer``, for

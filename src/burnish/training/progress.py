@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, lines elsewhere."""
+"""The progress of a run as a person sees it: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -13,13 +13,11 @@ from typing import Any, cast
 import numpy as np
 
 from burnish.data import ArrayDataset, DataDescription, Dataset, DataSource, DataSpec, Loader, Text, TextDataset, as_dataset
-from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import Batches, BatchLoader, is_batches
-from burnish.data.image.augmentation import ImageAugmentation, read_augmentation
-from burnish.data.image.labelled import LabelledImages
-from burnish.data.image.mixing import mixing
+from burnish.data.image.augmentation import ImageAugmentation, mixing, read_augmentation
+from burnish.data.image.labelled import DecodedImages
 from burnish.data.loader import Augmentation
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, InputError, ObjectiveWarning
 from burnish.program import Program, Role
@@ -140,7 +138,7 @@ class RunData:
             return dataset, augment, None
         asked = read_augmentation(augment)
         if asked.changes_images:
-            if not isinstance(dataset, LabelledImages | AnnotatedImages):
+            if not isinstance(dataset, DecodedImages):
                 raise ConfigurationError(
                     f"augment: {asked.text()} are changes to image files as they are read, and the data are of type "
                     f"{type(dataset).__name__}: give a folder of images, or a function that changes batches"
@@ -293,8 +291,6 @@ def reading_processes(dataset: Dataset, is_once: bool = False) -> int:
         dataset: what is read.
         is_once: it is read a single time.
     """
-    if not isinstance(dataset, LabelledImages | AnnotatedImages) or (
-        dataset.read_once and not (is_once and len(dataset) > FEW_IMAGES)
-    ):
+    if not isinstance(dataset, DecodedImages) or (dataset.read_once and not (is_once and len(dataset) > FEW_IMAGES)):
         return 0
     return min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))

@@ -1,4 +1,4 @@
-"""What the folder of a run holds: checkpoints, the program beside them, and a record of the command."""
+"""The folder of a finished run: checkpoints, the program beside them, and a record of the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from burnish.errors import CheckpointError
 from burnish.files.folder import MANIFEST
 from burnish.training.checkpoint_folder import BEST, LATEST
-from burnish.training.reports import EVALUATION_PREFIX, STAGES, TABLE, read_rows
+from burnish.training.run_results import EVALUATION_PREFIX, STAGES, TABLE, read_rows
 from burnish.untrusted import read_json_file
 
 AVERAGE = "average"
@@ -26,7 +26,7 @@ LOGGED = ("events.out.tfevents.", "adapter_config.json", "adapter_model.safetens
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is the folder of a run."""
+    """Return whether a path is the folder of a run."""
     return (path / "checkpoints").is_dir() and (path / "program").is_dir()
 
 
@@ -66,7 +66,7 @@ def exported_parameters(run: Path) -> str | None:
 
 
 def exported_best(run: Path) -> bool:
-    """Whether the run in a folder exported its best epoch, as one that tunes on evaluation data does, and not the last."""
+    """Return whether the run in a folder exported its best epoch, as one that tunes on evaluation data does, and not the last."""
     return exported_epoch(_ending(run).get("tuned")) is not None and (run / "checkpoints" / BEST).is_file()
 
 

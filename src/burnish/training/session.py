@@ -39,9 +39,8 @@ from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
 from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import FirstStep, check_inputs
-from burnish.training.tables import SessionTables
-from burnish.training.taking_part import TakesPart
-from burnish.training.turns import one_at_a_time, take_part_in_turns
+from burnish.training.session_calls import TakesPart, one_at_a_time, take_part_in_turns
+from burnish.training.session_tables import SessionTables
 
 if TYPE_CHECKING:
     from burnish.distributed import DataParallel
@@ -246,7 +245,7 @@ class Session(TakesPart):
             InputError: the batch does not fit the program.
             ConfigurationError: the optimizer keeps no average.
         """
-        from burnish.training.totals import figures_of_batch
+        from burnish.training.metric_totals import figures_of_batch
 
         outputs = self._evaluated(batch, parameters)
         return figures_of_batch(outputs)
@@ -263,7 +262,7 @@ class Session(TakesPart):
             place of its own. Counts are int64 arrays, sums float64, which add up as they are.
             ``combine_totals`` makes figures of them.
         """
-        from burnish.training.totals import only_totals
+        from burnish.training.metric_totals import only_totals
 
         return only_totals(self._evaluated(batch, parameters))
 
@@ -273,7 +272,7 @@ class Session(TakesPart):
         Raises:
             InputError: nothing counts towards one of them.
         """
-        from burnish.training.totals import figures
+        from burnish.training.metric_totals import figures
 
         return figures(totals, self.program.options.get("loss_terms", {}))
 
@@ -295,7 +294,7 @@ class Session(TakesPart):
         Raises:
             InputError: a batch does not fit, there are none, or nothing in them counts.
         """
-        from burnish.training.totals import totals_over
+        from burnish.training.metric_totals import totals_over
 
         return self.combine_totals(totals_over(batches, lambda batch: self.evaluate_totals(batch, parameters), progress))
 

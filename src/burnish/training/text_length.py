@@ -1,4 +1,4 @@
-"""How many tokens a model takes: exporters leave their number open, and a table of positions ends."""
+"""The length of texts that a model takes: exporters leave the number of tokens open, and a table of positions ends."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from burnish.program.state import averages
 from burnish.sample_axes import AskedAxes
 from burnish.training.checkpoint_folder import BEST
 from burnish.training.inputs import BatchCheck
+from burnish.training.metric_totals import Totals, figures, only_totals
 from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside
 from burnish.training.session import Session
-from burnish.training.totals import Totals, figures, only_totals
 
 Batch = Mapping[str, np.ndarray]
 
@@ -297,7 +297,7 @@ def _evaluation(inference: Inference, runner: Engine) -> Callable[[Batch], dict[
 
 
 def holds_program(path: Path) -> bool:
-    """Whether an ONNX file is a program in one file, which burnish wrote."""
+    """Return whether an ONNX file is a program in one file, which burnish wrote."""
     return any(entry.key == TRAINING for entry in read_proto(path)[0].metadata_props)
 
 

@@ -18,7 +18,7 @@ from burnish.data import DataSource, Text
 from burnish.data.batches import Batches
 from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.loader import Augmentation
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
@@ -27,20 +27,17 @@ from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.stopping import RunStopped, runs_kept
 from burnish.training import workers
-from burnish.training.callbacks.base import Callback, EpochReport, StepReport
-from burnish.training.callbacks.dispatch import Callbacks, StoppedByCallback
-from burnish.training.cursor import Position, StepClock
+from burnish.training.callbacks.base import Callback, Callbacks, EpochReport, StepReport, StoppedByCallback
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
+from burnish.training.metric_totals import Sums
 from burnish.training.progress import Progress, Reached, progress_of
-from burnish.training.rates import Rates
-from burnish.training.reports import Row
-from burnish.training.result import TrainingResult
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
+from burnish.training.run_position import Position, StepClock
+from burnish.training.run_results import Row, TrainingResult
+from burnish.training.run_schedule import Rates, warn_of_what_is_not_reached
 from burnish.training.session import STEP_REPORT, Session
-from burnish.training.totals import Sums
 from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, time_limit, watched_figure
-from burnish.training.unreached import warn_of_what_is_not_reached
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
@@ -224,7 +221,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done."""
+        """Return whether all epochs are done."""
         return self._position.epoch >= self.epochs
 
     @property

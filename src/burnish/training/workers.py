@@ -1,4 +1,4 @@
-"""What the workers of a run do together beside their steps: agree, start in one state, evaluate, stop after the same step."""
+"""The workers of a run beside their steps: they agree, start in one state, evaluate, stop after the same step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.connection.watch import ranks
 from burnish.engines.communicator import Pending
 from burnish.errors import BurnishError, InputError, WorkerError, comes_again
+from burnish.training.metric_totals import Totals
 from burnish.training.session import Session
-from burnish.training.totals import Totals
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ GO_ON, STOP, INTERRUPT = range(3)
 
 
 class StopVote:
-    """What the workers want, asked at each step without waiting: the answer of a step is there when its gradients are.
+    """The vote of the workers, asked at each step without waiting: a step's answer is there when its gradients are.
 
     All workers learn it at the same step, so that all stop after the same one.
     """

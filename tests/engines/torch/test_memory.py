@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.data.random_batches import random_batches
+from burnish.data.random_data import random_batches
 from burnish.engines.base import HandedOver
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.native import kernels

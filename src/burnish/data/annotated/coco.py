@@ -14,7 +14,7 @@ from burnish.data.annotated.images import LeftOut, file_within
 from burnish.data.annotated.objects import ObjectImages, class_names, object_entries, scene_of
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import ImageReader, reader_for, some_of
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import is_whole
 from burnish.untrusted import read_json_file
@@ -146,7 +146,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_held(value: Any) -> bool:
-    """Whether something is a number that float32 can hold, as the losses take it."""
+    """Return whether something is a number that float32 can hold, as the losses take it."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float(np.finfo(np.float32).max)
 
 

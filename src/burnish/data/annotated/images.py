@@ -4,77 +4,36 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from burnish.data.image.augmentation import ImageAugmentation
-from burnish.data.image.decoding import UnreadableImage
-from burnish.data.image.labelled import CHANGES
+from burnish.data.image.labelled import CHANGES, DecodedImages
 from burnish.data.image.reader import ImageReader, some_of
 from burnish.errors import ConfigurationError, DataError
 
 
-class AnnotatedImages:
-    """Images that are read when they are asked for; decoded ones are kept while they fit into 1 GiB.
-
-    An image that cannot be decoded is replaced by the next that can, with its annotations, and counted: ``remark`` names it.
+class AnnotatedImages(DecodedImages):
+    """Images with annotations: one that cannot be decoded is replaced, with these, by the next that can.
 
     Args:
-        files: in the order of the samples.
-        reader: reads them (``reader_for``).
-        source: what to call the data in an error.
-        notes: what a person should know of the data.
+        files, reader, source, notes: as ``DecodedImages`` takes them.
 
     Attributes:
-        preprocessing: what is done to an image, with nothing left open.
         flip: how often ``augmented`` lets left and right change places.
     """
 
     def __init__(self, files: Sequence[Path], reader: ImageReader, source: str, notes: Sequence[str] = ()):
-        self._files, self._reader, self._source, self._notes = list(files), reader, source, tuple(notes)
-        self.preprocessing = reader.preprocessing
+        super().__init__(files, reader, source, notes)
         self.flip = 0.0
-        self._unreadable: dict[int, str] = {}
-        self._reported: set[int] = set()
-        if not self._files:
+        if not files:
             detail = f": {'; '.join(notes)}" if notes else ""
             raise DataError(f"{source}: none of its images can be used{detail}")
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def name_of(self, index: int) -> str:
-        """Return the file that a sample is read from: the next that can be, where its own cannot."""
-        places = ((index + step) % len(self) for step in range(len(self)))
-        return str(self._files[next((place for place in places if place not in self._unreadable), index)])
-
-    @property
-    def note(self) -> str | None:
-        """What a person should know of the data."""
-        return f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
-
-    @property
-    def remark(self) -> str | None:
-        """What became known of the data as they were read: images that could not be."""
-        if not self._unreadable:
-            return None
-        names = some_of(self._unreadable[index] for index in sorted(self._unreadable))
-        count = f"{len(self._unreadable):,} of {len(self):,}"
-        return f"{self._source}: {count} images cannot be read, and others take their places: {names}"
-
-    @property
-    def read_once(self) -> bool:
-        """Whether images are decoded once and kept."""
-        return len(self) <= self._reader.cached_images
-
-    def augmented_by(self, augmentation: ImageAugmentation | None) -> AnnotatedImages:
-        """Return the same images, which ``augmented`` flips at random.
-
-        Raises:
-            ConfigurationError: a change that the annotations do not follow.
-        """
+    def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
         changed = copy.copy(self)
         if augmentation is not None and (augmentation.crop is not None or augmentation.rand_augment):
             raise ConfigurationError(
@@ -101,16 +60,6 @@ class AnnotatedImages:
         drawn = [np.random.default_rng((seed, CHANGES, epoch, int(index))).random() for index in indices]
         return self._batch(indices, np.asarray(drawn) < self.flip)
 
-    def take_findings(self) -> dict[str, str]:
-        """Return the images that were found unreadable since the last call, by index, for ``add_findings`` of another process."""
-        new = self._unreadable.keys() - self._reported
-        self._reported |= new
-        return {str(index): self._unreadable[index] for index in sorted(new)}
-
-    def add_findings(self, findings: Mapping[str, str]) -> None:
-        """Take over what another process found."""
-        self._unreadable |= {int(index): reason for index, reason in findings.items()}
-
     @abstractmethod
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
         """Return the annotations of images, by the names of the inputs."""
@@ -120,18 +69,6 @@ class AnnotatedImages:
         images = [image[:, ::-1] if flip else image for (_, image), flip in zip(read, flipped, strict=True)]
         annotations = self.annotations([place for place, _ in read], flipped)
         return {self._reader.entry.name: self._reader.numbers(images), **annotations}
-
-    def _read(self, index: int) -> tuple[int, np.ndarray]:
-        """Return an image and its place, or the next that can be read."""
-        for step in range(len(self)):
-            place = (index + step) % len(self)
-            if place in self._unreadable:
-                continue
-            try:
-                return place, self._reader.read(self._files[place])
-            except UnreadableImage as error:
-                self._unreadable[place] = error.what
-        raise DataError(f"{self._source}: no image can be read: {self._unreadable[index]}; repair or remove these files")
 
 
 class LeftOut:

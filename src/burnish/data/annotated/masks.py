@@ -23,7 +23,7 @@ from burnish.data.image.decoding import (
     upright_size,
 )
 from burnish.data.image.reader import SUFFIXES, image_files, reader_for
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.program import Entry
 
@@ -40,12 +40,12 @@ VOID = 255
 
 
 def is_masks(path: Path) -> bool:
-    """Whether a folder holds pictures and masks."""
+    """Return whether a folder holds pictures and masks."""
     return (path / PICTURES).is_dir() and (path / MASKS).is_dir()
 
 
 def is_of_positions(spec: DataSpec) -> bool:
-    """Whether a program compares with one array of labels, which has a place for each pixel."""
+    """Return whether a program compares with one array of labels, which has a place for each pixel."""
     return spec.label is not None and not spec.further_labels and len(spec.label.extents) in (3, 4)
 
 
@@ -142,7 +142,7 @@ def mask_values(files: Iterable[Path]) -> Iterator[np.ndarray]:
 
 
 def _hold_void_alone(files: Sequence[Path]) -> bool:
-    """Whether masks hold 255, and besides it 0 alone; reads as far as the first that has a class above 0."""
+    """Return whether masks hold 255, and besides it 0 alone; reads as far as the first that has a class above 0."""
     has_void = False
     for values in mask_values(files):
         if ((values > 0) & (values < VOID)).any():
@@ -208,7 +208,7 @@ def _pairs(path: Path, left_out: LeftOut) -> list[tuple[Path, Path]]:
 
 
 def _is_lossy(image: Image.Image) -> bool:
-    """Whether what an image holds went through JPEG, which changes the values of pixels; a TIFF file may hold it as well."""
+    """Return whether an image went through JPEG, which changes the values of pixels; a TIFF file may hold such, too."""
     return image.format in LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg")
 
 

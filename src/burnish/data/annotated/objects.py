@@ -146,7 +146,7 @@ def object_entries(spec: DataSpec, source: str) -> dict[str, Entry]:
 
 
 def _is_usable(scene: Scene, left_out: LeftOut) -> bool:
-    """Whether the header of a picture can be read, and says the size that the annotations have."""
+    """Return whether the header of a picture can be read, and says the size that the annotations have."""
     if not scene.file.is_file():
         left_out.add("their files are missing", scene.file)
         return False

@@ -12,7 +12,7 @@ from burnish.data.annotated.images import LeftOut, file_within
 from burnish.data.annotated.objects import ObjectImages, class_names, object_entries, scene_of
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import reader_for
-from burnish.data.pixel_presets import PixelsLike
+from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import read_number, read_whole
 from burnish.untrusted import UNREADABLE, read_bytes
@@ -28,14 +28,14 @@ class DamagedXml(Exception):
 
 
 def is_voc(path: Path) -> bool:
-    """Whether a path is a VOC folder, or a list of pictures in one."""
+    """Return whether a path is a VOC folder, or a list of pictures in one."""
     if path.is_dir():
         return (path / ANNOTATIONS).is_dir() and (path / PICTURES).is_dir()
     return path.suffix == ".txt" and SETS in path.parent.parts and is_voc(root_of(path))
 
 
 def has_masks(path: Path) -> bool:
-    """Whether a VOC folder, or that of a list in one, has masks beside the objects."""
+    """Return whether a VOC folder, or that of a list in one, has masks beside the objects."""
     return (root_of(path) / MASKS).is_dir()
 
 

@@ -1,20 +1,29 @@
-"""Random changes to the images of a training set, each a function of the seed, the epoch and the number of the image."""
+"""Random changes to images and batches of them: crop, flip, RandAugment, MixUp, CutMix."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from burnish.data.image.decoding import Box
-from burnish.data.image.rand_augment import LARGEST_MAGNITUDE, rand_augment
+from burnish.data.data_spec import DataSpec
+from burnish.data.loader import Augmentation
+from burnish.data.preprocessing import image_layout
 from burnish.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from PIL import Image
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.image.decoding import Box
 from burnish.settings import PlainSettings, is_number, is_whole, read_number, suggestion
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 TRIES = 10
 """How often a box is drawn before the centre is taken, as torchvision's RandomResizedCrop does."""
@@ -25,7 +34,7 @@ KINDS = {"crop": 1, "flip": 1, "rand_augment": 2, "mixup": 1, "cutmix": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation(PlainSettings):
-    """What training changes in images at random. None of it is done to images that are evaluated or predicted.
+    """Random changes to the images of training. None of it is done to images that are evaluated or predicted.
 
     Attributes:
         crop: least and largest share of an image's area that is cut out and resized to the model's size, at a random place and
@@ -70,12 +79,12 @@ class ImageAugmentation(PlainSettings):
 
     @property
     def changes_images(self) -> bool:
-        """Whether an image is changed by itself, before it comes into a batch."""
+        """Return whether an image is changed by itself, before it comes into a batch."""
         return self.crop is not None or self.flip > 0 or self.rand_augment > 0
 
     @property
     def mixes(self) -> bool:
-        """Whether the images of a batch are mixed."""
+        """Return whether the images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
     @property
@@ -153,3 +162,159 @@ def _settings(name: str, part: str, texts: list[str]) -> dict[str, Any]:
 
 
 _EXAMPLES = {"crop": "0.3", "flip": "0.5", "rand_augment": "2:9", "mixup": "0.2", "cutmix": "1"}
+
+
+LARGEST_MAGNITUDE = 30
+
+
+def rand_augment(image: Image.Image, operations: int, magnitude: int, generator: np.random.Generator) -> Image.Image:
+    """Return an image after so many operations, each drawn anew.
+
+    Args:
+        image: 8-bit, gray or RGB.
+        operations: how many.
+        magnitude: 0 to 30; those of a direction go either way.
+        generator: draws operations and directions.
+    """
+    for _ in range(operations):
+        operation = OPERATIONS[int(generator.integers(len(OPERATIONS)))]
+        image = operation(image, magnitude / LARGEST_MAGNITUDE, 1.0 if generator.random() < 0.5 else -1.0)
+    return image
+
+
+def _sheared(image: Image.Image, across: float, down: float) -> Image.Image:
+    from PIL import Image
+
+    # About the left upper corner, as torchvision's operation is.
+    return image.transform(image.size, Image.Transform.AFFINE, (1, across, 0, down, 1, 0), Image.Resampling.NEAREST)
+
+
+def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
+    from PIL import Image
+
+    return image.transform(image.size, Image.Transform.AFFINE, (1, 0, -across, 0, 1, -down), Image.Resampling.NEAREST)
+
+
+def _enhanced(kind: str) -> Callable[[Image.Image, float, float], Image.Image]:
+    def operation(image: Image.Image, strength: float, sign: float) -> Image.Image:
+        from PIL import ImageEnhance
+
+        return getattr(ImageEnhance, kind)(image).enhance(1 + sign * 0.9 * strength)
+
+    return operation
+
+
+def _posterized(image: Image.Image, strength: float, sign: float) -> Image.Image:
+    from PIL import ImageOps
+
+    return ImageOps.posterize(image, 8 - round(4 * strength))
+
+
+def _solarized(image: Image.Image, strength: float, sign: float) -> Image.Image:
+    from PIL import ImageOps
+
+    return ImageOps.solarize(image, 255 - round(255 * strength) if strength else 256)
+
+
+def _with_full_contrast(image: Image.Image, strength: float, sign: float) -> Image.Image:
+    from PIL import ImageOps
+
+    return ImageOps.autocontrast(image)
+
+
+def _equalized(image: Image.Image, strength: float, sign: float) -> Image.Image:
+    from PIL import ImageOps
+
+    return ImageOps.equalize(image)
+
+
+LARGEST_SHEAR, LARGEST_MOVE, LARGEST_ANGLE = 0.3, 150 / 331, 30.0
+OPERATIONS: tuple[Callable[[Image.Image, float, float], Image.Image], ...] = (
+    lambda image, strength, sign: image,
+    lambda image, strength, sign: _sheared(image, sign * LARGEST_SHEAR * strength, 0.0),
+    lambda image, strength, sign: _sheared(image, 0.0, sign * LARGEST_SHEAR * strength),
+    lambda image, strength, sign: _moved(image, int(sign * LARGEST_MOVE * image.width * strength), 0.0),
+    lambda image, strength, sign: _moved(image, 0.0, int(sign * LARGEST_MOVE * image.height * strength)),
+    lambda image, strength, sign: image.rotate(sign * LARGEST_ANGLE * strength),
+    _enhanced("Brightness"),
+    _enhanced("Color"),
+    _enhanced("Contrast"),
+    _enhanced("Sharpness"),
+    _posterized,
+    _solarized,
+    _with_full_contrast,
+    _equalized,
+)
+
+
+def mixing(augmentation: ImageAugmentation, spec: DataSpec) -> Augmentation:
+    """Return what mixes the batches of a ``Loader``; each image with the one before it in the batch.
+
+    Both are drawn on the host from the loader's seed, epoch and batch, so that every engine and runtime trains on the same
+    numbers.
+
+    Args:
+        augmentation: with an alpha for one or both.
+        spec: what the program takes: one input of images, and targets of probabilities [batch, classes].
+
+    Raises:
+        ConfigurationError: the loss compares with class indices, which cannot be mixed.
+        DataError: the model's input is not that of images.
+    """
+    entry, label = spec.only_data("data"), spec.only_label("data")
+    if not is_probabilities(spec):
+        raise ConfigurationError(
+            f"augment: mixup and cutmix mix the targets of images, and the loss compares '{label.name}' with classes or values: "
+            "take cross_entropy:probabilities=true (--loss cross_entropy:probabilities=true), or mix in the graph "
+            "(burnish.losses.mixed, --loss mixed:loss=cross_entropy,mixup=0.2)"
+        )
+    layout = image_layout(entry, "augment")[0]
+    height, width = (2, 3) if layout == "NCHW" else (1, 2)
+
+    def augment(batch: dict[str, np.ndarray], generator: np.random.Generator) -> dict[str, np.ndarray]:
+        images, targets = batch[entry.name], batch[label.name]
+        others, cuts = np.roll(images, 1, axis=0), augmentation.cutmix > 0
+        if cuts and augmentation.mixup > 0:
+            cuts = bool(generator.random() < 0.5)
+        alpha = augmentation.cutmix if cuts else augmentation.mixup
+        share = float(generator.beta(alpha, alpha))
+        if cuts:
+            down, across = cut(images.shape[height], images.shape[width], share, generator)
+            place = [slice(None)] * images.ndim
+            place[height], place[width] = down, across
+            mixed = images.copy()
+            mixed[tuple(place)] = others[tuple(place)]
+            covered = (down.stop - down.start) * (across.stop - across.start)
+            share = 1 - covered / (images.shape[height] * images.shape[width])
+        else:
+            values = share * images + (1 - share) * others
+            mixed = (values if images.dtype.kind == "f" else np.rint(values)).astype(images.dtype)
+        mixed_targets = (share * targets + (1 - share) * np.roll(targets, 1, axis=0)).astype(targets.dtype)
+        return {**batch, entry.name: mixed, label.name: mixed_targets}
+
+    return augment
+
+
+def cut(height: int, width: int, share: float, generator: np.random.Generator) -> tuple[slice, slice]:
+    """Draw the rows and columns of the box that CutMix takes from another image, around a uniform centre.
+
+    Its sides are ``sqrt(1 - share)`` of the image's, as far as they lie in it.
+    """
+    side = math.sqrt(1 - share) / 2
+    middle = (int(generator.integers(height)), int(generator.integers(width)))
+    spans = []
+    for place, extent in zip(middle, (height, width), strict=True):
+        half = int(side * extent)
+        spans.append(slice(max(place - half, 0), min(place + half, extent)))
+    return spans[0], spans[1]
+
+
+def is_probabilities(spec: DataSpec) -> bool:
+    """Return whether the loss compares with a probability for each class, [batch, classes]."""
+    label = spec.label
+    return (
+        label is not None
+        and label.dtype.is_floating_point()
+        and len(label.extents) == 2
+        and (label.minimum, label.maximum) == (0, 1)
+    )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
 from burnish.data.data_spec import DataSpec
-from burnish.data.image.augmentation import ImageAugmentation
+from burnish.data.image.augmentation import ImageAugmentation, is_probabilities
 from burnish.data.image.decoding import Picture, UnreadableImage
-from burnish.data.image.mixing import is_probabilities
 from burnish.data.image.reader import ImageReader, some_of
 from burnish.errors import DataError
 from burnish.program import Entry
@@ -19,8 +20,99 @@ CHANGES = 2
 """Keeps the random numbers of changes to images apart from those of a ``Loader``."""
 
 
-class LabelledImages:
-    """Images with one class each, read when they are asked for.
+class DecodedImages:
+    """Image files that are read when they are asked for; decoded ones are kept while they fit into 1 GiB.
+
+    An image that cannot be decoded is replaced by another, and counted: ``remark`` names it.
+
+    Args:
+        pictures: the files, in the order of the samples.
+        reader: reads them (``reader_for``).
+        source: what to call the data in an error.
+        notes: what a person should know of the data.
+
+    Attributes:
+        preprocessing: what is done to an image, with nothing left open.
+    """
+
+    others = "others"
+    """What takes the places of images that cannot be read, in words."""
+
+    def __init__(self, pictures: Sequence[Picture], reader: ImageReader, source: str, notes: Sequence[str] = ()):
+        self._pictures, self._reader, self._source, self._notes = list(pictures), reader, source, tuple(notes)
+        self.preprocessing = reader.preprocessing
+        self._unreadable: dict[int, str] = {}
+        self._reported: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def name_of(self, index: int) -> str:
+        """Return the file, or the member of an archive, that a sample is read from: the one in its place, where it cannot be."""
+        return str(self._pictures[next((place for place in self._candidates(index) if place not in self._unreadable), index)])
+
+    @property
+    def note(self) -> str | None:
+        """What a person should know of the data."""
+        return f"{self._source}: {'; '.join(self._notes)}" if self._notes else None
+
+    @property
+    def remark(self) -> str | None:
+        """What became known of the data as they were read: images that could not be."""
+        if not self._unreadable:
+            return None
+        names = some_of(self._unreadable[index] for index in sorted(self._unreadable))
+        count = f"{len(self._unreadable):,} of {len(self):,}"
+        return f"{self._source}: {count} images cannot be read, and {self.others} take their places: {names}"
+
+    @property
+    def read_once(self) -> bool:
+        """Return whether images are decoded once and kept: reading ahead is then of no use after the first epoch."""
+        return len(self) <= self._reader.cached_images
+
+    @abstractmethod
+    def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
+        """Return the same images, which ``augmented`` changes at random.
+
+        Raises:
+            ConfigurationError: a change that their annotations do not follow.
+        """
+
+    def take_findings(self) -> dict[str, str]:
+        """Return the images that were found unreadable since the last call, by index, for ``add_findings`` of another process."""
+        new = self._unreadable.keys() - self._reported
+        self._reported |= new
+        return {str(index): self._unreadable[index] for index in sorted(new)}
+
+    def add_findings(self, findings: Mapping[str, str]) -> None:
+        """Take over what another process found."""
+        self._unreadable |= {int(index): reason for index, reason in findings.items()}
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """Yield an image, and then those that may take its place: the others, in their order from there on."""
+        return ((index + step) % len(self) for step in range(len(self)))
+
+    def _kind_of(self, index: int) -> str:
+        """Return the images of which one has to be readable, in words, for an error."""
+        return "no image"
+
+    def _read(
+        self, index: int, augmentation: ImageAugmentation | None = None, generator: np.random.Generator | None = None
+    ) -> tuple[int, np.ndarray]:
+        """Return the first of its candidates that can be read: its place, and the image."""
+        for place in self._candidates(index):
+            if place in self._unreadable:
+                continue
+            try:
+                return place, self._reader.read(self._pictures[place], augmentation, generator)
+            except UnreadableImage as error:
+                self._unreadable[place] = error.what
+        reason = self._unreadable[index]
+        raise DataError(f"{self._source}: {self._kind_of(index)} can be read: {reason}; repair or remove these files")
+
+
+class LabelledImages(DecodedImages):
+    """Images with one class each.
 
     An image that cannot be decoded is replaced by the next of its class that can, and counted: ``remark`` names it.
 
@@ -43,6 +135,8 @@ class LabelledImages:
         DataError: more classes than the model has, or a loss that compares with something else.
     """
 
+    others = "others of their classes"
+
     def __init__(
         self,
         pictures: Sequence[Picture],
@@ -54,22 +148,11 @@ class LabelledImages:
         notes: Sequence[str] = (),
     ):
         self._label, self._targets = label_of_images(spec, source)
-        self._reader, self.preprocessing = reader, reader.preprocessing
+        super().__init__(pictures, reader, source, notes)
         self.classes = tuple(classes)
         check_class_count(self.classes, spec, source)
-        self._source, self._pictures = source, list(pictures)
         self._classes_of = np.asarray(labels, dtype=np.int64)
         self.augmentation: ImageAugmentation | None = None
-        self._unreadable: dict[int, str] = {}
-        self._reported: set[int] = set()
-        self._notes = tuple(notes)
-
-    def name_of(self, index: int) -> str:
-        """Return the file, or the member of an archive, that a sample is read from: the one in its place, where it cannot be."""
-        return str(self._pictures[next((place for place in self._same_class(index) if place not in self._unreadable), index)])
-
-    def __len__(self) -> int:
-        return len(self._pictures)
 
     @property
     def note(self) -> str | None:
@@ -83,24 +166,11 @@ class LabelledImages:
         return f"{self._source}: {'; '.join(notes)}" if notes else None
 
     @property
-    def remark(self) -> str | None:
-        """What became known of the data as they were read: images that could not be."""
-        if not self._unreadable:
-            return None
-        names = some_of(self._unreadable[index] for index in sorted(self._unreadable))
-        return (
-            f"{self._source}: {len(self._unreadable):,} of {len(self):,} images cannot be read, and others of their classes take "
-            f"their places: {names}"
-        )
-
-    @property
     def read_once(self) -> bool:
-        """Whether images are decoded once and kept: reading ahead is then of no use after the first epoch."""
         crops = self.augmentation is not None and self.augmentation.crop is not None
-        return not crops and len(self) <= self._reader.cached_images
+        return not crops and super().read_once
 
-    def augmented_by(self, augmentation: ImageAugmentation | None) -> LabelledImages:
-        """Return the same images, which ``augmented`` changes at random."""
+    def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
         changed = copy.copy(self)
         changed.augmentation = augmentation if augmentation is not None and augmentation.changes_images else None
         return changed
@@ -111,7 +181,7 @@ class LabelledImages:
         Raises:
             DataError: an image of more than 8 bits, or no image of a class can be read.
         """
-        return self._batch([self._read(int(index)) for index in indices], indices)
+        return self._batch([self._read(int(index))[1] for index in indices], indices)
 
     def augmented(self, indices: np.ndarray, seed: int, epoch: int) -> dict[str, np.ndarray]:
         """Return images as an epoch of training has them; each is a function of seed, epoch and its index.
@@ -121,18 +191,9 @@ class LabelledImages:
         """
         if self.augmentation is None:
             return self.batch(indices)
-        drawn = [self._read(int(index), np.random.default_rng((seed, CHANGES, epoch, int(index)))) for index in indices]
+        generators = (np.random.default_rng((seed, CHANGES, epoch, int(index))) for index in indices)
+        drawn = [self._read(int(index), self.augmentation, each)[1] for index, each in zip(indices, generators, strict=True)]
         return self._batch(drawn, indices)
-
-    def take_findings(self) -> dict[str, str]:
-        """Return the images that were found unreadable since the last call, by index, for ``add_findings`` of another process."""
-        new = self._unreadable.keys() - self._reported
-        self._reported |= new
-        return {str(index): self._unreadable[index] for index in sorted(new)}
-
-    def add_findings(self, findings: Mapping[str, str]) -> None:
-        """Take over what another process found."""
-        self._unreadable |= {int(index): reason for index, reason in findings.items()}
 
     def _batch(self, images: Sequence[np.ndarray], indices: np.ndarray) -> dict[str, np.ndarray]:
         classes = self._classes_of[np.asarray(indices, np.int64)]
@@ -143,21 +204,10 @@ class LabelledImages:
             labels[np.arange(len(classes)), classes] = 1
         return {self._reader.entry.name: self._reader.numbers(images), self._label.name: labels}
 
-    def _read(self, index: int, generator: np.random.Generator | None = None) -> np.ndarray:
-        """One image, or the next of its class that can be read."""
-        augmentation = self.augmentation if generator is not None else None
-        for candidate in self._same_class(index):
-            if candidate in self._unreadable:
-                continue
-            try:
-                return self._reader.read(self._pictures[candidate], augmentation, generator)
-            except UnreadableImage as error:
-                self._unreadable[candidate] = error.what
-        name = self.classes[int(self._classes_of[index])]
-        reason = self._unreadable[index]
-        raise DataError(f"{self._source}: no image of the class '{name}' can be read: {reason}; repair or remove these files")
+    def _kind_of(self, index: int) -> str:
+        return f"no image of the class '{self.classes[int(self._classes_of[index])]}'"
 
-    def _same_class(self, index: int) -> Iterator[int]:
+    def _candidates(self, index: int) -> Iterator[int]:
         """Yield an image, and then the others of its class, in their order from there on."""
         yield index
         members = np.flatnonzero(self._classes_of == self._classes_of[index])

@@ -1,4 +1,4 @@
-"""Reads image files as a model takes them: finds them, decodes them, and makes numbers of their pixels."""
+"""Reading image files as a model takes them: they are found, decoded, and made numbers of."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.augmentation import ImageAugmentation
 from burnish.data.image.decoding import Picture, decode, pixels_of
-from burnish.data.pixel_presets import PixelsLike
-from burnish.data.preprocessing import Preprocessing
+from burnish.data.preprocessing import PixelsLike, Preprocessing
 from burnish.errors import DataError
 from burnish.installing import install_command
 from burnish.program import Entry

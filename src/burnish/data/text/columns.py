@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from burnish.data import csv, parquet
-from burnish.data.columns import class_column, is_columnar
-from burnish.data.missing import column_of_text, refuse_other_digits
+from burnish.data.huggingface import class_column, is_columnar
+from burnish.data.missing_values import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError

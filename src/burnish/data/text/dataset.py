@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data.class_names import alike_but_for_case, marks_among
 from burnish.data.data_spec import DataSpec, fit_label
+from burnish.data.missing_values import alike_but_for_case, marks_among
 from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
-from burnish.data.text.masking import Masking, next_tokens
 from burnish.data.text.settings import Text, TextDescription
 from burnish.data.text.tokenizer import TextTokenizer
-from burnish.data.text.tokens import Tokens, TokenTable, order_by_length
+from burnish.data.text.tokens import Masking, Tokens, TokenTable, next_tokens, order_by_length
 from burnish.errors import DataError
 from burnish.program import Entry
 
@@ -275,7 +274,7 @@ def _inputs_of(spec: DataSpec, source: str) -> dict[str, Entry]:
 
 
 def _is_of_tokens(label: Entry, tokens: Entry) -> bool:
-    """Whether a loss compares each token with a label: their number is open where that of the tokens is."""
+    """Return whether a loss compares each token with a label: their number is open where that of the tokens is."""
     return len(label.extents) == 2 and isinstance(label.extents[1], int) <= isinstance(tokens.extents[1], int)
 
 

@@ -1,4 +1,4 @@
-"""How texts become batches of tokens."""
+"""The settings by which texts become batches of tokens."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def as_text(text: TextLike | None) -> Text | None:
 
 @dataclass(frozen=True)
 class TextDescription:
-    """What a model says of the texts that it was trained on.
+    """The description of the texts that a model was trained on.
 
     Attributes:
         task, length, buckets, joined, masked_share: as ``Text`` has them; None or empty where the model does not say.

@@ -25,7 +25,7 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
 class TextTokenizer:
-    """What makes tokens of texts.
+    """A tokenizer, which makes tokens of texts.
 
     Its own truncation and padding are not taken; a text that is cut off keeps the tokens that the tokenizer puts around it.
 

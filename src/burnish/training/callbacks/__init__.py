@@ -1,4 +1,4 @@
-"""What runs beside a trainer: the base class, early stopping, and loggers that write for other tools.
+"""Callbacks, which run beside a trainer: the base class, early stopping, and loggers that write for other tools.
 
 A callback is told of events and may stop the run. It computes nothing of a step: that is the program's. What a person sees on a
 terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish.training.run_folder``'s.

@@ -1,4 +1,4 @@
-"""What logs a run in other tools, asked for by text: ``mlflow:experiment=digits``."""
+"""The loggers by name, asked for by text: ``mlflow:experiment=digits``."""
 
 from __future__ import annotations
 

@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from burnish.engines.base import LoadedModel
 from burnish.errors import ConfigurationError, escaped
 from burnish.installing import install_command
+from burnish.program import Role
 from burnish.settings import is_whole
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
-from burnish.training.callbacks.speed import Speed
-from burnish.training.callbacks.trackers import option_text, options_of
+from burnish.training.callbacks.trackers import Speed, option_text, options_of
 from burnish.training.environment import resident_bytes
-from burnish.training.gradients import Gradients
-from burnish.training.html_report.pictures import png
+from burnish.training.html_report.pictures import missing_pillow, png
 from burnish.training.html_report.samples import judge, judged_samples
+from burnish.training.inputs import BatchCheck
 from burnish.training.saved_runs import AVERAGE
+from burnish.training.session import Session
 from burnish.training.trained_model import model_of_session
 
 GRAY, RED_GREEN_BLUE = 1, 3
@@ -141,11 +143,14 @@ class TensorBoard(Callback):
         judgement = judge(model, judged_samples(loader), run.loader.batch_size, self.examples)
         if not judgement.worst:
             return
+        without_pictures = missing_pillow()
+        if without_pictures is not None and any(example.pixels is not None for example in judgement.worst):
+            run.note(f"TensorBoard shows no examples: {without_pictures}")
         lines = ["| | sample | said | is | error |", "|---|---|---|---|---|"]
         for rank, example in enumerate(judgement.worst):
             cells = (rank, example.name or example.index, example.said, example.truth, f"{example.error:.4g}")
             lines.append(f"| {' | '.join(_cell(str(cell)) for cell in cells)} |")
-            if example.pixels is not None:
+            if example.pixels is not None and without_pictures is None:
                 self._add_image(f"worst/{rank}", example.pixels, step)
         self._writer.add_text("worst examples", "\n".join(lines), step)
 
@@ -161,3 +166,37 @@ class TensorBoard(Callback):
 def _cell(text: str) -> str:
     """A text as a cell of a table in Markdown, which TensorBoard renders and cleans of scripts."""
     return escape(escaped(text)).replace("|", "&#124;")
+
+
+class Gradients:
+    """Computes gradients of batches in the present state of a session; the state stays.
+
+    It loads the program's graph ``grad`` when it is first asked, beside the session's own: that takes as much memory as a step.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._loaded: LoadedModel | None = None
+
+    def __call__(self, batch: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the gradient of each parameter that trains, by its name; of a table that is read by rows, none.
+
+        Args:
+            batch: as ``Session.step`` takes it.
+            state: of the session, as ``Session.state`` returns it.
+
+        Raises:
+            InputError: the batch does not fit the program.
+            EngineError: the engine cannot compute it.
+        """
+        program, session = self._session.program, self._session
+        signature = program.signature["grad"]
+        if self._loaded is None:
+            self._loaded = session.engine.load(program.grad)
+        inputs = dict(BatchCheck(signature)(batch))
+        inputs |= {entry.name: state[entry.name] for entry in signature.inputs if entry.is_state}
+        for entry in signature.inputs_of(Role.HYPERPARAMETER):
+            inputs[entry.name] = np.asarray(entry.default, entry.numpy_dtype)
+        outputs = self._loaded(inputs)
+        trained = {f"grad:{name.partition('/')[2]}" for name in program.signature["step"].updates if name.startswith("param/")}
+        return {name.removeprefix("grad:"): array for name, array in outputs.items() if name in trained}

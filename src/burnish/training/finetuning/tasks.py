@@ -15,8 +15,8 @@ from burnish import losses
 from burnish.data import Dataset, DataSource, DataSpec, ImageAugmentation
 from burnish.data.annotated.masks import VOID, MaskImages, mask_files, mask_values
 from burnish.data.annotated.voc import has_masks
+from burnish.data.formats import format_of
 from burnish.data.image.augmentation import read_augmentation
-from burnish.data.sources import data_kind
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import FLOATING
 from burnish.losses.base import SIGMOID
@@ -160,7 +160,7 @@ def task_of(
     Raises:
         ConfigurationError: the model has no head for such data, or what must be said of it.
     """
-    kind = data_kind(data) if isinstance(data, str | Path) else None
+    kind = format_of(data).name if isinstance(data, str | Path) else None
     path = Path(data) if isinstance(data, str | Path) else Path()
     if kind == "voc" and has_masks(path) and _is_of_pixels(model, output, loss):
         kind = "masks"

@@ -29,14 +29,14 @@ from burnish.sample_axes import AskedAxes
 from burnish.settings import suggestion
 from burnish.training.callbacks import Callback, EarlyStopping
 from burnish.training.checkpoint import open_checkpoint
-from burnish.training.cursor import is_better
 from burnish.training.finetuning.file_detections import file_line
 from burnish.training.finetuning.normalization import AUTO
 from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
 from burnish.training.finetuning.quantization import Quantization, accuracies_line, figure_of
 from burnish.training.finetuning.sources import open_source
 from burnish.training.finetuning.transfer import Transfer, transfer
-from burnish.training.result import TrainingResult
+from burnish.training.run_position import is_better
+from burnish.training.run_results import TrainingResult
 from burnish.training.trainer import Trainer
 
 READING = ("label", "image_size", "pixels", "text", "missing")

@@ -1,4 +1,4 @@
-"""What a detector says of each picture: which objects it finds, what it takes for which, and the pictures it gets most wrong."""
+"""The judgement of a detector: which objects it finds, what it takes for which, and the pictures it gets most wrong."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from burnish.data import Dataset
-from burnish.data.annotated.images import AnnotatedImages
+from burnish.data.image.labelled import DecodedImages
 from burnish.errors import BurnishError
 from burnish.metrics.box_matching import Picture, overlaps
 from burnish.training.detections import pictures_in
-from burnish.training.html_report.judgement import Example, Judgement
-from burnish.training.html_report.masks import class_colours, joined
-from burnish.training.html_report.pictures import pixels_of
+from burnish.training.html_report.contents import Example, Judgement
+from burnish.training.html_report.pictures import class_colours, drawn_on, joined, pixels_of
 from burnish.training.trained_model import TrainedModel
 
 ENOUGH = 0.5
@@ -180,31 +179,9 @@ def _example(
             (picture.boxes, picture.classes, np.isin(np.arange(len(picture.boxes)), right_boxes)),
         ]
         pixels = joined([drawn_on(pixels, boxes, colours[classes], right) for boxes, classes, right in sides])
-    name = dataset.name_of(place) if isinstance(dataset, AnnotatedImages) else ""
+    name = dataset.name_of(place) if isinstance(dataset, DecodedImages) else ""
     truth = _counted(picture.labels[counts], names)
     return Example(place, truth, _counted(picture.classes, names), None, float(wrong), pixels, "", name)
-
-
-def drawn_on(picture: np.ndarray, boxes: np.ndarray, colours: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return a picture in colour with the outlines of boxes, those that are wrong twice as wide.
-
-    Args:
-        picture: uint8, [height, width] or [height, width, 3].
-        boxes: left, top, right, bottom, as fractions, ``[boxes, 4]``.
-        colours: uint8, ``[boxes, 3]``.
-        right: whether a box is right, ``[boxes]``.
-    """
-    drawn = picture.copy() if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2)
-    height, width = drawn.shape[:2]
-    line = 1 + max(height, width) // 320
-    for box, colour, is_right in zip(boxes, colours, right, strict=True):
-        left, top, end, bottom = (np.clip(box, 0, 1) * [width, height, width, height]).round().astype(int)
-        thick = line if is_right else 2 * line
-        inside = np.zeros((height, width), bool)
-        inside[top : max(bottom, top + 1), left : max(end, left + 1)] = True
-        inside[top + thick : max(bottom - thick, 0), left + thick : max(end - thick, 0)] = False
-        drawn[inside] = colour
-    return drawn
 
 
 def _counted(classes: np.ndarray, names: Sequence[str]) -> str:

@@ -1,19 +1,20 @@
-"""Line charts as SVG, in colours that the page's style sheet sets for light and dark."""
+"""Line charts as SVG, in colours that the page's style sheet sets for light and dark; values show when a pointer is over them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from burnish.training.html_report.templates import template
 
 WIDTH, HEIGHT = 460, 260
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 30, 38
 TICKS = 5
 CHARACTER = 7.0
 """The width of a character of a label at most, in the units of the chart: digits in 12 pixels are narrower."""
-MOST_POINTS = 600
-"""A line has no more points; what lies between is left out."""
+MOST_POINTS, MOST_DOTS = 600, 40
+"""A line has no more points, what lies between is left out; and one of more has no dots."""
 
 
 @dataclass(frozen=True)
@@ -29,48 +30,59 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class _Tick:
+    """A label, and its place along the axis."""
+
+    at: float
+    label: str
+
+
 def line_chart(title: str, lines: Sequence[Line], x_label: str = "step") -> str:
     """Return a chart of lines as an SVG element; empty where there is no point."""
-    drawn = [Line(line.name, _thinned([point for point in line.points if all(map(math.isfinite, point))])) for line in lines]
-    points = [point for line in drawn for point in line.points]
+    drawn = [_thinned([point for point in line.points if all(map(math.isfinite, point))]) for line in lines]
+    points = [point for line in drawn for point in line]
     if not points:
         return ""
-    across, up = ([*values] for values in zip(*points, strict=True))
-    x_ticks, y_ticks = _ticks(min(across), max(across), whole=True), _ticks(min(up), max(up))
-    x_low, x_high = min(x_ticks[0], *(x for x, _ in points)), max(x_ticks[-1], *(x for x, _ in points))
-    y_low, y_high = min(y_ticks[0], *(y for _, y in points)), max(y_ticks[-1], *(y for _, y in points))
+    xs, ys = ([*values] for values in zip(*points, strict=True))
+    x_ticks, y_ticks = _ticks(min(xs), max(xs), whole=True), _ticks(min(ys), max(ys))
+    x_low, x_high = min(x_ticks[0], *xs), max(x_ticks[-1], *xs)
+    y_low, y_high = min(y_ticks[0], *ys), max(y_ticks[-1], *ys)
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        right, down = (x - x_low) / (x_high - x_low), (y_high - y) / (y_high - y_low)
-        return LEFT + right * (WIDTH - LEFT - RIGHT), TOP + down * (HEIGHT - TOP - BOTTOM)
+    def across(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    parts.append(f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>')
-    for tick, label in zip(y_ticks, _labels(y_ticks), strict=True):
-        _, y = place(x_low, tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    for tick, label in zip(x_ticks, _labels(x_ticks), strict=True):
+    def down(y: float) -> float:
+        return TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    x_labels = _labels(x_ticks)
+    return template("chart.svg.j2").render(
+        title=title,
+        x_label=x_label,
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=WIDTH - RIGHT,
+        bottom=HEIGHT - BOTTOM,
         # The last one would stand over the edge, where it is long: it moves inwards.
-        x = min(place(tick, y_low)[0], WIDTH - len(label) * CHARACTER / 2)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>')
-    for number, line in enumerate(drawn):
-        if not line.points:
-            continue
-        places = [place(*point) for point in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="line line-{number}" points="{path}"/>')
-        if len(places) <= 40:
-            shown = zip(places, line.points, strict=True)
-            for (x, y), (step, value) in shown:
-                told = f"<title>{_number(step)}: {value:.6g}</title>"
-                parts.append(f'<circle class="dot dot-{number}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>')
-        if len(lines) > 1:
-            x = WIDTH - RIGHT - 110 * (len(drawn) - number) + 24
-            parts.append(f'<rect class="dot-{number}" x="{x}" y="10" width="12" height="4"/>')
-            parts.append(f'<text class="tick" x="{x + 17}" y="16">{escape(line.name)}</text>')
-    return "".join([*parts, "</svg>"])
+        x_ticks=[
+            _Tick(min(across(tick), WIDTH - len(label) * CHARACTER / 2), label)
+            for tick, label in zip(x_ticks, x_labels, strict=True)
+        ],
+        y_ticks=[_Tick(down(tick), label) for tick, label in zip(y_ticks, _labels(y_ticks), strict=True)],
+        lines=[
+            {
+                "number": number,
+                "name": line.name,
+                "points": [(across(x), down(y), f"{_number(x)}: {y:.6g}") for x, y in kept],
+                "has_dots": len(kept) <= MOST_DOTS,
+                "legend": WIDTH - RIGHT - 110 * (len(lines) - number) + 24,
+            }
+            for number, (line, kept) in enumerate(zip(lines, drawn, strict=True))
+            if kept
+        ],
+        has_legend=len(lines) > 1,
+    )
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""What a report says, gathered from a trainer or from the folder of a run."""
+"""The contents of a report: what a trainer or the folder of a run says, and a model's judgement of samples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,68 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from burnish.files.saving import load
 from burnish.program import Program, Role
-from burnish.training.html_report.judgement import Judgement
-from burnish.training.reports import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, STAGES, TABLE, Row, read_rows
+from burnish.training.run_results import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, STAGES, TABLE, Row, read_rows
 from burnish.training.saved_runs import exported_epoch
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample that the model gets wrong.
+
+    Attributes:
+        index: its place in the data set, from 0.
+        truth, said: what is right, and what the model says; names of classes, or numbers.
+        probability: that the model gives to the right class; None where it gives values.
+        error: by which examples are ordered, the larger the worse: the cross-entropy, the squared error, or a count.
+        pixels: uint8, [height, width] or [height, width, 3]; None where the sample is no image.
+        values: a text, or the numbers of the sample, where it is no image.
+        name: of its file; empty where it has none of its own.
+    """
+
+    index: int
+    truth: str
+    said: str
+    probability: float | None
+    error: float
+    pixels: np.ndarray | None
+    values: str
+    name: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the sample is found: its file, or its number."""
+        return self.name or f"sample {self.index:,}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement of a data set by a model.
+
+    Attributes:
+        samples: how many were read.
+        classes: their names, in the order of their indices; empty where the model gives values.
+        confusion: int64, [right class, class that the model says]; None where there are no classes, or too many.
+        worst: the samples that it gets most wrong, the worst first.
+        missing: why there is no matrix, or no examples; empty where there are.
+        of_pixels: whether classes are those of pixels: the matrix counts these, examples are a picture, its mask and what the
+            model says beside each other, ``truth`` and ``said`` the pair of classes that most wrong pixels are of, and ``error``
+            the share of these.
+        of_boxes: above which score boxes are judged, where these are what the model gives; else None. The matrix counts objects
+            and boxes then, its last class is nothing, examples are a picture with its objects and with the boxes beside each
+            other, ``truth`` and ``said`` how many of each there are, and ``error`` the objects and boxes that are wrong.
+    """
+
+    samples: int
+    classes: tuple[str, ...]
+    confusion: np.ndarray | None
+    worst: tuple[Example, ...]
+    missing: str = ""
+    of_pixels: bool = False
+    of_boxes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +83,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report says.
+    """The contents of a report.
 
     Attributes:
         title: of the run.

@@ -1,32 +1,29 @@
-"""The page of a report: HTML with its style sheet, charts and pictures in it."""
+"""The page of a report, from its template: what stands in its tiles, tables and pictures."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from burnish.errors import CheckpointError, escaped
+from burnish.errors import CheckpointError
 from burnish.files.file_writing import replacing
 from burnish.training.html_report.charts import Line, line_chart
-from burnish.training.html_report.contents import Contents
-from burnish.training.html_report.judgement import Example, Judgement
-from burnish.training.html_report.pictures import data_address, png
-from burnish.training.html_report.style import STYLE
+from burnish.training.html_report.contents import Contents, Judgement
+from burnish.training.html_report.pictures import missing_pillow, png
+from burnish.training.html_report.templates import template
 from burnish.training.progress import duration
-from burnish.training.reports import EVALUATION_PREFIX
+from burnish.training.run_results import EVALUATION_PREFIX
 
 MATRIX_CLASSES = 30
 """Beyond so many classes the pairs that are mixed up most stand in place of the matrix."""
 PAIRS = 25
 LONGEST_NAME = 28
 """Characters of a class beside the matrix; the whole name is its tooltip."""
-# Nothing of the page is fetched and no script runs, whatever names stand in it.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(path: str | Path, contents: Contents) -> Path:
@@ -47,46 +44,28 @@ def write_report(path: str | Path, contents: Contents) -> Path:
 
 def report_page(contents: Contents) -> str:
     """Return the page."""
-    sections = [
-        ("Figures", _tiles(contents)),
-        ("Curves", _curves(contents)),
-        ("Confusion matrix", _confusion(contents.judgement, contents.data)),
-        ("Worst examples", _worst(contents.judgement, contents.data)),
-        ("What was trained", _trained(contents)),
-        ("Configuration", _configuration(contents)),
-        ("Environment", _pairs(contents.environment)),
-    ]
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(contents.title)}</title><style>{STYLE}</style></head>"
-        f"<body><header><h1>{_text(contents.title)}</h1></header><main>{body}</main></body></html>\n"
+    judgement, options = contents.judgement, contents.program.options
+    trained, tensors = _trained(contents)
+    without_pictures = missing_pillow()
+    examples = () if judgement is None else judgement.worst
+    return template("report.html.j2").render(
+        contents=contents,
+        tiles=_tiles(contents),
+        charts=_charts(contents),
+        confusion=None if judgement is None or judgement.confusion is None else _confusion(judgement, contents.data),
+        missing="" if judgement is None else judgement.missing,
+        examples_said=_examples_said(judgement, contents.data, without_pictures),
+        examples=[
+            (each, None if each.pixels is None or without_pictures else base64.b64encode(png(each.pixels)).decode("ascii"))
+            for each in examples
+        ],
+        trained=trained,
+        tensors=tensors,
+        options={name: _plain(value) for name, value in options.items() if value not in (None, [], {}, "")},
     )
 
 
-def _text(value: object) -> str:
-    """A text as it is to be read: what steers a reader's terminal or browser is written out."""
-    return escape(escaped(str(value)))
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
-    """A table of texts; ``numbers`` are the columns that are aligned at their ends."""
-    head = "".join(f"<th>{_text(name)}</th>" for name in header)
-    lines = []
-    for row in rows:
-        cells = (f'<td class="number">{_text(c)}</td>' if i in numbers else f"<td>{_text(c)}</td>" for i, c in enumerate(row))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _pairs(values: Mapping[str, object]) -> str:
-    items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in values.items())
-    return f"<dl>{items}</dl>" if items else ""
-
-
-def _tiles(contents: Contents) -> str:
+def _tiles(contents: Contents) -> list[tuple[str, str]]:
     reached = contents.reached
     tiles = [
         (f"{name.replace('_', ' ')}, {which} data, last epoch", f"{value:.4f}") for name, (which, value) in contents.final.items()
@@ -98,32 +77,30 @@ def _tiles(contents: Contents) -> str:
     if reached["seconds"]:
         tiles.append(("time in training", duration(reached["seconds"])))
         tiles.append(("samples in a second", f"{reached['samples'] / reached['seconds']:,.0f}"))
-    tiles.append(
-        (f"planned peak of a step, batch {contents.batch_size}", _size(contents.program.planned_peak(contents.batch_size).bytes))
-    )
+    peak = contents.program.planned_peak(contents.batch_size).bytes
+    tiles.append((f"planned peak of a step, batch {contents.batch_size}", _size(peak)))
     if contents.peak_bytes is not None:
         tiles.append(("peak memory of the process", _size(contents.peak_bytes)))
-    shown = "".join(f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for name, value in tiles)
-    note = "" if contents.stopped is None else f"<p>Stopped before its last epoch: {_text(contents.stopped)}</p>"
-    return f'<div class="tiles">{shown}</div>{note}'
+    return tiles
 
 
-def _curves(contents: Contents) -> str:
-    charts = []
-    for name in contents.names:
-        lines = [Line("training", contents.points(name)), Line("evaluation", contents.points(EVALUATION_PREFIX + name))]
-        charts.append(line_chart(escaped(name.replace("_", " ")), lines))
+def _charts(contents: Contents) -> list[str]:
+    charts = [
+        line_chart(
+            name.replace("_", " "),
+            [Line("training", contents.points(name)), Line("evaluation", contents.points(EVALUATION_PREFIX + name))],
+        )
+        for name in contents.names
+    ]
     charts.append(line_chart("learning rate", [Line("learning rate", contents.points("lr"))]))
     charts.append(line_chart("samples in a second", [Line("samples in a second", contents.throughput)]))
-    return f'<div class="charts">{"".join(f"<figure>{chart}</figure>" for chart in charts if chart)}</div>' if any(charts) else ""
+    return [chart for chart in charts if chart]
 
 
-def _confusion(judgement: Judgement | None, data: str) -> str:
-    if judgement is None or judgement.confusion is None:
-        return "" if judgement is None or not judgement.missing else f"<p>{_text(judgement.missing)}</p>"
+def _confusion(judgement: Judgement, data: str) -> dict[str, Any]:
+    """The matrix in words and cells, or the pairs that are mixed up most; and the figures of each class."""
     matrix, names = judgement.confusion, judgement.classes
-    accuracy = np.trace(matrix) / max(matrix.sum(), 1)
-    shown = _matrix(matrix, names) if len(names) <= MATRIX_CLASSES else _mixed_up(matrix, names)
+    assert matrix is not None
     if judgement.of_boxes is not None:
         objects, spare = matrix[:-1].sum(), matrix[-1].sum()
         said = (
@@ -132,28 +109,35 @@ def _confusion(judgement: Judgement | None, data: str) -> str:
             f"a score of {judgement.of_boxes:.2g} on, at which the harmonic mean of precision and recall is largest, and stand "
             "for an object that they overlap by half."
         )
-        return f"<p>{_text(said)}</p>{shown}{_classes(matrix, names[:-1])}"
-    what = "pixels right" if judgement.of_pixels else "right"
-    right = f"{matrix.trace():,} of {matrix.sum():,} {what}, {accuracy:.2%}"
-    said = f"<p>Of {_text(data)}: rows are the right classes, columns what the model says; {right}.</p>"
-    return said + shown + _classes(matrix, names)
+    else:
+        what = "pixels right" if judgement.of_pixels else "right"
+        right = f"{matrix.trace():,} of {matrix.sum():,} {what}, {matrix.trace() / max(matrix.sum(), 1):.2%}"
+        said = f"Of {data}: rows are the right classes, columns what the model says; {right}."
+    is_small = len(names) <= MATRIX_CLASSES
+    return {
+        "said": said,
+        "matrix": _matrix(matrix, names) if is_small else None,
+        "pairs": [] if is_small else _mixed_up(matrix, names),
+        "classes": _figures_of_classes(matrix, names if judgement.of_boxes is None else names[:-1]),
+    }
 
 
-def _matrix(matrix: np.ndarray, names: Sequence[str]) -> str:
+def _matrix(matrix: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    head = "".join(f'<th title="{_text(name)}"><span>{_text(_shortened(name))}</span></th>' for name in names)
+    named = [(name, _shortened(name)) for name in names]
     rows = []
     for row, name in enumerate(names):
-        cells = []
-        for column, count in enumerate(matrix[row].tolist()):
-            kind = "right" if row == column else "wrong"
-            title = f"{name} taken for {names[column]}: {count:,} ({shares[row, column]:.1%})"
-            strong = " strong" if shares[row, column] > 0.55 else ""
-            style = f"--share:{100 * shares[row, column]:.0f}%"
-            cells.append(f'<td class="{kind}{strong}" style="{style}" title="{_text(title)}">{count or ""}</td>')
-        rows.append(f'<tr><th title="{_text(name)}">{_text(_shortened(name))}</th>{"".join(cells)}</tr>')
-    table = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f'<div class="scroll"><table class="matrix">{table}</table></div>'
+        cells = [
+            {
+                "kind": ("right" if row == column else "wrong") + (" strong" if shares[row, column] > 0.55 else ""),
+                "percent": f"{100 * shares[row, column]:.0f}",
+                "title": f"{name} taken for {names[column]}: {count:,} ({shares[row, column]:.1%})",
+                "count": count,
+            }
+            for column, count in enumerate(matrix[row].tolist())
+        ]
+        rows.append((named[row], cells))
+    return {"names": named, "rows": rows}
 
 
 def _shortened(name: str) -> str:
@@ -162,79 +146,53 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:half].rstrip()}…{name[-half:].lstrip()}"
 
 
-def _mixed_up(matrix: np.ndarray, names: Sequence[str]) -> str:
+def _mixed_up(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[str, ...]]:
     wrong = matrix.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
     pairs = [(row, column) for row, column in zip(*np.unravel_index(order, wrong.shape), strict=True) if wrong[row, column]]
-    rows = [(names[row], names[column], f"{wrong[row, column]:,}") for row, column in pairs]
-    return f"<p>The pairs that are mixed up most:</p>{_table(('right', 'said', 'samples'), rows, (2,))}"
+    return [(names[row], names[column], f"{wrong[row, column]:,}") for row, column in pairs]
 
 
-def _classes(matrix: np.ndarray, names: Sequence[str]) -> str:
+def _figures_of_classes(matrix: np.ndarray, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Precision, recall and F1 of each class, the worst first."""
     right = np.diag(matrix).astype(np.float64)
     truth, said = matrix.sum(axis=1), matrix.sum(axis=0)
     precision, recall = right / np.maximum(said, 1), right / np.maximum(truth, 1)
     f1 = 2 * right / np.maximum(truth + said, 1)
-    order = np.argsort(f1[: len(names)], kind="stable")
-    rows = [
+    return [
         (names[index], f"{precision[index]:.4f}", f"{recall[index]:.4f}", f"{f1[index]:.4f}", f"{truth[index]:,}")
-        for index in order
+        for index in np.argsort(f1[: len(names)], kind="stable")
     ]
-    table = _table(("class", "precision", "recall", "F1", "samples"), rows, (1, 2, 3, 4))
-    return f"<details><summary>Precision and recall of each class, the worst first</summary>{table}</details>"
 
 
-def _worst(judgement: Judgement | None, data: str) -> str:
+def _examples_said(judgement: Judgement | None, data: str, without_pictures: str | None) -> str:
+    """What the examples are, in words; empty where there are none to speak of."""
     if judgement is None:
         return ""
     if not judgement.worst:
-        return "" if judgement.missing else f"<p>None: the model is right about all of {_text(data)}.</p>"
-    shown = "".join(map(_example, judgement.worst))
+        return "" if judgement.missing else f"None: the model is right about all of {data}."
     what = ""
     if judgement.of_pixels:
         what = ": picture, mask and what the model says. Classes are the pair of most wrong pixels, errors the share of these"
     if judgement.of_boxes is not None:
         what = ": the objects, and the boxes of the model. What is missed or wrong is thick, and errors are how many of both"
-    said = f"Of {_text(data)}, {judgement.samples:,} samples; the worst first{what}."
-    return f'<p>{said}</p><div class="examples">{shown}</div>'
+    said = f"Of {data}, {judgement.samples:,} samples; the worst first{what}."
+    is_left_out = without_pictures is not None and any(example.pixels is not None for example in judgement.worst)
+    return f"{said} None is shown: {without_pictures}." if is_left_out else said
 
 
-def _example(example: Example) -> str:
-    if example.pixels is None:
-        sample = f'<p class="values">{_text(example.values)}</p>'
-    else:
-        sample = f'<img alt="sample {example.index}" src="{data_address(png(example.pixels))}">'
-    probability = "" if example.probability is None else f", which it gives {example.probability:.1%}"
-    return (
-        f"<figure>{sample}<figcaption>said <b>{_text(example.said)}</b>, is <b>{_text(example.truth)}</b>{probability}"
-        f"<br><small>{_text(example.place)}, error {example.error:.4g}</small></figcaption></figure>"
-    )
-
-
-def _trained(contents: Contents) -> str:
+def _trained(contents: Contents) -> tuple[list[str], list[tuple[str, ...]]]:
+    """What becomes of how many numbers, in words, and the rows of a table of all tensors."""
     tensors = contents.tensors
-    counts: dict[str, list[int]] = {}
+    sizes: dict[str, list[int]] = {}
     for tensor in tensors:
-        counts.setdefault(tensor.role, []).append(tensor.size)
-    said = [f"{role}: {sum(sizes):,} numbers in {len(sizes):,} tensor{'s' * (len(sizes) != 1)}" for role, sizes in counts.items()]
-    rows = [(tensor.name, " × ".join(map(str, tensor.shape)) or "scalar", f"{tensor.size:,}", tensor.role) for tensor in tensors]
-    table = _table(("tensor", "shape", "numbers", ""), rows, (2,))
-    lines = "".join(f"<li>{_text(line)}</li>" for line in said)
-    return f"<ul>{lines}</ul><details><summary>Every tensor</summary>{table}</details>"
-
-
-def _configuration(contents: Contents) -> str:
-    options = {name: _plain(value) for name, value in contents.program.options.items() if value not in (None, [], {}, "")}
-    parts = []
-    if contents.command is not None:
-        parts.append(f'<pre class="command">{_text(contents.command)}</pre>')
-    if contents.configuration is not None:
-        lines = "\n".join(map(_text, contents.configuration.splitlines()))
-        parts.append(f"<details open><summary>The file that repeats the run</summary><pre>{lines}</pre></details>")
-    parts.append(f"<details><summary>What the program was compiled with</summary>{_pairs(options)}</details>")
-    return "".join(parts)
+        sizes.setdefault(tensor.role, []).append(tensor.size)
+    said = [f"{role}: {sum(each):,} numbers in {len(each):,} tensor{'s' * (len(each) != 1)}" for role, each in sizes.items()]
+    rows: list[tuple[str, ...]] = [
+        (tensor.name, " × ".join(map(str, tensor.shape)) or "scalar", f"{tensor.size:,}", tensor.role) for tensor in tensors
+    ]
+    return said, rows
 
 
 def _plain(value: Any) -> str:

@@ -1,33 +1,35 @@
-"""Samples of images as pictures: what was done to their pixels is undone, and they are written as PNG."""
+"""Pictures of samples: what was done to pixels is undone, masks and boxes are drawn, and Pillow writes them as PNG."""
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
+import io
+from collections.abc import Sequence
 
 import numpy as np
 
 from burnish.data.preprocessing import LAYOUTS, Preprocessing
+from burnish.installing import install_command
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-GRAY, COLOR = 0, 2
-"""Color types of PNG (W3C, Portable Network Graphics, third edition, section 11.2.1)."""
+GAP = 2
+"""Columns between the parts of a picture."""
+
+
+def missing_pillow() -> str | None:
+    """Return why no picture can be written; None where Pillow is installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        return f"pictures of samples need Pillow, of the extra 'report', which is not installed ({install_command('PIL')})"
+    return None
 
 
 def png(pixels: np.ndarray) -> bytes:
     """Return a PNG file of pixels: uint8, [height, width] for gray, or [height, width, 3] for red, green and blue."""
-    height, width = pixels.shape[:2]
-    header = struct.pack(">IIBBBBB", width, height, 8, GRAY if pixels.ndim == 2 else COLOR, 0, 0, 0)
-    rows = pixels.reshape(height, -1)
-    # Each row begins with the number of its filter, here none.
-    content = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1).tobytes()
-    return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(content)) + _chunk(b"IEND", b"")
+    from PIL import Image
 
-
-def data_address(content: bytes) -> str:
-    """Return the address of a PNG file that holds the file itself."""
-    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def pixels_of(sample: np.ndarray, preprocessing: Preprocessing | None) -> np.ndarray | None:
@@ -56,6 +58,58 @@ def pixels_of(sample: np.ndarray, preprocessing: Preprocessing | None) -> np.nda
     return rounded[..., 0] if rounded.shape[-1] == 1 else rounded
 
 
+def side_by_side(picture: np.ndarray | None, masks: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """Return a picture and masks beside each other, uint8 [height, width, 3].
+
+    Args:
+        picture: uint8, [height, width] or [height, width, 3], of the size of the masks; None, or of another size: left out.
+        masks: class indices, [height, width] each; what is no class is black.
+        classes: how many there are.
+    """
+    colours = class_colours(classes)
+    parts = [colours[np.where((mask >= 0) & (mask < classes), mask, classes)] for mask in masks]
+    if picture is not None and picture.shape[:2] == parts[0].shape[:2]:
+        parts.insert(0, picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2))
+    return joined(parts)
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return pictures of one height beside each other: uint8 [height, width, 3]."""
+    gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
+    return np.concatenate([piece for part in parts for piece in (part, gap)][:-1], axis=1)
+
+
+def class_colours(classes: int) -> np.ndarray:
+    """A colour for each class, evenly around the wheel, the first dark gray; black behind them: uint8, [classes + 1, 3]."""
+    hues = np.arange(max(classes - 1, 1)) / max(classes - 1, 1)
+    # Of full saturation and value (Smith 1978): each channel is a trapezoid over the hue.
+    shifted = (hues[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6
+    wheel = np.clip(np.abs(shifted - 3) - 1, 0, 1)[: classes - 1]
+    return (np.concatenate([[[0.25] * 3], wheel, [[0.0] * 3]]) * 255).astype(np.uint8)
+
+
+def drawn_on(picture: np.ndarray, boxes: np.ndarray, colours: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return a picture in colour with the outlines of boxes, those that are wrong twice as wide.
+
+    Args:
+        picture: uint8, [height, width] or [height, width, 3].
+        boxes: left, top, right, bottom, as fractions, ``[boxes, 4]``.
+        colours: uint8, ``[boxes, 3]``.
+        right: whether a box is right, ``[boxes]``.
+    """
+    drawn = picture.copy() if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2)
+    height, width = drawn.shape[:2]
+    line = 1 + max(height, width) // 320
+    for box, colour, is_right in zip(boxes, colours, right, strict=True):
+        left, top, end, bottom = (np.clip(box, 0, 1) * [width, height, width, height]).round().astype(int)
+        thick = line if is_right else 2 * line
+        inside = np.zeros((height, width), bool)
+        inside[top : max(bottom, top + 1), left : max(end, left + 1)] = True
+        inside[top + thick : max(bottom - thick, 0), left + thick : max(end - thick, 0)] = False
+        drawn[inside] = colour
+    return drawn
+
+
 def _layout(sample: np.ndarray, preprocessing: Preprocessing | None) -> str | None:
     """Where the channels of a sample stand; None where it is no image."""
     fits = {
@@ -69,7 +123,3 @@ def _layout(sample: np.ndarray, preprocessing: Preprocessing | None) -> str | No
     if preprocessing is None and sample.ndim == 2:  # more likely a sequence of vectors
         return None
     return next((layout for layout in LAYOUTS if fits[layout]), None)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

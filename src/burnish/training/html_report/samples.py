@@ -1,4 +1,4 @@
-"""What a trained model says of each sample of a data set: the confusion matrix, and the samples that it gets most wrong."""
+"""The judgement of a model over a data set: the confusion matrix, and the samples that it gets most wrong."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from burnish.data import Dataset, Loader, TextDataset
-from burnish.data.annotated.images import AnnotatedImages
 from burnish.data.batches import BatchLoader
-from burnish.data.image.labelled import LabelledImages
+from burnish.data.image.labelled import DecodedImages
 from burnish.errors import BurnishError
-from burnish.training.answers import Answer, class_names, read_answer
 from burnish.training.detections import is_detector
 from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.html_report.boxes import judge_boxes
-from burnish.training.html_report.judgement import Example, Judgement
-from burnish.training.html_report.masks import compared, is_of_pixels, most_mixed_up, no_and_yes, side_by_side
-from burnish.training.html_report.pictures import pixels_of
+from burnish.training.html_report.contents import Example, Judgement
+from burnish.training.html_report.pictures import pixels_of, side_by_side
+from burnish.training.predictions import Answer, class_names, read_answer
 from burnish.training.trained_model import TrainedModel
 
 MOST_CLASSES = 1000
@@ -77,8 +75,8 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         labels = batch[label.name]
         outputs = model.predict(part, batch_size)[answer.output]
         if asks_of_pixels:
-            outputs, labels = no_and_yes(outputs, answer.least_yes), labels[:, 0].astype(np.int64)
-        if answer.kind != "values" and is_of_pixels(outputs, labels):
+            outputs, labels = _no_and_yes(outputs, answer.least_yes), labels[:, 0].astype(np.int64)
+        if answer.kind != "values" and _is_of_pixels(outputs, labels):
             if outputs.shape[2:] != labels.shape[1:]:
                 missing = f"the output '{answer.output}' is of another size than the masks: its figures are those of the metrics"
                 return Judgement(0, (), None, (), missing)
@@ -100,7 +98,7 @@ def judge(model: TrainedModel, dataset: Dataset | None, batch_size: int = 32, wo
         kept.add_classes(start, batch, labels.reshape(-1), numbers, answer)
     is_large = confusion is not None and len(confusion) > MOST_CLASSES
     examples = kept.examples()
-    if isinstance(dataset, LabelledImages | AnnotatedImages):
+    if isinstance(dataset, DecodedImages):
         examples = tuple(replace(example, name=dataset.name_of(example.index)) for example in examples)
     if isinstance(dataset, TextDataset):
         examples = tuple(replace(each, values=_words(dataset.words(each.index), each.values)) for each in examples)
@@ -122,6 +120,34 @@ def _added(confusion: np.ndarray | None, labels: np.ndarray, numbers: np.ndarray
     counts = (labels >= 0) & (labels < count)  # others are those that the loss ignores
     np.add.at(total, (labels[counts], numbers.argmax(axis=1)[counts]), 1)
     return total
+
+
+def _is_of_pixels(outputs: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether scores are of classes for each pixel, [samples, classes, height, width], and labels are masks of indices."""
+    return outputs.ndim == 4 and labels.ndim == 3 and labels.dtype.kind in "iu" and outputs.shape[1] > 1
+
+
+def _no_and_yes(scores: np.ndarray, least: float) -> np.ndarray:
+    """Return scores of two classes, no and yes, of one score that is a yes above ``least``: [samples, 2, height, width]."""
+    return np.concatenate([np.full_like(scores, least), scores], axis=1)
+
+
+def _compared(said: np.ndarray, right: np.ndarray, classes: int) -> np.ndarray:
+    """Return how many pixels of which class are taken for which: int64, [right class, class that is said].
+
+    Pixels whose right class is none of them count as little as in the loss: not at all.
+    """
+    counts = (right >= 0) & (right < classes)
+    pairs = right[counts].astype(np.int64) * classes + said[counts].astype(np.int64)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def _most_mixed_up(matrix: np.ndarray) -> tuple[int, int, float]:
+    """Return the pair of classes, right and said, that most wrong pixels are of, and which share of all pixels is wrong."""
+    wrong = matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    right, said = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    return int(right), int(said), float(wrong.sum() / max(matrix.sum(), 1))
 
 
 class _Worst:
@@ -158,9 +184,9 @@ class _Worst:
         said = outputs.argmax(axis=1)
         total = np.zeros((count, count), np.int64) if confusion is None else confusion
         for row, (mask, prediction) in enumerate(zip(masks, said, strict=True)):
-            matrix = compared(prediction, mask, count)
+            matrix = _compared(prediction, mask, count)
             total = total + matrix
-            right, guess, error = most_mixed_up(matrix)
+            right, guess, error = _most_mixed_up(matrix)
             if error and self._takes(error):
                 picture = pixels_of(self._sample(batch, row), self._model.described.preprocessing)
                 pixels = side_by_side(picture, (mask, prediction), count)

@@ -1,15 +1,17 @@
-"""Batches of random numbers that fit a program, for comparison and timing: there is nothing to learn from them."""
+"""Data that are drawn: batches that fit a program, for comparison and timing, and clicks for a model of recommendation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from burnish.data.dataset import ArrayDataset
 from burnish.errors import ConfigurationError
 from burnish.program import Entry, Program, Role
 from burnish.program.layout import sample_extent
+from burnish.settings import is_number, is_whole
 
 DEFAULT_EXTENT = 8
 LARGEST_EXTENT = 1 << 24
@@ -78,3 +80,47 @@ def _random(entry: Entry, sizes: Mapping[str, int], generator: np.random.Generat
     if low is not None or high is not None:  # one side is open: on this side of the bound
         values = low + np.abs(values) if low is not None else (high or 0) - np.abs(values)
     return np.asarray(values).astype(entry.numpy_dtype)
+
+
+def synthetic_clicks(
+    samples: int, rows: Sequence[int], numbers: int = 13, exponent: float = 1.1, seed: int = 0, draw: int = 0
+) -> ArrayDataset:
+    """Draw clicks whose categories follow Zipf's law, for ``burnish.models.dlrm`` of the same tables.
+
+    A hidden score says how likely a click is: the sum of a normal effect for each row of each table, and a linear function of the
+    numbers, so that a model can learn it.
+
+    Args:
+        samples: how many.
+        rows: of each table. The row of rank k is drawn with a probability that falls as k to the power of -``exponent``.
+        numbers: of a sample, normal.
+        exponent: of Zipf's law; 0 draws all rows alike.
+        seed: of the hidden effects.
+        draw: of the samples: data sets of one seed and several draws can be learned together.
+
+    Returns:
+        Arrays ``numbers``, ``category_1`` and so on, and ``targets`` [samples, 1].
+
+    Raises:
+        ConfigurationError: a size that is no whole number of at least 1, or an exponent that is negative.
+    """
+    if not rows or not all(is_whole(size) and size >= 1 for size in (samples, *rows, numbers)):
+        raise ConfigurationError(
+            f"synthetic_clicks: samples={samples}, rows={tuple(rows)}, numbers={numbers}: every number has to be whole and 1 or "
+            "more, and there has to be a table"
+        )
+    if not is_number(exponent) or exponent < 0:
+        raise ConfigurationError(f"synthetic_clicks: exponent must be a finite number that is not negative, not {exponent!r}")
+    hidden, drawn = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1, draw])
+    x = drawn.standard_normal((samples, numbers))
+    score = x @ hidden.normal(0.0, 1 / np.sqrt(numbers), numbers)
+    places = np.empty((samples, len(rows)), np.int64)
+    for table, count in enumerate(rows):
+        effects = hidden.normal(0.0, 2 / np.sqrt(len(rows)), count)
+        frequency = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+        ranks = np.searchsorted(np.cumsum(frequency) / frequency.sum(), drawn.random(samples))
+        places[:, table] = np.minimum(ranks, count - 1)
+        score += effects[places[:, table]]
+    targets = (drawn.random(samples) < 1 / (1 + np.exp(-score))).astype(np.float32)
+    columns = {f"category_{table + 1}": np.ascontiguousarray(places[:, table]) for table in range(len(rows))}
+    return ArrayDataset({"numbers": x.astype(np.float32), **columns, "targets": targets.reshape(-1, 1)})

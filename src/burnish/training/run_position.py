@@ -1,4 +1,4 @@
-"""Where a run is: what a checkpoint holds beside the session's state, so that the run goes on as if it had never stopped."""
+"""The position of a run in its data, which checkpoints hold, so that it goes on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from burnish.metrics import higher_is_better
 from burnish.settings import is_whole
-from burnish.training.totals import Means, Sums
+from burnish.training.metric_totals import Means, Sums
 
 Batch = Mapping[str, np.ndarray]
 
@@ -126,7 +126,7 @@ class StepClock:
 
 
 def _is_figure(value: object) -> bool:
-    """Whether something is a number, of whatever value: a figure may be NaN."""
+    """Return whether something is a number, of whatever value: a figure may be NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -144,7 +144,7 @@ def _is_best(best: object) -> bool:
 
 
 def is_better(metric: str, value: float, than: float, loss: float | None = None, than_loss: float | None = None) -> bool:
-    """Whether an epoch is better than another.
+    """Return whether an epoch is better than another.
 
     Args:
         metric: the figure that decides. It says whether more is better; of the loss, less is. NaN is worse than all.

@@ -1,4 +1,4 @@
-"""Clicks on advertisements: files in the format of Criteo's data sets, and data that are drawn."""
+"""A file of clicks on advertisements, in the format of Criteo's data sets, as a data set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from burnish.data.dataset import ArrayDataset
 from burnish.errors import ConfigurationError, DataError
-from burnish.settings import is_number, is_whole
 
 NUMBERS, CATEGORIES = 13, 26
 _LINE = re.compile(rb"[01](?:\t(?:-?\d{1,18})?){13}(?:\t[0-9a-fA-F]{0,16}){26}\r?\n?")
@@ -44,8 +42,8 @@ class CriteoFile:
     preprocessing = None
 
     def __init__(self, path: str | Path, rows: int | Sequence[int]):
-        sizes = [rows] * CATEGORIES if is_whole(rows) else list(rows) if isinstance(rows, Sequence) else []
-        if len(sizes) != CATEGORIES or not all(is_whole(size) and size >= 1 for size in sizes):
+        sizes = [rows] * CATEGORIES if isinstance(rows, int) else list(rows) if isinstance(rows, Sequence) else []
+        if len(sizes) != CATEGORIES or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise ConfigurationError(
                 f"CriteoFile: rows must be a whole number of at least 1, or {CATEGORIES} of them, not {rows!r}"
             )
@@ -102,52 +100,5 @@ class CriteoFile:
         places = (hashes.reshape(-1, CATEGORIES) % self._rows).astype(np.int64)
         targets = np.array([[int(row[0])] for row in fields], np.float32).reshape(-1, 1)
         scaled = np.log1p(np.maximum(numbers.reshape(-1, NUMBERS), 0)).astype(np.float32)
-        return _named(scaled, places, targets)
-
-
-def synthetic_clicks(
-    samples: int, rows: Sequence[int], numbers: int = NUMBERS, exponent: float = 1.1, seed: int = 0, draw: int = 0
-) -> ArrayDataset:
-    """Draw clicks whose categories follow Zipf's law, for ``burnish.models.dlrm`` of the same tables.
-
-    A hidden score says how likely a click is: the sum of a normal effect for each row of each table, and a linear function of the
-    numbers, so that a model can learn it.
-
-    Args:
-        samples: how many.
-        rows: of each table. The row of rank k is drawn with a probability that falls as k to the power of -``exponent``.
-        numbers: of a sample, normal.
-        exponent: of Zipf's law; 0 draws all rows alike.
-        seed: of the hidden effects.
-        draw: of the samples: data sets of one seed and several draws can be learned together.
-
-    Returns:
-        Arrays ``numbers``, ``category_1`` and so on, and ``targets`` [samples, 1].
-
-    Raises:
-        ConfigurationError: a size that is no whole number of at least 1, or an exponent that is negative.
-    """
-    if not rows or not all(is_whole(size) and size >= 1 for size in (samples, *rows, numbers)):
-        raise ConfigurationError(
-            f"synthetic_clicks: samples={samples}, rows={tuple(rows)}, numbers={numbers}: every number has to be whole and 1 or "
-            "more, and there has to be a table"
-        )
-    if not is_number(exponent) or exponent < 0:
-        raise ConfigurationError(f"synthetic_clicks: exponent must be a finite number that is not negative, not {exponent!r}")
-    hidden, drawn = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1, draw])
-    x = drawn.standard_normal((samples, numbers))
-    score = x @ hidden.normal(0.0, 1 / np.sqrt(numbers), numbers)
-    places = np.empty((samples, len(rows)), np.int64)
-    for table, count in enumerate(rows):
-        effects = hidden.normal(0.0, 2 / np.sqrt(len(rows)), count)
-        frequency = np.arange(1, count + 1, dtype=np.float64) ** -exponent
-        ranks = np.searchsorted(np.cumsum(frequency) / frequency.sum(), drawn.random(samples))
-        places[:, table] = np.minimum(ranks, count - 1)
-        score += effects[places[:, table]]
-    targets = (drawn.random(samples) < 1 / (1 + np.exp(-score))).astype(np.float32)
-    return ArrayDataset(_named(x.astype(np.float32), places, targets.reshape(-1, 1)))
-
-
-def _named(numbers: np.ndarray, places: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
-    columns = {f"category_{table + 1}": np.ascontiguousarray(places[:, table]) for table in range(places.shape[1])}
-    return {"numbers": numbers, **columns, "targets": targets}
+        columns = {f"category_{table + 1}": np.ascontiguousarray(places[:, table]) for table in range(CATEGORIES)}
+        return {"numbers": scaled, **columns, "targets": targets}

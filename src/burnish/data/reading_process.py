@@ -1,21 +1,30 @@
-"""What goes between the training process and a reading process: a JSON header, and arrays as bytes.
+"""A reading process: gets a data set, and then reads one batch after another until its input ends.
 
-Both ends belong to one run. The data set goes to a reading process pickled, once. Nothing that comes back, and nothing that is
-read from a file, is unpickled.
+``python -m burnish.data.reading_process``, with JSON headers and arrays as bytes on its standard input and output. The data set
+goes to it pickled, once; nothing that comes back, and nothing that is read from a file, is unpickled. Its input ends with the
+process that started it, however that ends; Ctrl-C is left to that process.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 from burnish.data.dataset import Dataset
+from burnish.errors import BurnishError
 
 LENGTH_BYTES = 8
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Request:
         return cls(np.asarray(header["indices"], np.int64), header["seed"], header["epoch"])
 
 
-def send(file: BinaryIO, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
+def send(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
     """Write a header, and arrays after it."""
     held = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     described = [(name, _dtype_text(array.dtype), list(array.shape)) for name, array in held.items()]
@@ -59,7 +68,7 @@ def send(file: BinaryIO, header: Mapping[str, Any], arrays: Mapping[str, np.ndar
     file.flush()
 
 
-def receive(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+def receive(file: IO[bytes]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """Read what ``send`` wrote; None where the other side is gone."""
     length = file.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
@@ -78,7 +87,7 @@ def receive(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]] | No
     return header, arrays
 
 
-def _filled(file: BinaryIO, memory: memoryview) -> bool:
+def _filled(file: IO[bytes], memory: memoryview) -> bool:
     done = 0
     while done < len(memory):
         read = file.readinto(memory[done:])  # type: ignore[attr-defined]  # a pipe, buffered or not, has it
@@ -91,3 +100,44 @@ def _filled(file: BinaryIO, memory: memoryview) -> bool:
 def _dtype_text(dtype: np.dtype) -> str:
     # Types that NumPy does not have, such as bfloat16, are known by their names alone.
     return dtype.name if dtype.kind == "V" else dtype.str
+
+
+def main() -> None:
+    """Answer requests for batches, as the whole of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # What a library prints is not to stand among the frames.
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        dataset = pickle.load(source)
+    except EOFError:  # nothing was asked for
+        return
+    while (received := receive(source)) is not None:
+        header, _ = received
+        try:
+            send(sink, *_answer(dataset, Request.of(header)))
+        except BrokenPipeError:
+            return
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: while it reads, it does not see that its input has."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
+def _answer(dataset: Dataset, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        batch = request.read(dataset)
+    except BurnishError as error:
+        return {"error": str(error), "kind": type(error).__name__}, {}
+    except Exception as error:  # whatever a data set of the user's raises: it is raised where the batch is waited for
+        return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}, {}
+    findings = getattr(dataset, "take_findings", None)
+    return {"findings": {} if findings is None else findings()}, batch
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Figures of many batches: from totals that add up, or as averages of the batches' own figures."""
+"""Loss and metrics of many batches: from totals that add up, or as averages of the batches' own figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Totals:
 
 
 def holds_rows(output: str) -> bool:
-    """Whether an output holds rows, which are joined and not added."""
+    """Return whether an output holds rows, which are joined and not added."""
     return output.partition(":")[0] == ROWS
 
 

@@ -1,24 +1,29 @@
-"""The training process' side of reading ahead: processes that read batches, and threads that fetch these."""
+"""Reading batches ahead: processes that read them, a thread for each, and the futures of the batches in their order.
+
+The other side is ``reading_process``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, cast
+from concurrent.futures import Future, wait
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
 from burnish import errors
 from burnish.data.dataset import Dataset
-from burnish.data.reading.frames import Request, receive, send
+from burnish.data.reading_process import Request, receive, send
 from burnish.errors import BurnishError, ConfigurationError, DataError
 
 AHEAD = 2
@@ -29,6 +34,18 @@ STOPPED_SECONDS = 10.0
 """How long a process may stand still by a signal: after Ctrl-Z all go on together."""
 
 Batch = dict[str, np.ndarray]
+
+
+class _Task(NamedTuple):
+    """A batch to be read, by its number in its epoch; nothing of the epoch is begun once a batch of it has failed."""
+
+    future: Future[Batch]
+    number: int
+    request: Request
+    has_failed: threading.Event
+
+
+Tasks = queue.SimpleQueue[_Task | None]
 
 
 class ReadAhead:
@@ -57,8 +74,10 @@ class ReadAhead:
             ) from error
         self._dataset = dataset
         self._processes = [_ReadingProcess(content) for _ in range(processes)]
-        self._fetching: _Fetching | None = None
-        self._end = weakref.finalize(self, _end_all, self._processes)
+        self._tasks: Tasks = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._waiting: deque[Future[Batch]] = deque()
+        self._end = weakref.finalize(self, _end_all, self._processes, self._tasks, self._threads)
 
     def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
         """Yield the batches of requests, in their order.
@@ -66,17 +85,51 @@ class ReadAhead:
         Raises:
             DataError: a process has ended, or what the data set raises.
         """
-        fetching = self._fetching = _Fetching(self._dataset, self._processes, requests)
+        waiting: deque[Future[Batch]] = deque()
+        self._waiting = waiting
+        has_failed = threading.Event()
+        self._start_threads()
         try:
-            yield from fetching.batches()
+            for number, request in enumerate(requests):
+                waiting.append(Future())
+                self._tasks.put(_Task(waiting[-1], number, request, has_failed))
+                if len(waiting) > AHEAD + len(self._processes):
+                    yield self._result(waiting.popleft())
+            while waiting:
+                yield self._result(waiting.popleft())
         finally:
-            fetching.stop()
+            self._cancel(waiting)
 
     def close(self) -> None:
         """End the processes, after what they are at."""
-        if self._fetching is not None:
-            self._fetching.stop()
+        self._cancel(self._waiting)
         self._end()
+
+    def _start_threads(self) -> None:
+        """Start a thread for each process, once.
+
+        They are daemons, and none of a ``ThreadPoolExecutor``: the interpreter waits for those when it ends, and so for a process
+        that a signal has stopped.
+        """
+        if not self._threads:
+            for process in self._processes:
+                thread = threading.Thread(target=_fetch, args=(process, self._dataset, self._tasks), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _result(self, future: Future[Batch]) -> Batch:
+        self._wait_for([future])
+        return future.result()
+
+    def _cancel(self, futures: Iterable[Future[Batch]]) -> None:
+        """Take back what no process is at, and wait for the rest."""
+        self._wait_for([future for future in futures if not future.cancel()])
+
+    def _wait_for(self, futures: Sequence[Future[Batch]]) -> None:
+        """Wait until all are done: a process that stays stopped by a signal is killed."""
+        while any(thread.is_alive() for thread in self._threads) and wait(futures, LOOK_SECONDS).not_done:
+            for process in self._processes:
+                process.give_up_if_stopped()
 
 
 class _ReadingProcess:
@@ -86,22 +139,22 @@ class _ReadingProcess:
         paths = os.pathsep.join(path for path in sys.path if path)
         # One thread each: those of the step are busy already.
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "burnish.data.reading.process"]
+        command = [sys.executable, "-m", "burnish.data.reading_process"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._content: bytes | None = content
         self._stopped_since: float | None = None
         self._is_given_up = False
-        _widen(self._process)
+        _widen(self._output)
 
     def answer(self, request: Request) -> tuple[dict[str, Any], Batch] | None:
         """Return the header and the batch that it answers with; None where it is gone."""
-        process = self._process
         try:
             if self._content is not None:
-                process.stdin.write(self._content)  # type: ignore[union-attr]  # both are pipes
+                self._input.write(self._content)
                 self._content = None
-            send(cast(Any, process.stdin), request.header())
-            return receive(cast(Any, process.stdout))
+            send(self._input, request.header())
+            return receive(self._output)
         except (OSError, ValueError):  # its pipe is closed
             return None
 
@@ -132,7 +185,7 @@ class _ReadingProcess:
     def end_input(self) -> None:
         """Let it end after what it is at."""
         with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]  # a pipe
+            self._input.close()
 
     def end(self) -> None:
         """Wait until it has ended, and kill it where it does not."""
@@ -141,97 +194,37 @@ class _ReadingProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()  # type: ignore[union-attr]  # a pipe
+        self._output.close()
 
 
-class _Fetching:
-    """The batches of one epoch: a thread for each process sends it requests and takes the answers."""
+def _fetch(process: _ReadingProcess, dataset: Dataset, tasks: Tasks) -> None:
+    """Let a process read one batch after another, until there is no more to do."""
+    while (task := tasks.get()) is not None:
+        if task.has_failed.is_set():
+            task.future.cancel()
+        if not task.future.set_running_or_notify_cancel():
+            continue
+        try:
+            task.future.set_result(_read(process, dataset, task))
+        except BaseException as error:
+            task.has_failed.set()
+            task.future.set_exception(error)
 
-    def __init__(self, dataset: Dataset, processes: Sequence[_ReadingProcess], requests: Iterable[Request]):
-        self._dataset = dataset
-        self._processes = processes
-        self._requests = enumerate(requests)
-        self._changed = threading.Condition()
-        self._ready: dict[int, Batch | BaseException] = {}
-        self._asked, self._taken = 0, 0
-        self._exhausted = self._stopped = False
-        self._threads = [threading.Thread(target=self._fetch, args=(process,), daemon=True) for process in processes]
-        self._room = AHEAD + len(processes)
-        for thread in self._threads:
-            thread.start()
 
-    def batches(self) -> Iterator[Batch]:
-        number = 0
-        while True:
-            with self._changed:
-                while not self._changed.wait_for(partial(self._is_settled, number), LOOK_SECONDS):
-                    self._give_up_stopped()
-                if number not in self._ready:
-                    return
-                answer = self._ready.pop(number)
-                number += 1
-                self._taken = number
-                self._changed.notify_all()
-            if isinstance(answer, BaseException):
-                raise answer
-            yield answer
-
-    def _is_settled(self, number: int) -> bool:
-        """Whether a batch is there, or there is none of this number."""
-        return number in self._ready or (self._exhausted and number >= self._asked)
-
-    def stop(self) -> None:
-        """Let the threads take the answers under way, and end."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(LOOK_SECONDS)
-                self._give_up_stopped()
-
-    def _give_up_stopped(self) -> None:
-        for process in self._processes:
-            process.give_up_if_stopped()
-
-    def _fetch(self, process: _ReadingProcess) -> None:
-        while (asked := self._next()) is not None:
-            number, request = asked
-            answer = self._answer(process, number, request)
-            with self._changed:
-                self._ready[number] = answer
-                self._changed.notify_all()
-            if isinstance(answer, BaseException):
-                return
-
-    def _next(self) -> tuple[int, Request] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._exhausted or self._asked - self._taken < self._room)
-            if self._stopped or self._exhausted:
-                return None
-            try:
-                asked = next(self._requests)
-            except StopIteration:
-                self._exhausted = True
-                self._changed.notify_all()
-                return None
-            self._asked = asked[0] + 1
-            return asked
-
-    def _answer(self, process: _ReadingProcess, number: int, request: Request) -> Batch | BaseException:
-        answer = process.answer(request)
-        if answer is None:
-            return DataError(
-                f"a process that reads data {process.ended()} at batch {number} of those asked for (process {process.pid}). What "
-                "it printed stands above; where memory ran out, take fewer of them, or read in this process (data_workers=0, "
-                "--data-workers 0)"
-            )
-        header, batch = answer
-        if "error" in header:
-            return _error(header)
-        if header["findings"]:
-            self._dataset.add_findings(header["findings"])  # type: ignore[attr-defined]  # what finds, takes findings
-        return batch
+def _read(process: _ReadingProcess, dataset: Dataset, task: _Task) -> Batch:
+    answer = process.answer(task.request)
+    if answer is None:
+        raise DataError(
+            f"a process that reads data {process.ended()} at batch {task.number} of those asked for (process {process.pid}). "
+            "What it printed stands above; where memory ran out, take fewer of them, or read in this process (data_workers=0, "
+            "--data-workers 0)"
+        )
+    header, batch = answer
+    if "error" in header:
+        raise _error(header)
+    if header["findings"]:
+        dataset.add_findings(header["findings"])  # type: ignore[attr-defined]  # what finds, takes findings
+    return batch
 
 
 def _error(header: dict[str, Any]) -> BaseException:
@@ -249,7 +242,7 @@ def _error(header: dict[str, Any]) -> BaseException:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a child of this process, as far as the system tells."""
+    """Return whether a signal has stopped a child of this process, as far as the system tells."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -258,16 +251,19 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _widen(process: subprocess.Popen[bytes]) -> None:
-    """Make the pipe from a process hold a mebibyte, where the system can: it is then emptied in fewer turns."""
+def _widen(pipe: IO[bytes]) -> None:
+    """Make a pipe hold a mebibyte, where the system can: it is then emptied in fewer turns."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 
-        fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)  # type: ignore[union-attr]  # a pipe
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def _end_all(processes: Sequence[_ReadingProcess]) -> None:
+def _end_all(processes: Sequence[_ReadingProcess], tasks: Tasks, threads: Sequence[threading.Thread]) -> None:
     for process in processes:
+        tasks.put(None)
         process.end_input()
     for process in processes:
         process.end()
+    for thread in threads:
+        thread.join(ENDING_SECONDS)

@@ -1,4 +1,4 @@
-"""What a model's output says of a sample: a class with its probability, yes or no, a score, or values. And tables of answers."""
+"""A model's predictions for samples: a class with its probability, yes or no, a score, or values; and tables of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answer:
         return 0.5 if self.activation is None else 0.0
 
     def is_of_pixels(self, array: np.ndarray) -> bool:
-        """Whether an output holds scores of classes, or one of yes or no, for each pixel: [samples, classes, height, width]."""
+        """Return whether an output holds scores for each pixel, of classes or of yes: [samples, classes, height, width]."""
         is_map = array.ndim == 4 and array.shape[2] * array.shape[3] > 1
         return is_map and (self.kind in ("classes", "scores") or (self.kind == "questions" and array.shape[CLASS_AXIS] == 1))
 

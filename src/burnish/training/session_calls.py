@@ -1,4 +1,4 @@
-"""Calls of one object that wait for each other, whatever thread they come from; and what comes of them at an exit or a fork."""
+"""A session's lock, held through exits and forks, and the methods that its workers call together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
+import numpy as np
+
 from burnish import stopping
+from burnish.engines import ProgramRunner
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -20,7 +24,7 @@ FORK_SECONDS = 1.0
 
 
 class TakesTurns(Protocol):
-    """What has a lock, which a thread may take again while it has it."""
+    """An object with a lock, which a thread may take again while it has it."""
 
     _lock: threading.RLock
 
@@ -91,3 +95,52 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+class TakesPart:
+    """A session's side of exchanges beyond the steps. One process by itself may call all of it, and nothing happens."""
+
+    _lock: threading.RLock
+    _runner: ProgramRunner | None
+
+    @one_at_a_time
+    def take_part(self) -> None:
+        """Give this worker's part of the state to another worker, which calls ``state``, ``save_checkpoint`` or ``export``.
+
+        With ``DataParallel(shard_tables=...)`` also take part in one ``evaluate`` or ``predict`` of others.
+        """
+        if self._runner is not None:
+            self._runner.take_part()
+
+    @one_at_a_time
+    def synchronize(self) -> None:
+        """End a round of steps that workers take alone (``DataParallel(synchronize_every=...)``); all of them call it.
+
+        Where all workers have the same weights after each step, there is nothing to do.
+        """
+        if self._runner is not None:
+            self._runner.synchronize()
+
+    @property
+    def evaluates_together(self) -> bool:
+        """Return whether ``evaluate`` and ``predict`` are exchanges, which all workers make at the same time."""
+        return self._runner is not None and self._runner.evaluates_together
+
+    def asking(self) -> AbstractContextManager[None]:
+        """While this lasts, this worker may ask the others for the state, which ``take_part`` meanwhile."""
+        return nullcontext() if self._runner is None else self._runner.asking()
+
+    def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> bool:
+        """Take over, where workers hold tables in parts, the state that the first of them loaded; return whether they do.
+
+        Args:
+            given: returns on all workers what the first one gives, by the name of a state entry.
+        """
+        if self._runner is not None:
+            self._runner.take_over(given)
+        return self.evaluates_together
+
+    @property
+    def meets(self) -> bool:
+        """Return whether workers exchange something in the next step; they do not where they step alone and the round goes on."""
+        return self._runner is None or self._runner.ends_round

@@ -1,8 +1,9 @@
-"""Values that are missing in a table: which cells count as such, and what becomes of their rows."""
+"""Missing values of a table: which cells count as such, what becomes of their rows, and classes named like them."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
@@ -168,3 +169,24 @@ def _is_one_for_python(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def alike_but_for_case(names: Sequence[str]) -> list[str]:
+    """Return a note for each name that another one differs from in case alone."""
+    notes: list[str] = []
+    cases: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFC", name).strip().casefold()
+        if folded in cases:
+            notes.append(f"the classes '{cases[folded]}' and '{name}' differ in case alone, and are two")
+        cases[folded] = name
+    return notes
+
+
+def marks_among(names: Sequence[str]) -> list[str]:
+    """Return a note for names of classes that often stand for a value that is missing."""
+    marks = [f"'{name}'" for name in names if name.lower() in MARKS]
+    if not marks:
+        return []
+    verb = "is a class" if len(marks) == 1 else "are classes"
+    return [f"{', '.join(marks)} {verb} like the others: remove these rows where the label is missing"]

@@ -1,4 +1,4 @@
-"""The embedding tables of a session that are kept in mapped files: when they are written, and what they follow."""
+"""The embedding tables of a session in mapped files: when they are written, and what they follow."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SessionTables:
         self._is_torn = False
 
     def agrees_with(self, place: JournalPlace) -> bool:
-        """Whether the tables were the same as a checkpoint, but for rows that are known."""
+        """Return whether the tables were the same as a checkpoint, but for rows that are known."""
         return self._mapped.agrees_with(place)
 
     def follow(self, place: JournalPlace) -> None:

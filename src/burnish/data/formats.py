@@ -1,0 +1,284 @@
+"""The table of data formats: how each is recognized, opened and called; the help and errors print it.
+
+The command imports it for its help, so that what a format needs is imported where it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from burnish.errors import DataError
+from burnish.untrusted import check_regular
+
+if TYPE_CHECKING:
+    from burnish.data.csv import LeftOut
+    from burnish.data.data_spec import DataSpec
+    from burnish.data.dataset import Dataset
+    from burnish.data.missing_values import Columns, Missing
+    from burnish.data.preprocessing import PixelsLike
+    from burnish.data.text.settings import Text
+
+DIGITS = ("digits", "digits:train", "digits:test")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Data that are to be opened, with the arguments of ``open_dataset``."""
+
+    source: str | Path
+    spec: DataSpec
+    label: str | None
+    classes: Sequence[str] | None
+    image_size: tuple[int, int] | None
+    pixels: PixelsLike | None
+    text: Text | None
+    missing: Missing
+
+    @property
+    def path(self) -> Path:
+        return Path(self.source)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of data.
+
+    Attributes:
+        name: of the format.
+        said: what the help and errors call it.
+        holds: ``images``, ``arrays`` (of bytes they are pixels), a ``table`` (of numbers, or of texts with a tokenizer),
+            ``texts`` alone, or ``digits``.
+        labels: where its labels are, for the error about an option that names their column; empty where one does.
+        open: opens it.
+        suffixes: of its files, in small letters.
+        is_it: whether a path that is there is of this format; takes the path and, of a folder, the suffixes of its files. By
+            default a file's suffix tells.
+    """
+
+    name: str
+    said: str
+    holds: Literal["images", "arrays", "table", "texts", "digits"]
+    labels: str
+    open: Callable[[Opening], Dataset]
+    suffixes: tuple[str, ...] = ()
+    is_it: Callable[[Path, frozenset[str]], bool] | None = None
+
+    @property
+    def short(self) -> str:
+        """Its name in an error, without what stands in brackets."""
+        return self.said.partition(" (")[0]
+
+    def matches(self, path: Path, held: frozenset[str]) -> bool:
+        """Return whether a path that is there is of this format."""
+        is_file = not path.is_dir() and path.suffix.lower() in self.suffixes
+        return is_file or (self.is_it is not None and self.is_it(path, held))
+
+
+def _open_digits(asked: Opening) -> Dataset:
+    from burnish.data.digits import open_digits
+
+    return open_digits(asked.spec, "test" if str(asked.source) == "digits:test" else "train")
+
+
+def _open_npz(asked: Opening) -> Dataset:
+    from burnish.data.numpy_files import open_npz
+
+    return open_npz(asked.path, asked.spec, asked.classes, asked.pixels)
+
+
+def _open_npy(asked: Opening) -> Dataset:
+    from burnish.data.numpy_files import MappedArrays
+
+    return MappedArrays(asked.path, asked.spec, asked.classes, asked.pixels)
+
+
+def _open_voc(asked: Opening) -> Dataset:
+    from burnish.data.annotated.masks import is_of_positions
+    from burnish.data.annotated.voc import has_masks, open_voc
+
+    if has_masks(asked.path) and is_of_positions(asked.spec):
+        return _open_masks(asked)
+    return open_voc(asked.path, asked.spec, asked.classes, asked.image_size, asked.pixels)
+
+
+def _is_voc(path: Path, held: frozenset[str]) -> bool:
+    from burnish.data.annotated.voc import is_voc
+
+    return is_voc(path)
+
+
+def _open_masks(asked: Opening) -> Dataset:
+    from burnish.data.annotated.masks import MaskImages
+
+    return MaskImages(asked.path, asked.spec, asked.image_size, asked.pixels)
+
+
+def _is_masks(path: Path, held: frozenset[str]) -> bool:
+    from burnish.data.annotated.masks import is_masks
+
+    return path.is_dir() and is_masks(path)
+
+
+def _open_tar(asked: Opening) -> Dataset:
+    from burnish.data.tar_shards import TarImages
+
+    return TarImages(asked.source, asked.spec, asked.classes, asked.image_size, asked.pixels)
+
+
+def _open_coco(asked: Opening) -> Dataset:
+    from burnish.data.annotated.coco import open_coco
+
+    return open_coco(asked.path, asked.spec, asked.classes, asked.image_size, asked.pixels)
+
+
+def _is_coco(path: Path, held: frozenset[str]) -> bool:
+    from burnish.data.annotated.coco import instance_files
+
+    return path.is_dir() and bool(instance_files(path))
+
+
+def _open_images(asked: Opening) -> Dataset:
+    from burnish.data.image_folder import ImageFolder
+
+    return ImageFolder(asked.path, asked.spec, asked.classes, asked.image_size, asked.pixels)
+
+
+def _open_table(asked: Opening) -> Dataset:
+    from burnish.data.table import table_dataset
+
+    if asked.text is not None:
+        return _open_texts(asked)
+    columns, notes = read_table(asked.path, asked.missing)
+    return table_dataset(columns, asked.spec, asked.label, str(asked.path), asked.classes, notes)
+
+
+def _open_texts(asked: Opening) -> Dataset:
+    from burnish.data.text.dataset import TextDataset
+
+    assert asked.text is not None
+    return TextDataset(asked.path, asked.text, asked.spec, asked.label, asked.classes)
+
+
+FORMATS = (
+    Format("digits", "digits or digits:test (scikit-learn's images)", "digits", "which know theirs", _open_digits),
+    Format(
+        "npz",
+        "an .npz file (x, y)",
+        "arrays",
+        "whose labels are the array y, or that of the loss's input",
+        _open_npz,
+        suffixes=(".npz",),
+    ),
+    Format("voc", "a PASCAL VOC folder", "images", "which has its annotations", _open_voc, is_it=_is_voc),
+    Format("masks", "a folder of 'images' and 'masks'", "images", "whose labels are the masks", _open_masks, is_it=_is_masks),
+    Format(
+        "tar",
+        "tar archives of images (WebDataset)",
+        "images",
+        "whose classes are in files beside them",
+        _open_tar,
+        suffixes=(".tar",),
+        is_it=lambda path, held: ".tar" in held,
+    ),
+    Format(
+        "npy",
+        "a folder of .npy files",
+        "arrays",
+        "whose labels are y.npy, or that of the loss's input",
+        _open_npy,
+        is_it=lambda path, held: ".npy" in held,
+    ),
+    Format(
+        "coco",
+        "a COCO folder or .json file",
+        "images",
+        "which has its annotations",
+        _open_coco,
+        suffixes=(".json",),
+        is_it=_is_coco,
+    ),
+    Format(
+        "images",
+        "a folder of images (one subfolder per class)",
+        "images",
+        "whose classes are its subfolders",
+        _open_images,
+        is_it=lambda path, held: path.is_dir(),
+    ),
+    Format("csv", "a .csv file (or .tsv)", "table", "", _open_table, suffixes=(".csv", ".tsv")),
+    Format("parquet", "a .parquet file", "table", "", _open_table, suffixes=(".parquet",)),
+    Format("txt", "a .txt file", "texts", "whose labels come before a tab in each line", _open_texts, suffixes=(".txt",)),
+    Format("jsonl", "a .jsonl file", "texts", "", _open_texts, suffixes=(".jsonl",)),
+)
+"""In the order in which they are tried: VOC also knows files in its folder, and any other folder is one of images."""
+
+
+def help_text() -> str:
+    """Return what data may be, in words."""
+    others = ", ".join(each.said for each in FORMATS if each.holds != "texts")
+    texts = " or ".join(each.said for each in FORMATS if each.holds == "texts")
+    return f"{others}; or, with a tokenizer, texts in a .csv, .tsv or .parquet file, {texts}"
+
+
+def format_of(source: str | Path) -> Format:
+    """Return the format of the data that a text or a path stands for.
+
+    Raises:
+        DataError: nothing there, or an unknown format.
+    """
+    from burnish.data.tar_shards import SEQUENCE
+
+    named = {each.name: each for each in FORMATS}
+    if str(source) in DIGITS:
+        return named["digits"]
+    path = Path(source)
+    if path.suffix.lower() == ".tar" and SEQUENCE.search(str(source)):
+        return named["tar"]
+    if not path.exists():
+        raise DataError(f"{source}: no such file or folder; data are {help_text()}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise DataError(f"{source}: {error}") from error
+    held = frozenset(child.suffix.lower() for child in path.iterdir() if child.is_file()) if path.is_dir() else frozenset()
+    found = next((each for each in FORMATS if each.matches(path, held)), None)
+    if found is None:
+        raise DataError(f"{source}: burnish does not read '{path.suffix.lower() or path.name}' files; data are {help_text()}")
+    return found
+
+
+def read_table(path: Path, missing: Missing = "error", left_out: LeftOut | None = None) -> tuple[Columns, list[str]]:
+    """Return the columns of a table in a file by name, and notes on its rows.
+
+    Args:
+        path: the file.
+        missing: what becomes of a row in which a value is missing.
+        left_out: which columns are not read, by the names of all.
+
+    Raises:
+        DataError: as ``read_csv`` and ``read_parquet``.
+    """
+    from burnish.data.csv import read_csv
+    from burnish.data.parquet import read_parquet
+
+    return (read_csv if format_of(path).name == "csv" else read_parquet)(path, missing, left_out or (lambda names: ()))
+
+
+def check_text(source: str | Path, form: Format, text: Text | None) -> None:
+    """Raise DataError where data hold texts and nothing says what becomes of them, or hold none and something does."""
+    if text is None and form.holds == "texts":
+        raise DataError(f"{source}: texts become tokens by a tokenizer: name one (text=..., --tokenizer tokenizer.json)")
+    if text is not None and form.holds not in ("table", "texts"):
+        raise DataError(f"{source}: a tokenizer makes tokens of texts, and these data hold none: leave it out")
+
+
+def check_pixels(source: str | Path, form: Format, pixels: PixelsLike | None) -> None:
+    """Raise DataError where something is to be done to the pixels of data that hold none."""
+    if pixels is not None and form.holds not in ("images", "arrays"):
+        what = (
+            "digits are divided by 16 already" if form.holds == "digits" else "a table holds numbers, which are taken as they are"
+        )
+        raise DataError(f"{source}: {what}; pixels says what is done to images and to arrays of bytes (uint8): leave it out")
