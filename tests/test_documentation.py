@@ -108,9 +108,10 @@ def test_operator_table_is_up_to_date():
     assert page == result.stdout, "run `make docs` and commit docs/operators.md"
 
 
-def test_every_path_that_contributing_names_exists():
+def test_every_path_that_contributing_and_the_table_of_changes_name_exists():
     """A word in angle brackets stands for any name; a file named without a folder is somewhere in the repository."""
-    named = set(re.findall(r"`([\w.<>-]+(?:/[\w.<>-]+)*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md"))
+    named = set(re.findall(r"`([\w.<>-]+(?:/[\w.<>-]+)*)`", text))
     top = {path.name for path in ROOT.iterdir() if path.is_dir()}
     paths = {name for name in named if "/" in name and name.split("/")[0] in top}
     files = {name for name in named - paths if name.endswith((".md", ".py", ".toml", ".txt"))}
