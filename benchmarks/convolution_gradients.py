@@ -22,11 +22,11 @@ import onnxruntime
 import torch
 
 from burnish.graph import BURNISH_DOMAIN, Builder
-from burnish.lowering import lower_semantic_operators
 from burnish.operators import Operation
 from burnish.operators.convolution import weight_forms
 from burnish.operators.convolution_forms import NANOSECONDS, THREADS, Convolution, Form, choose, forced_forms
 from burnish.operators.convolution_input_forms import INPUT_FORMS
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 GRADIENTS = ("ConvInputGrad", "ConvWeightGrad")
 HOPELESS = 20
@@ -165,7 +165,8 @@ def possible_forms(op: Operation) -> list[Form]:
 def session(shape: Shape, op_type: str, form: str, batch: int | str, threads: int) -> onnxruntime.InferenceSession:
     graph = operation(shape, op_type, batch).builder.graph
     with forced_forms(form):
-        model = lower_semantic_operators(ir.Model(graph, ir_version=10))
+        model = ir.Model(graph, ir_version=10)
+        lower_semantic_operators(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

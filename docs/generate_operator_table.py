@@ -13,8 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph.function_bodies import has_function
-from burnish.lowering.targets import OLDEST_OPSET, TARGETS
 from burnish.operators import find_gradient, find_training_form
+from burnish.targets import OLDEST_OPSET, TARGETS
 
 PAGE = Path(__file__).with_name("operators.md")
 # A fixed range, so that a newer release of the standard does not put the page out of date.

@@ -23,6 +23,7 @@ from burnish.data import DataSpec, open_dataset
 from burnish.data.idx import read_idx
 from burnish.data.tar_shards import shards_of
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, DataError, ModelError
+from burnish.targets import read_target
 from burnish.untrusted import MEMORY_LIMIT
 
 BOTH_NUMBERS = r"takes [\d,]{13,} bytes of memory, and a file of [\d,]+ bytes may take 1,073,741,824"
@@ -337,7 +338,7 @@ def test_what_is_no_file_is_an_error_of_its_reader(tmp_path: Path, program: burn
     with pytest.raises(BurnishError):
         burnish.data.Text(tokenizer=path) and open_dataset(path, DataSpec.by(program), text=path)
     with pytest.raises(ConfigurationError):
-        burnish.lowering.read_target(path)
+        read_target(path)
 
 
 def test_hostile_texts_in_a_manifest_are_checkpoint_errors(tmp_path: Path, program: burnish.Program) -> None:

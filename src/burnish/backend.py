@@ -16,7 +16,7 @@ from burnish.compiler.standard import lower
 from burnish.engines.base import LoadedModel
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, InputError
-from burnish.lowering import TARGETS
+from burnish.targets import TARGETS
 
 
 class PreparedModel(BackendRep):

@@ -13,10 +13,10 @@ from burnish.compiler.executable import Executable, executable_of, lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN
-from burnish.lowering import TARGETS, Target
 from burnish.models import residual_network
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.convolution import CONV_WEIGHT_GRAD
+from burnish.targets import TARGETS, Target
 from oracles.tiny_program import LR, tiny_batch, tiny_program
 
 STANDARD = TARGETS["onnxruntime"]

@@ -10,8 +10,8 @@ import pytest
 
 import burnish
 from burnish.compiler import draft, executable, lowered_graphs
-from burnish.lowering import Target
 from burnish.models import residual_network
+from burnish.targets import Target
 from oracles.combinations import diagonal, named, spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import train_in_threads

@@ -22,15 +22,16 @@ from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from burnish.lowering import TARGETS
 from burnish.models import residual_network
 from burnish.norms import get
-from burnish.rewriting import run_in_order
 from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.recompute import run_in_order
+from burnish.targets import TARGETS
 from oracles.combinations import diagonal, named
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
+from oracles.rewritten import rewritten
 from oracles.several_workers import Outcome, largest_difference, train_alone, train_in_threads, train_part
 from oracles.small_networks import CLASSES, Network
 
@@ -186,7 +187,7 @@ def test_exchanges_are_those_of_the_program_that_keeps_all(requested, norm):
 
 
 def test_a_layer_that_runs_again_uses_the_statistics_that_were_exchanged():
-    model = run_in_order(step_of(both(recompute=("*",))[1]))
+    model = rewritten(run_in_order, step_of(both(recompute=("*",))[1]))
     gathered = {value for node in model.graph if node.op_type == "AllGather" for value in node.outputs}
     layers = [node for node in copies(model) if node.op_type == "BatchNormApply"]
     assert len(layers) == sum(node.op_type == "BatchNormMoments" for node in model.graph)
@@ -227,7 +228,9 @@ def test_the_second_run_of_a_layer_and_its_gradient_are_fused_too(requested):
     for program, workers in ((again, 0), (again, 2)):
         model = step_of(program, workers) if workers else kernel_graphs(program, KERNELS - COLLECTIVES)["step"]
         before = step_of(plain, workers) if workers else kernel_graphs(plain, KERNELS - COLLECTIVES)["step"]
-        found, expected = (Counter(node.op_type for node in fuse(run_in_order(graph), True).graph) for graph in (model, before))
+        found, expected = (
+            Counter(node.op_type for node in fuse(rewritten(run_in_order, graph), True).graph) for graph in (model, before)
+        )
         for kind in (
             "FusedBatchNormGrad",
             "FusedBatchNormGradSums",

@@ -17,7 +17,7 @@ from burnish.distributed.graphs.sharding import shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.bindings.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
-from burnish.lowering import TARGETS
+from burnish.targets import TARGETS
 from oracles.normalized_networks import image_batches, residual
 from oracles.same_state import assert_same_state
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part

@@ -13,7 +13,7 @@ import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
 from burnish.importer.classify import InitializerKind, classify_initializers
-from burnish.rewriting import recognize_normalization, recognize_training_normalization
+from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 GROUPS, EPSILON = 3, 2.0**-10
@@ -115,7 +115,8 @@ def test_gradients(dtype: type, shape: tuple[str | int, ...]) -> None:
 
 def test_training_graph_has_the_layer() -> None:
     loaded = load(model())
-    recognize_training_normalization(recognize_normalization(loaded))
+    RECOGNIZED.run(loaded, None)
+    RECOGNIZED_TO_TRAIN.run(loaded, None)
     assert "GroupNormalization" in {node.op_type for node in loaded.graph}
     assert "LayerNormalization" not in {node.op_type for node in loaded.graph}
 

@@ -7,7 +7,8 @@ import pytest
 
 import burnish
 from burnish.operators.attention import ATTENTION
-from burnish.rewriting import recognize_attention
+from burnish.rewriting.recognize_attention import recognize_attention
+from oracles.rewritten import rewritten
 from oracles.runtime_operators import Case, cases
 
 MASKED = [case for case in cases() if case.op_type == "Attention" and case.name in ("unidirectional", "keys_causal", "ends")]
@@ -44,5 +45,5 @@ def test_what_counts_along_an_axis_has_its_extent(length: str, extent: str | Non
 def test_attention_with_an_open_length_is_recognized(case: Case) -> None:
     file = case.model(symbolic=True)
     file.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
-    model = recognize_attention(burnish.load(file))
+    model = rewritten(recognize_attention, burnish.load(file))
     assert any(ATTENTION.is_of(node) for node in model.graph)

@@ -14,7 +14,7 @@ import burnish
 from burnish import losses
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
-from burnish.lowering import lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from oracles.loss_graphs import loss_graph
 from oracles.small_graphs import SmallGraph
 

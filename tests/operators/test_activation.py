@@ -14,9 +14,10 @@ import burnish
 from burnish.autodiff import differentiate
 from burnish.graph import Builder, Tensor
 from burnish.importer import load
-from burnish.lowering import lower_semantic_operators
 from burnish.modes import bind_as_exported, put_training_forms
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from oracles.gradient_harness import Evaluator, gradient_graph, run_gradients
+from oracles.rewritten import rewritten
 from specs.operator_spec import OperatorSpec, Sample
 
 CLIP = OperatorSpec("Clip", lambda rng: [])
@@ -113,6 +114,6 @@ def test_derivatives_of_the_sigmoid_linear_unit_to_the_third() -> None:
         graph.outputs.append(derivative)
         expected += torch.autograd.grad((expected[-1] * torch.from_numpy(cotangent)).sum(), [tensor], create_graph=True)
     names = [value.name for value in graph.outputs]
-    results = Evaluator(lower_semantic_operators(ir.Model(graph, ir_version=10)))({"x": array})
+    results = Evaluator(rewritten(lower_semantic_operators, ir.Model(graph, ir_version=10)))({"x": array})
     for name, value in zip(names, expected[1:], strict=True):
         np.testing.assert_allclose(results[name], value.detach().numpy(), rtol=1e-12, atol=1e-14, err_msg=name)

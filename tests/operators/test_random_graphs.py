@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 import burnish
 from burnish import engines
 from burnish.errors import EngineError
-from burnish.lowering import TARGETS, check_allowed
+from burnish.targets import TARGETS, check_allowed
 from oracles.model_differences import Feeds, Function, evaluators, gradient_problem, quietly
 from oracles.random_graphs import RandomGraph, random_graphs
 

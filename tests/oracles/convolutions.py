@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from burnish.autodiff import differentiate
 from burnish.graph import BURNISH_DOMAIN, Builder
-from burnish.lowering import lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from oracles.gradient_harness import Evaluator, assert_close
+from oracles.rewritten import rewritten
 from specs.convolution import torch_convolution, torch_transposed_convolution
 
 TORCH = {"Conv": torch_convolution, "ConvTranspose": torch_transposed_convolution}
@@ -57,7 +58,7 @@ def gradient_model(
         gradient.value.name = f"grad:{value.name}"
         graph.outputs.append(gradient.value)
     model = ir.Model(graph, ir_version=10)
-    return lower_semantic_operators(model) if lowered else model
+    return rewritten(lower_semantic_operators, model) if lowered else model
 
 
 def check_against_torch(

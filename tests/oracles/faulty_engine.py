@@ -13,7 +13,7 @@ from burnish.compiler.executable import Executable
 from burnish.engines.base import LoadedModel, ProgramRunner, RunsModels
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Names, insert_behind
-from burnish.lowering import TARGETS
+from burnish.targets import TARGETS
 
 
 class FaultyEngine(RunsModels):

@@ -17,10 +17,12 @@ from onnx.reference.op_run import OpRun
 
 from burnish.autodiff import differentiate
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, Tensor
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
 from burnish.modes import bind_as_exported, put_training_forms
 from burnish.operators.recurrent_layer import lacks_kernel
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.targets import TARGETS, check_allowed
 from oracles.central_differences import central_differences
+from oracles.rewritten import rewritten
 from specs.operator_spec import OperatorSpec, Sample
 
 NEWEST_OPSET = min(TARGETS["onnxruntime"].newest_opset, onnx.defs.onnx_opset_version())
@@ -207,7 +209,7 @@ def forward_evaluator(spec: OperatorSpec, sample: Sample, dtype: str) -> tuple[E
     graph.outputs.extend(outputs)
     put_training_forms(graph, lacks_kernel)
     names = [str(output.name) for output in graph.outputs]
-    model = lower_semantic_operators(ir.Model(graph, ir_version=10))
+    model = rewritten(lower_semantic_operators, ir.Model(graph, ir_version=10))
     graph.opset_imports.pop(BURNISH_DOMAIN, None)
     return Evaluator(model), names
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.compiler.executable import lower
-from burnish.lowering import TARGETS
 from burnish.program import Program
+from burnish.targets import TARGETS
 
 
 def kernel_graphs(

@@ -12,7 +12,7 @@ import torch
 
 from burnish import optim
 from burnish.graph import Tensor
-from burnish.lowering import lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from oracles.small_graphs import Session, SmallGraph
 
 Arrays = dict[str, np.ndarray]

@@ -110,7 +110,7 @@ def assert_recognized(
     """
     model = load(source)
     before = onnxruntime_outputs(model, {"x": x})
-    assert recognize(model) is model
+    recognize(model)
     assert operators(model) == expected
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     after = onnxruntime_outputs(model, {"x": x})

@@ -8,9 +8,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish.compiler.gradient import differentiated
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
+from oracles.rewritten import rewritten
 
 
 def semantic_gradients(source: onnx.ModelProto | ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Return what ``burnish.grad`` returns, before it is lowered."""
-    return remove_unused(differentiated(source, wrt, of))
+    return rewritten(remove_unused, differentiated(source, wrt, of))

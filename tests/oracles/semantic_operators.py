@@ -10,7 +10,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from burnish.graph import BURNISH_DOMAIN, Builder
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.targets import TARGETS, check_allowed
+from oracles.rewritten import rewritten
 
 
 def run_semantic_operator(
@@ -41,7 +43,7 @@ def run_semantic_operator(
     tensors = [builder.tensor(value) for value in graph.inputs]
     result = builder.op(op_type, *tensors, domain=BURNISH_DOMAIN, like=tensors[like], **attributes)
     graph.outputs.append(result.value)
-    model = lower_semantic_operators(ir.Model(graph, ir_version=10))
+    model = rewritten(lower_semantic_operators, ir.Model(graph, ir_version=10))
     check_allowed(model, TARGETS["onnxruntime"])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

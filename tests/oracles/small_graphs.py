@@ -12,7 +12,8 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from burnish.graph import Builder, Tensor
-from burnish.lowering import lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from oracles.rewritten import rewritten
 
 Shape = Sequence[int | str | None] | None
 
@@ -53,7 +54,7 @@ class SmallGraph:
     def model(self) -> onnx.ModelProto:
         """The graph with its semantic operators lowered, written once for the outputs that it has by then."""
         if self._model is None:
-            self._model = ir.to_proto(lower_semantic_operators(ir.Model(self.graph, ir_version=10)))
+            self._model = ir.to_proto(rewritten(lower_semantic_operators, ir.Model(self.graph, ir_version=10)))
         return self._model
 
     def check(self) -> None:

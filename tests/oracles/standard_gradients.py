@@ -22,7 +22,7 @@ from onnx.backend.test.loader import load_model_tests
 
 import burnish
 from burnish.errors import BurnishError, UnsupportedOperatorError
-from burnish.lowering.targets import OLDEST_OPSET
+from burnish.targets import OLDEST_OPSET
 from oracles.model_differences import function_in_float64, gradient_problem, in_float64, remembering, run
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}

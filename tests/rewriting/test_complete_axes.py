@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Builder
 from burnish.graph.names import separate_names
-from burnish.rewriting import complete_axes
-from burnish.rewriting.complete_axes import names_axes
+from burnish.rewriting.complete_axes import complete_axes, names_axes
+from oracles.rewritten import rewritten
 
 BODY_INPUTS = [("x", ir.DataType.DOUBLE), ("condition", ir.DataType.BOOL)]
 
@@ -45,7 +45,7 @@ def completed(model: onnx.ModelProto, **inputs: np.ndarray) -> tuple[ir.Model, n
     """The model behind the pass, checked to compute the same, and what it computes."""
     engine = OnnxRuntimeEngine("none")
     before = engine.run(ir.from_proto(model), {"x": X, **inputs})["y"]
-    changed = complete_axes(ir.from_proto(model))
+    changed = rewritten(complete_axes, ir.from_proto(model))
     after = engine.run(changed, {"x": X, **inputs})["y"]
     np.testing.assert_array_equal(after, before)
     return changed, after

@@ -10,7 +10,8 @@ import onnxruntime
 import pytest
 
 import burnish
-from burnish.rewriting import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from oracles.rewritten import rewritten
 
 SIXTEEN = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -48,7 +49,7 @@ BODY = """
 @pytest.mark.parametrize("flag", [False, True])
 def test_bodies_constants_and_casts_are_raised_and_the_signature_stays(flag: bool) -> None:
     before = model(BODY, "float16[3] w = {15360, 16384, 16896}")
-    after = compute_in_float32(before.clone(), keep_outputs=True)
+    after = rewritten(compute_in_float32, before.clone(), keep_outputs=True)
     assert [value.dtype for value in after.graph.inputs] == [ir.DataType.FLOAT16, ir.DataType.BOOL]
     assert narrow_values(after.graph) == ["y"]
     (layer,) = (node for node in after.graph if node.op_type == "LayerNormalization")
@@ -66,7 +67,7 @@ def test_bodies_constants_and_casts_are_raised_and_the_signature_stays(flag: boo
 
 def test_casts_pass_values_on_under_their_names() -> None:
     """A name can be asked for (outputs=...), and nothing but an output is computed from what bears it."""
-    raised = compute_in_float32(model("wide = Cast <to = 1> (x) narrow = Cast <to = 10> (wide) y = Neg (narrow)"))
+    raised = rewritten(compute_in_float32, model("wide = Cast <to = 1> (x) narrow = Cast <to = 10> (wide) y = Neg (narrow)"))
     named = {value.name: node.op_type for node in raised.graph for value in node.outputs}
     assert named["wide"] == named["narrow"] == "Identity"
     (negation,) = (node for node in raised.graph if node.op_type == "Neg")
@@ -78,13 +79,14 @@ def test_casts_pass_values_on_under_their_names() -> None:
 
 
 def test_inputs_are_raised_on_demand() -> None:
-    raised = compute_in_float32(model("y = Neg (x)"), keep_inputs=False)
+    raised = rewritten(compute_in_float32, model("y = Neg (x)"), keep_inputs=False)
     assert raised.graph.inputs[0].dtype == ir.DataType.FLOAT
     assert not has_sixteen_bit_values(raised)
 
 
 def test_bits_are_copied_of_the_type_that_they_are_of() -> None:
-    raised = compute_in_float32(
+    raised = rewritten(
+        compute_in_float32,
         model(
             "doubled = Add (x, x) bits = BitCast <to = 5> (doubled) back = BitCast <to = 10> (bits) y = Add (back, w)",
             "float16[1] w = {15360}",
@@ -105,7 +107,7 @@ def test_large_weights_take_memory_only_while_they_are_read() -> None:
     array = np.arange(2048, dtype=np.float16)
     source = model("y = Neg (x)")
     source.graph.register_initializer(ir.Value(name="w", const_value=ir.Tensor(array, name="w"), type=ir.TensorType(SIXTEEN[0])))
-    tensor = compute_in_float32(source).graph.initializers["w"].const_value
+    tensor = rewritten(compute_in_float32, source).graph.initializers["w"].const_value
     assert isinstance(tensor, ir.LazyTensor)
     assert tensor.dtype == ir.DataType.FLOAT
     np.testing.assert_array_equal(tensor.numpy(), array.astype(np.float32))

@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.importer import load
-from burnish.rewriting import fold_batch_normalization
+from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.rewritten import rewritten
 
 Arrays = dict[str, np.ndarray]
 STATISTICS = ["bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"]
@@ -49,7 +50,7 @@ def compare(proto: onnx.ModelProto, x: np.ndarray, operators: list[str]) -> ir.M
     """Fold, compare the operators that are left and the outputs, and return the folded model."""
     model = load(proto)
     before = onnxruntime_outputs(model, {"x": x})
-    folded = fold_batch_normalization(model)
+    folded = rewritten(fold_batch_normalization, model)
     assert folded is model
     assert [node.op_type for node in folded.graph] == operators
     onnx.checker.check_model(ir.to_proto(folded), full_check=True)
@@ -105,7 +106,7 @@ def test_one_and_three_dimensions(rank: int) -> None:
 def test_numbers_are_those_of_float64_rounded_once() -> None:
     weights = {"conv.weight": random(5, 2, 3, 3), "conv.bias": random(5), **statistics(5)}
     nodes = [helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"]), normalization("c", epsilon=1e-2)]
-    folded = fold_batch_normalization(load(build(nodes, weights, ["n", 2, 6, 6])))
+    folded = rewritten(fold_batch_normalization, load(build(nodes, weights, ["n", 2, 6, 6])))
     scale, bias, mean, variance = (weights[name].astype(np.float64) for name in STATISTICS)
     factor = scale / np.sqrt(variance + float(np.float32(1e-2)))
     expected = (weights["conv.weight"] * factor[:, None, None, None]).astype(np.float32)
@@ -217,7 +218,7 @@ def test_statistics_that_cannot_be_folded_stay() -> None:
     weights = {"conv.weight": random(5, 2, 3, 3), **statistics(5)}
     weights["bn.running_var"][2] = -1
     nodes = [helper.make_node("Conv", ["x", "conv.weight"], ["c"]), normalization("c")]
-    model = fold_batch_normalization(load(build(nodes, weights, ["n", 2, 6, 6])))
+    model = rewritten(fold_batch_normalization, load(build(nodes, weights, ["n", 2, 6, 6])))
     assert [node.op_type for node in model.graph] == ["Conv", "BatchNormalization"]
 
 
@@ -229,7 +230,7 @@ def test_half_precision_that_would_overflow_stays() -> None:
     proto = build([helper.make_node("Conv", ["x", "conv.weight"], ["c"]), normalization("c")], weights, ["n", 2, 6, 6])
     for info in (*proto.graph.input, *proto.graph.output):
         info.type.tensor_type.elem_type = TensorProto.FLOAT16
-    model = fold_batch_normalization(load(proto))
+    model = rewritten(fold_batch_normalization, load(proto))
     assert [node.op_type for node in model.graph] == ["Conv", "BatchNormalization"]
 
 
@@ -238,7 +239,7 @@ def test_weights_given_as_inputs_are_not_folded() -> None:
     proto = build([helper.make_node("Conv", ["x", "w"], ["c"]), normalization("c")], weights, ["n", 2, 6, 6])
     proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [5, 2, 3, 3]))
     before = copy.deepcopy(proto)
-    model = fold_batch_normalization(load(proto))
+    model = rewritten(fold_batch_normalization, load(proto))
     assert [node.op_type for node in model.graph] == [node.op_type for node in before.graph.node]
 
 
@@ -399,5 +400,5 @@ def test_a_bias_that_does_not_fit_its_convolution_is_left_alone() -> None:
     """Such a file runs nowhere; it is not made one that runs."""
     nodes = [helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"]), normalization("c")]
     weights = {"conv.weight": random(3, 2, 1, 1), "conv.bias": random(1), **statistics(3)}
-    folded = fold_batch_normalization(load(build(nodes, weights, [1, 2, 4, 4])))
+    folded = rewritten(fold_batch_normalization, load(build(nodes, weights, [1, 2, 4, 4])))
     assert [node.op_type for node in folded.graph] == ["Conv", "BatchNormalization"]

@@ -9,7 +9,7 @@ import pytest
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.rewriting import hoist_gather
+from burnish.rewriting.hoist_gather import hoist_gather
 
 HEADER = '<ir_version: 10, opset_import: ["": 20]>\n'
 ATTENTION = """graph (float[batch, 6, 8] x, float[6, 6] mask) => (float[batch, 3] y)

@@ -12,10 +12,10 @@ import pytest
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.lowering import TARGETS
 from burnish.models import residual_network
-from burnish.rewriting import join_updates
-from burnish.rewriting.join_updates import MOST_ELEMENTS
+from burnish.rewriting.join_updates import MOST_ELEMENTS, join_updates
+from burnish.targets import TARGETS
+from oracles.rewritten import rewritten
 
 COUNT = 8
 
@@ -41,7 +41,7 @@ def joined(proto: onnx.ModelProto) -> ir.Model:
         for value in proto.graph.input
     }
     arrays["lr"] = np.array(0.3, np.float32)
-    model = join_updates(ir.from_proto(proto))
+    model = rewritten(join_updates, ir.from_proto(proto))
     after = ir.to_proto(model)
     onnx.checker.check_model(after, full_check=True)
     assert [*after.graph.output] == [*proto.graph.output]
@@ -123,4 +123,4 @@ def test_updates_of_a_program_are_joined_where_the_target_takes_them(target):
         }
         assert scales
         assert (scales <= pieces) == (target == "onnxruntime")
-    assert TARGETS[target].takes_joined_updates == (target == "onnxruntime")
+    assert TARGETS[target].joins_updates == (target == "onnxruntime")

@@ -18,9 +18,10 @@ from burnish.graph.names import separate_names
 from burnish.models import residual_network
 from burnish.modes import bind_inference
 from burnish.operators.registry import Precision
-from burnish.rewriting import mix_precision
+from burnish.rewriting.mixed_precision import mix_precision
 from oracles import layers_in_bodies
 from oracles.operator_records import operators_of
+from oracles.rewritten import rewritten
 
 COMPUTED, FOLLOWING, WIDENED = (operators_of(precision) for precision in Precision)
 HALF, BRAIN, SINGLE = ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
@@ -37,7 +38,7 @@ def parsed(nodes: str, inputs: str, output: str = "float[b, n] y", opset: int = 
 def mixed(model: ir.Model, dtype: ir.DataType = HALF, keep: tuple[str, ...] = ()) -> ir.Model:
     """Graph inputs whose names begin with w are weights."""
     weights = [value for value in model.graph.inputs if (value.name or "").startswith("w")]
-    return mix_precision(model, dtype, weights, keep)
+    return rewritten(mix_precision, model, dtype, weights, keep)
 
 
 def computed_in(model: ir.Model) -> dict[str, list[str]]:

@@ -9,8 +9,9 @@ import pytest
 
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
-from burnish.lowering import TARGETS
-from burnish.rewriting import multiply_depthwise_rows
+from burnish.rewriting.multiply_depthwise_rows import multiply_depthwise_rows
+from burnish.targets import TARGETS
+from oracles.rewritten import rewritten
 
 
 def convolution(
@@ -34,7 +35,7 @@ def operators(model: ir.Model) -> list[str]:
 def test_results_are_those_of_the_convolution_for_any_batch(kernel, pads, bias):
     rng = np.random.default_rng(0)
     model = convolution(w=f"float[6, 1, {kernel}]", attributes=f"pads = [{pads}]", bias=bias)
-    multiplied = multiply_depthwise_rows(model.clone())
+    multiplied = rewritten(multiply_depthwise_rows, model.clone())
     assert operators(multiplied).count("MatMul") == 2
     assert "Conv" not in operators(multiplied)
     onnx.checker.check_model(ir.to_proto(multiplied), full_check=True)
@@ -66,14 +67,14 @@ def test_results_are_those_of_the_convolution_for_any_batch(kernel, pads, bias):
     ],
 )
 def test_others_and_wide_images_stay_convolutions(changes):
-    assert operators(multiply_depthwise_rows(convolution(**changes))) == ["Conv"]
+    assert operators(rewritten(multiply_depthwise_rows, convolution(**changes))) == ["Conv"]
 
 
 def test_a_constant_weight_is_left_to_the_kernel_that_onnxruntime_has_for_it():
     proto = ir.to_proto(convolution())
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 1, 5, 3), np.float32), "w"))
     del proto.graph.input[1]
-    assert operators(multiply_depthwise_rows(ir.from_proto(proto))) == ["Conv"]
+    assert operators(rewritten(multiply_depthwise_rows, ir.from_proto(proto))) == ["Conv"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, engine
 from burnish.files.model_file import model_bytes
 from burnish.models import residual_network
 from burnish.operators.registry import Elementwise, elementwise
-from burnish.rewriting import raise_scalar_ranks
+from burnish.rewriting.raise_scalar_ranks import raise_scalar_ranks
+from oracles.rewritten import rewritten
 
 
 def parsed(text: str) -> ir.Model:
@@ -24,7 +25,7 @@ def raised(nodes: str, inputs: str, outputs: str = "float[2, 3, 1, 1] y", **arra
     constants = "c = Constant<value = float {0.3}>() v = Constant<value = float[1] {0.7}>()"
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}) => ({outputs}) {{ {constants} {nodes} }}'
     expected = burnish.engines.get("reference").run(parsed(text), arrays)
-    model = raise_scalar_ranks(parsed(text))
+    model = rewritten(raise_scalar_ranks, parsed(text))
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     for name, array in OnnxRuntimeEngine(kernels=False).run(model, arrays).items():
         np.testing.assert_array_equal(array, expected[name])
@@ -76,7 +77,7 @@ def test_a_model_is_raised_when_onnx_runtime_opens_it_and_is_left_as_it_was(monk
 @pytest.mark.parametrize("inputs", ["float[2, 3, 4, 4] x", "float[N, 3, 4, N] x", "float[1, 1, 1, 1] x", "float x"])
 def test_what_is_broadcast_in_one_span_anyway_stays(inputs):
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}, float c) => (float y) {{ y = Mul(x, c) }}'
-    model = raise_scalar_ranks(parsed(text))
+    model = rewritten(raise_scalar_ranks, parsed(text))
     assert [node.op_type for node in model.graph] == ["Mul"]
 
 

@@ -13,9 +13,10 @@ from onnx.reference import ReferenceEvaluator
 
 import burnish
 from burnish.graph import model_proto
-from burnish.lowering import lower_semantic_operators
 from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
-from burnish.rewriting import recognize_attention
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.recognize_attention import recognize_attention
+from oracles.rewritten import rewritten
 from oracles.semantic_gradients import semantic_gradients
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
@@ -78,18 +79,18 @@ def values_of(model: ir.Model, inputs: dict[str, np.ndarray]) -> dict[str, np.nd
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_one_operator_and_lowered_keeps_every_digit(form):
     source = source_of(form)
-    model = recognize_attention(burnish.load(source))
+    model = rewritten(recognize_attention, burnish.load(source))
     (node,) = attentions(model)
     assert [other for other in model.graph if other.op_type != "Constant"] == [node]
     inputs = drawn(model)
-    lowered = lower_semantic_operators(model)
+    lowered = rewritten(lower_semantic_operators, model)
     np.testing.assert_array_equal(values_of(lowered, inputs)["y"], values_of(burnish.load(source), inputs)["y"])
 
 
 @pytest.mark.parametrize("mask", ["[batch, 1, 1, 7]", "[5, 7]", "[3, 1, 1]", "[7]", "[1, 3, 5, 7]"])
 def test_a_mask_of_any_axes_and_its_gradient_agree_with_pytorch(mask):
     source = source_of("mask", mask=mask)
-    assert len(attentions(recognize_attention(burnish.load(source)))) == 1
+    assert len(attentions(rewritten(recognize_attention, burnish.load(source)))) == 1
     model = burnish.grad(source, wrt=["q", "k", "v", "m"], of="y")
     inputs = drawn(model)
     found = values_of(model, inputs)
@@ -182,26 +183,24 @@ NOT_ATTENTION = {
 
 @pytest.mark.parametrize("form", NOT_ATTENTION)
 def test_what_is_not_attention_stays(form):
-    assert attentions(recognize_attention(burnish.load(source_of(NOT_ATTENTION[form])))) == []
+    assert attentions(rewritten(recognize_attention, burnish.load(source_of(NOT_ATTENTION[form])))) == []
 
 
 def test_probabilities_that_the_model_returns_stay():
     source = source_of("plain", result=f"{RESULT}, float[batch, 3, 5, 7] p")
-    assert attentions(recognize_attention(burnish.load(source))) == []
+    assert attentions(rewritten(recognize_attention, burnish.load(source))) == []
 
 
 def test_extents_that_may_differ_are_not_taken_for_the_same():
-    assert (
-        attentions(recognize_attention(burnish.load(source_of("plain", HEADS.replace("[batch, 3, 7, 6]", "[other, 3, 7, 6]")))))
-        == []
-    )
+    heads = HEADS.replace("[batch, 3, 7, 6]", "[other, 3, 7, 6]")
+    assert attentions(rewritten(recognize_attention, burnish.load(source_of("plain", heads)))) == []
 
 
 def test_a_number_that_no_attribute_holds_stays_in_the_graph():
     heads, result = HEADS.replace("float", "double"), RESULT.replace("float", "double")
     exact, rounded = (FORMS["factor"].replace("float {0.3}", f"double {{{number}}}") for number in (0.25, 0.3))
-    assert len(attentions(recognize_attention(burnish.load(source_of(exact, heads, result))))) == 1
-    assert attentions(recognize_attention(burnish.load(source_of(rounded, heads, result)))) == []
+    assert len(attentions(rewritten(recognize_attention, burnish.load(source_of(exact, heads, result))))) == 1
+    assert attentions(rewritten(recognize_attention, burnish.load(source_of(rounded, heads, result)))) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.rewriting import recognize_gelu
+from burnish.rewriting.recognize_gelu import recognize_gelu
 from oracles.recognition import assert_gradients, assert_recognized, assert_untouched, exported, random_weights, written
 
 X = np.concatenate([np.linspace(-6, 6, 61), [0.0, -30.0, 30.0]]).astype(np.float32).reshape(4, 16)

@@ -8,12 +8,9 @@ import torch
 
 from burnish.importer import load
 from burnish.importer.classify import InitializerKind, classify_initializers
-from burnish.rewriting import (
-    recognize_group_normalization,
-    recognize_layer_normalization,
-    recognize_normalization,
-    recognize_training_normalization,
-)
+from burnish.rewriting.recognize_group_normalization import recognize_group_normalization
+from burnish.rewriting.recognize_layer_normalization import recognize_layer_normalization
+from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
 from oracles.combinations import diagonal
 from oracles.recognition import (
     assert_gradients,
@@ -142,7 +139,8 @@ def test_pytorch_exports(name: str, opset: int) -> None:
     module = random_weights(make())
     proto = exported(module, x, opset)
     model = load(proto)
-    recognize_training_normalization(recognize_normalization(model))
+    RECOGNIZED.run(model, None)
+    RECOGNIZED_TO_TRAIN.run(model, None)
     assert [operator for operator in operators(model) if operator not in ("Reshape", "Expand")] == ["GroupNormalization"]
     parameters = dict(module.named_parameters())
     names = {initializer: parameter for initializer, parameter in zip(model.graph.initializers, parameters, strict=True)}
@@ -158,7 +156,7 @@ def test_pytorch_export_by_dynamo() -> None:
 def test_what_an_exporter_fills_in_is_no_weight() -> None:
     module = random_weights(torch.nn.GroupNorm(3, 6))
     model = load(exported(module, X, 14, folding=True))
-    recognize_normalization(model)
+    RECOGNIZED.run(model, None)
     assert operators(model) == ["Reshape", "InstanceNormalization", "Reshape", "Mul", "Add"]
     assert classify_initializers(model) == {name: InitializerKind.WEIGHT for name in model.graph.initializers}
     assert len(model.graph.initializers) == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from burnish.importer import load
-from burnish.rewriting import recognize_layer_normalization
+from burnish.rewriting.recognize_layer_normalization import recognize_layer_normalization
 from oracles.recognition import (
     assert_gradients,
     assert_recognized,
@@ -22,6 +22,7 @@ from oracles.recognition import (
     random_weights,
     written,
 )
+from oracles.rewritten import rewritten
 
 X = np.random.default_rng(0).normal(1, 2, size=(2, 3, 8)).astype(np.float32)
 WEIGHTS = {
@@ -190,7 +191,7 @@ def test_bfloat16_with_float32_statistics() -> None:
         "scaled = Mul(normal, scale)", "narrow = Cast<to=16>(normal) scaled = Mul(narrow, scale)"
     )
     model = load(written(body, X, {name: array.astype(ml_dtypes.bfloat16) for name, array in WEIGHTS.items()}, dtype="bfloat16"))
-    assert operators(recognize_layer_normalization(model)) == ["LayerNormalization"]
+    assert operators(rewritten(recognize_layer_normalization, model)) == ["LayerNormalization"]
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -14,7 +13,8 @@ from torch import nn
 
 import burnish
 from burnish.importer import load
-from burnish.rewriting import recognize_normalization
+from burnish.rewriting.stage import Stage
+from burnish.rewriting.stages import RECOGNIZED
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.recognition import exported, operators, random_weights, written
 
@@ -113,7 +113,7 @@ def test_an_rms_normalization_of_a_model_of_opset_23() -> None:
     for graph in model.graphs():
         graph.opset_imports[""] = 23
     before = onnxruntime_outputs(model, {"x": X})
-    recognize_normalization(model)
+    RECOGNIZED.run(model, None)
     assert operators(model) == ["RMSNormalization"]
     assert np.abs(onnxruntime_outputs(model, {"x": X})["y"] - before["y"]).max() < 1e-6
 
@@ -125,11 +125,8 @@ def test_gradients_are_those_of_the_pieces(network: nn.Module, monkeypatch: pyte
     cotangent = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
     recognized = burnish.grad(proto, names)
 
-    def leave(model: ir.Model) -> ir.Model:
-        return model
-
-    monkeypatch.setattr("burnish.compiler.gradient.recognize_normalization", leave)
-    monkeypatch.setattr("burnish.compiler.gradient.recognize_training_normalization", leave)
+    monkeypatch.setattr("burnish.compiler.gradient.RECOGNIZED", Stage("nothing", ()))
+    monkeypatch.setattr("burnish.compiler.gradient.RECOGNIZED_TO_TRAIN", Stage("nothing", ()))
     pieces = burnish.grad(proto, names)
     assert "Gelu" in operators(recognized)
     assert "Gelu" not in operators(pieces)

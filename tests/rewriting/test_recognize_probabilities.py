@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from burnish.rewriting import recognize_probabilities
+from burnish.rewriting.recognize_probabilities import recognize_probabilities
 from oracles.recognition import assert_recognized, assert_untouched, written
 
 X = np.random.default_rng(3).normal(scale=2.0, size=(4, 5, 3)).astype(np.float32)

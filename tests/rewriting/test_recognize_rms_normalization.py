@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from burnish.importer import load
-from burnish.rewriting import recognize_rms_normalization
+from burnish.rewriting.recognize_rms_normalization import recognize_rms_normalization
 from oracles.recognition import (
     assert_gradients,
     assert_recognized,

@@ -20,6 +20,7 @@ from burnish.rewriting.forward import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute import recompute_activations, run_in_order, wait_by_selection
 from burnish.rewriting.recompute_request import Recompute, get
 from oracles.combinations import diagonal, named
+from oracles.rewritten import rewritten
 from oracles.standard_operators import STANDARD
 
 WIDTH, DEPTH, BATCH = 24, 12, 64
@@ -208,7 +209,7 @@ def repeated(model: ir.Model) -> list[str]:
 
 
 def test_a_pattern_names_what_is_computed_again():
-    model = recompute_activations(small_graph(), Recompute(patterns=("node-b",)), loss="loss", data=["x"], keys=[])
+    model = rewritten(recompute_activations, small_graph(), Recompute(patterns=("node-b",)), loss="loss", data=["x"], keys=[])
     assert repeated(model) == ["Reshape", "Tanh"]
     order = [node.outputs[0].name for node in model.graph]
     (copy,) = (node for node in model.graph if node.op_type == "Tanh" and node.metadata_props)
@@ -269,7 +270,7 @@ def _depends_on(produced: dict[str, onnx.NodeProto], node: onnx.NodeProto, *oper
 @pytest.mark.parametrize("model", ["gelu", "convolutions"])
 def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
     again = compiled(model, "layers")
-    in_order = run_in_order(again.grad.clone())
+    in_order = rewritten(run_in_order, again.grad.clone())
     assert (
         sum(node.op_type == "Greater" for node in in_order.graph) == count(compiled(model), "Greater") < count(again, "Greater")
     )
@@ -285,7 +286,7 @@ def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
 @pytest.mark.parametrize("model", ["gelu", "convolutions"])
 def test_copies_may_wait_without_a_shape_that_values_decide(model):
     again = compiled(model, "layers")
-    selecting = wait_by_selection(again.grad.clone())
+    selecting = rewritten(wait_by_selection, again.grad.clone())
     assert [copy.op_type for copy in copies(again)] == [
         node.op_type for node in selecting.graph if node.metadata_props.get(RECOMPUTES_METADATA)
     ]

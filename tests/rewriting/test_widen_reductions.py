@@ -8,14 +8,16 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.rewriting import remove_unused, widen_reductions
+from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.widen_reductions import widen_reductions
+from oracles.rewritten import rewritten
 
 X = np.full((2, 5000), 20.0, np.float16)
 
 
 def widened(nodes: str, outputs: str) -> ir.Model:
     text = f'<ir_version: 10, opset_import: ["" : 18]> g (float16[2, 5000] x) => ({outputs}) {{ {nodes} }}'
-    model = widen_reductions(ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))))
+    model = rewritten(widen_reductions, ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))))
     remove_unused(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     return model
@@ -55,4 +57,4 @@ def test_a_sum_that_is_read_both_ways():
 def test_float32_sums_stay_as_they_are():
     text = '<ir_version: 10, opset_import: ["" : 18]> g (float[2, 3] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }'
     model = ir.from_proto(onnx.parser.parse_model(text))
-    assert operators(widen_reductions(model)) == ["ReduceSum"]
+    assert operators(rewritten(widen_reductions, model)) == ["ReduceSum"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
-from burnish.rewriting import fold_batch_normalization
+from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.surgery.folded import perhaps_folded
 
 CHANNELS = (3, 8, 8, 8, 8)

@@ -9,7 +9,7 @@ from accelerator.operators import OPERATORS
 from burnish.engines.array_runner import ArrayRunner
 from burnish.engines.base import refuse_workers
 from burnish.errors import EngineError
-from burnish.lowering import read_target
+from burnish.targets import read_target
 
 
 class AcceleratorEngine:

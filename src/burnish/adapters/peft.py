@@ -40,7 +40,7 @@ from burnish.graph.initializers import set_initializer
 from burnish.graph.layer_names import is_called_after_another, other_names
 from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
-from burnish.rewriting import merge_adapters as merged
+from burnish.rewriting.merge_adapters import merge_adapters as merged
 from burnish.settings import suggestion
 
 
@@ -149,7 +149,9 @@ def merge_adapters(source: Source) -> ir.Model:
         ModelError: the source is not a valid ONNX model, or an adapter was changed.
         CheckpointError: a merged weight is not finite.
     """
-    return merged(load(source))
+    model = load(source)
+    merged(model)
+    return model
 
 
 def _read(path: Path) -> dict[str, PeftAdapters]:

@@ -37,7 +37,8 @@ from burnish.importer import (
 )
 from burnish.importer.branches import weights_of_branches
 from burnish.program import Program, Role
-from burnish.rewriting import hold_group_normalization_constants, recognize_probabilities
+from burnish.rewriting.recognize_group_normalization import hold_group_normalization_constants
+from burnish.rewriting.recognize_probabilities import recognize_probabilities
 from burnish.surgery.folded import perhaps_folded
 
 # Bound to a mode before anything is differentiated, so they need no rule of their own.
@@ -55,7 +56,9 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     Raises:
         BurnishError: the model cannot be read, or has no such output, or its batch cannot be opened.
     """
-    model = recognize_probabilities(hold_group_normalization_constants(load(path, batch=batch, bind=bind)))
+    model = load(path, batch=batch, bind=bind)
+    hold_group_normalization_constants(model)
+    recognize_probabilities(model)
     kinds = classify_initializers(model)
     initializers = model.graph.initializers
     operators = Counter(_operator(node) for node in model.graph)

@@ -16,7 +16,7 @@ from burnish.graph.uses import is_used, read_by
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.operators.extents import Factor, Kind
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 from burnish.sample_axes import Analysis
 from burnish.settings import suggestion
 

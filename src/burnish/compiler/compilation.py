@@ -30,7 +30,6 @@ from burnish.compiler.worker_loss import is_plain_sum, over_all, reads, terms_of
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
 from burnish.importer import SourceModel
-from burnish.lowering import TARGETS, Target, check_has_dtypes, target_to_dict
 from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import (
     NormPolicy,
@@ -49,18 +48,16 @@ from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Sig
 from burnish.program.weights import ROUNDED, Weights
 from burnish.quantization.graph import freezes_by_epochs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
-from burnish.rewriting import (
-    fold_constants,
-    hoist_gather,
-    recognize_attention,
-    recognize_training_normalization,
-    refuse_lost_gradients,
-    simulate_quantization,
-    train_pruning,
-    train_quantization,
-)
+from burnish.rewriting.fold_constants import fold_constants
+from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.precision import FULL, MixedPrecision
+from burnish.rewriting.recognize_attention import recognize_attention
 from burnish.rewriting.recompute_request import Recompute, name_origins
+from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
+from burnish.rewriting.stages import RECOGNIZED_TO_TRAIN
+from burnish.rewriting.train_pruning import train_pruning
+from burnish.rewriting.train_quantization import train_quantization
+from burnish.targets import TARGETS, Target, check_has_dtypes, target_to_dict
 
 LOSS, STEPS_PER_EPOCH = "loss", "steps_per_epoch"
 OPTIONS = "trainable=[...] says what trains, outputs='...' what the loss reads"
@@ -194,7 +191,9 @@ class Compilation:
     @functools.cached_property
     def folded(self) -> ir.Model:
         """The model with what hangs on constants alone computed. It is trained; an export keeps the form of its file."""
-        return fold_constants(self.model.clone())
+        folded = self.model.clone()
+        fold_constants(folded)
+        return folded
 
     def source(self, model: ir.Model | None = None) -> Draft:
         """A draft that holds the source model, with its data, parameters and statistics as inputs and no outputs."""
@@ -212,7 +211,9 @@ class Compilation:
     def features(self) -> Draft:
         """The graph that computes what ``model`` begins at."""
         assert self.backbone is not None
-        return self._inference(fold_constants(self.backbone.model.clone()))
+        folded = self.backbone.model.clone()
+        fold_constants(folded)
+        return self._inference(folded)
 
     def _inference(self, model: ir.Model) -> Draft:
         """A model in inference mode, with its own outputs."""
@@ -266,7 +267,7 @@ class Compilation:
             return draft.add_input(STEP).value
 
         def bind(bound: ir.Graph) -> None:
-            recognize_training_normalization(draft.model)
+            RECOGNIZED_TO_TRAIN.run(draft.model, None)
             hoist_gather(draft.model)
             self._narrow(draft)
             values = draft.values()

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from burnish.compiler.selection import HoldRows, Trainable
     from burnish.compiler.sparse_tables import SparseOption
     from burnish.importer import Bind, Source
-    from burnish.lowering import TargetLike
     from burnish.norms import NormPolicy
     from burnish.program.inference import Inference
     from burnish.program.program import Program
     from burnish.rewriting.precision import Precision
     from burnish.rewriting.recompute_request import RecomputeOption
     from burnish.sample_axes import AskedAxes
+    from burnish.targets import TargetLike
 
 
 @garbage_kept()
@@ -111,8 +111,8 @@ def compile(
         bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
             ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
         steps_per_epoch: of the training, for a quantized model whose observed ranges stay after a number of epochs.
-        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
-            ``burnish.lowering.Target``, such as that of an engine.
+        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.targets``), or a
+            ``burnish.targets.Target``, such as that of an engine.
         verify: of a module: run it beside its graph when it is exported, and compare (``burnish.load``). False skips that.
 
     Returns:

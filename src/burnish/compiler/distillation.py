@@ -18,7 +18,9 @@ from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
 from burnish.norms import ExtentRule
-from burnish.rewriting import compute_in_float32, fold_constants, has_sixteen_bit_values, recognize_normalization
+from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.fold_constants import fold_constants
+from burnish.rewriting.stages import RECOGNIZED
 
 SAME_DATA = {PIXELS: "pixels", TEXT: "texts", CLASSES: "classes"}
 """What the metadata of both models say of their data, and what that is about."""
@@ -41,12 +43,13 @@ def prepare_teachers(loss: Loss, forms: Sequence[ir.Model]) -> Loss:
     if not isinstance(loss, Distillation) or loss.teacher is None:
         return loss
     student = forms[-1]
-    opened, limit = _teacher_of(loss, student.graph)
-    teacher = recognize_normalization(opened)
+    teacher, limit = _teacher_of(loss, student.graph)
+    RECOGNIZED.run(teacher, None)
     inputs = _shared_inputs(student.graph, teacher.graph)
     _check_data(student, teacher)
     if has_sixteen_bit_values(teacher):
-        teacher = compute_in_float32(teacher.clone())
+        teacher = teacher.clone()
+        compute_in_float32(teacher)
     readings = (loss.loss.readings[0], *(Reading(hint.teacher) for hint in loss.hints))
     try:
         read = find_predictions(teacher, loss.teacher_output, readings, loss.name)

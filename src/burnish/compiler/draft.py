@@ -11,30 +11,12 @@ import onnx_ir as ir
 from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
-from burnish.graph.names import separate_names
 from burnish.graph.sample_axis_mark import mark_sample_axis, marked_sample_axis
 from burnish.importer import FIXED_BY
-from burnish.lowering import Target, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
-from burnish.quantization.graph import simulates_quantization
-from burnish.rewriting import (
-    complete_axes,
-    concatenate_padded_parts,
-    gather_reordered_blocks,
-    join_updates,
-    merge_casts,
-    merge_scalars,
-    multiply_depthwise_rows,
-    raise_scalar_ranks,
-    remove_unused,
-    widen_reductions,
-)
-from burnish.rewriting.compute_without_float64 import compute_without_float64
-from burnish.rewriting.further_outputs import compute_further_outputs
-
-UPDATING = ("step", "apply")
-"""The graphs that update the state."""
+from burnish.rewriting.stages import JOINED, LOWERED, Lowering
+from burnish.targets import Target
 
 
 @dataclass
@@ -184,9 +166,7 @@ def finish(draft: Draft, name: str, target: Target) -> tuple[ir.Model, GraphSign
     model.graph.name = name
     set_outputs(model.graph, [(value, entry.name) for value, entry in draft.outputs])
     lower_to_target(model, target)
-    if name in UPDATING and target.takes_joined_updates:
-        join_updates(model)
-        separate_names(model.graph)
+    JOINED.run(model, Lowering(target))
     dimensions = {extent for entry in draft.inputs for extent in entry.extents if isinstance(extent, str)}
     extents = tuple(rule for rule in draft.extents if rule.dimension in dimensions)
     inputs, outputs = tuple(draft.inputs), tuple(entry for _, entry in draft.outputs)
@@ -205,25 +185,4 @@ def lower_to_target(model: ir.Model, target: Target) -> None:
     Raises:
         UnsupportedOperatorError: it holds what the target does not run.
     """
-    write_out_newer(model, target)
-    lower_semantic_operators(model, keep=target.kernels)
-    complete_axes(model)
-    widen_reductions(model)
-    compute_further_outputs(model, target.output_limits)
-    if not target.float64:
-        compute_without_float64(model)
-    merge_casts(model)
-    concatenate_padded_parts(model)
-    if target.gathers_blocks and model.graph.name != "predict":  # of which an export is made
-        gather_reordered_blocks(model)
-    if not target.kernels:  # else the scalars stay as its kernels look for them
-        merge_scalars(model)
-        raise_scalar_ranks(model)
-    # An export is made of ``predict``. Integers are computed of convolutions: ``executable`` multiplies after that.
-    is_later = model.graph.name == "predict" or (model.graph.name == "evaluate" and simulates_quantization(model.graph))
-    if target.takes_products and not is_later:
-        multiply_depthwise_rows(model)
-    remove_unused(model)
-    settle_opset(model, target)
-    check_allowed(model, target)
-    separate_names(model.graph)
+    LOWERED.run(model, Lowering(target))

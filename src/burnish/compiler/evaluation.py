@@ -12,7 +12,7 @@ from burnish import losses
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError
-from burnish.rewriting import fold_constants
+from burnish.rewriting.fold_constants import fold_constants
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Evaluation:
     @functools.cached_property
     def folded(self) -> ir.Model:
         """The model with what hangs on constants alone computed."""
-        return fold_constants(self.model.clone())
+        folded = self.model.clone()
+        fold_constants(folded)
+        return folded
 
 
 def evaluated_predictions(model: ir.Model, outputs: str | Sequence[str] | None, objective: losses.Loss) -> tuple[Prediction, ...]:

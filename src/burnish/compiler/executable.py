@@ -13,22 +13,25 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
-from burnish.compiler.draft import UPDATING, lower_to_target, shape_of
+from burnish.compiler.draft import lower_to_target, shape_of
 from burnish.compiler.lowered_graphs import compute_again
 from burnish.compiler.update import update_graphs
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.graph.names import separate_names
-from burnish.lowering import Target, check_runs
 from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
 from burnish.program.program import Program
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.updates_in_place import outputs_in_place
 from burnish.quantization.graph import simulates_quantization
-from burnish.rewriting import compute_integers, fold_constants, has_depthwise_rows, multiply_depthwise_rows
+from burnish.rewriting.compute_integers import compute_integers
+from burnish.rewriting.fold_constants import fold_constants
+from burnish.rewriting.multiply_depthwise_rows import has_depthwise_rows, multiply_depthwise_rows
 from burnish.rewriting.recompute_request import Recompute
 from burnish.rewriting.recompute_request import get as recompute_request
+from burnish.rewriting.stages import UPDATING
+from burnish.targets import Target, check_runs
 
 Rewrite = Callable[[ir.Model], object]
 """Changes a lowered graph in place."""
@@ -170,7 +173,7 @@ def lower(program: Program, target: Target) -> Executable:
     if is_quantized:
         executable = executable.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
         # In floating-point numbers ``predict`` stays as it is saved: clients in other languages and exports have its bits.
-        if target.takes_products and has_depthwise_rows(predict):
+        if target.prefers_products and not target.kernels and has_depthwise_rows(predict):
             executable = executable.rewritten(multiply_depthwise_rows, "predict", "evaluate")
     return executable
 

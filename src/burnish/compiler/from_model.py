@@ -39,7 +39,6 @@ from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ConfigurationError, DenseGradientWarning, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import integer_weights
 from burnish.importer import SOURCE, Bind, Source, described_bindings, load, refuse_gradients, with_plain_tensors
-from burnish.lowering import TargetLike, target_of
 from burnish.modes import batch_normalizations, batch_normalizations_in_loops
 from burnish.norms import (
     Auto,
@@ -57,17 +56,15 @@ from burnish.program.inference import Inference
 from burnish.program.program import Program
 from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
-from burnish.rewriting import (
-    compute_in_float32,
-    compute_integers,
-    has_sixteen_bit_values,
-    recognize_normalization,
-)
+from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.compute_integers import compute_integers
 from burnish.rewriting.precision import Precision
 from burnish.rewriting.precision import get as get_precision
 from burnish.rewriting.recompute_request import RecomputeOption
+from burnish.rewriting.stages import RECOGNIZED
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
 from burnish.settings import is_whole
+from burnish.targets import TargetLike, target_of
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -212,11 +209,16 @@ def _opened(
         ConfigurationError: ``sample_axis`` does not fit the inputs, or the file leaves open which axis it is.
     """
     loaded = load(source, batch=batch, sample_axis=sample_axis, bind=bind)
-    in_file = recognize_normalization(with_plain_tensors(loaded))
+    in_file = with_plain_tensors(loaded)
+    RECOGNIZED.run(in_file, None)
     refuse_gradients(in_file, purpose)
     _leave_out_lists(in_file.graph)
     find_sample_axes(in_file.graph)
-    return in_file, compute_in_float32(in_file.clone()) if has_sixteen_bit_values(in_file) else in_file
+    if not has_sixteen_bit_values(in_file):
+        return in_file, in_file
+    model = in_file.clone()
+    compute_in_float32(model)
+    return in_file, model
 
 
 def _leave_out_lists(graph: ir.Graph) -> None:
@@ -392,7 +394,9 @@ def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> loss
     """Return the loss for a model that computes in float32 what its file has in sixteen bits; a graph that reads them changes."""
     if model is in_file or not isinstance(loss, losses.OnnxLoss) or not has_sixteen_bit_values(loss.model):
         return loss
-    return losses.from_onnx(compute_in_float32(loss.model.clone(), keep_inputs=False), reduction=loss.reduction)
+    own = loss.model.clone()
+    compute_in_float32(own, keep_inputs=False)
+    return losses.from_onnx(own, reduction=loss.reduction)
 
 
 def _held_by_the_file(in_file: ir.Model, bind: Bind) -> dict[str, str]:

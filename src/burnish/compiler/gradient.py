@@ -10,23 +10,14 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
-from burnish.graph.names import separate_names
 from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
-from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
-from burnish.rewriting import (
-    complete_axes,
-    compute_in_float32,
-    has_sixteen_bit_values,
-    recognize_attention,
-    recognize_normalization,
-    recognize_training_normalization,
-    refuse_lost_gradients,
-    remove_unused,
-    simulate_quantization,
-)
-from burnish.rewriting.compute_in_float32 import cast_for_readers, order_of
+from burnish.rewriting.compute_in_float32 import cast_for_readers, compute_in_float32, has_sixteen_bit_values, order_of
+from burnish.rewriting.recognize_attention import recognize_attention
+from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
+from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD, Lowering
 from burnish.settings import nearest
+from burnish.targets import TargetLike, target_of
 
 PREFIX = "grad:"
 
@@ -43,8 +34,8 @@ def grad(
         wrt: names of floating-point inputs or initializers.
         of: name of the output; by default the only one.
         bind: {input: value}: inputs that are fixed to a value, and that the gradient model does not have (``burnish.load``).
-        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
-            ``burnish.lowering.Target``.
+        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.targets``), or a
+            ``burnish.targets.Target``.
 
     Returns:
         A model of standard operators: the source's inputs, and ``cotangent:<of>`` (dtype and shape of the output) unless the
@@ -64,13 +55,7 @@ def grad(
     """
     runtime = target_of(target)
     model = differentiated(source, wrt, of, bind=bind)
-    write_out_newer(model, runtime)
-    lower_semantic_operators(model, keep=runtime.kernels)
-    complete_axes(model)
-    remove_unused(model)
-    settle_opset(model, runtime)
-    check_allowed(model, runtime)
-    separate_names(model.graph)
+    STANDARD.run(model, Lowering(runtime))
     return model
 
 
@@ -124,7 +109,8 @@ def _load_recognized(source: Source, names: Sequence[str], bind: Bind) -> ir.Mod
     model = load(source, bind=bind)
     check_constant_sizes(model)
     with _held_variable(model, names):
-        recognize_training_normalization(recognize_normalization(model))
+        RECOGNIZED.run(model, None)
+        RECOGNIZED_TO_TRAIN.run(model, None)
     return _in_float32(model, names)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import TRAINING_DOMAIN
-from burnish.graph.names import separate_names
 from burnish.importer import Source, load
-from burnish.lowering import TargetLike, check_allowed, lower_semantic_operators, settle_opset, target_of, write_out_newer
 from burnish.modes import bind_as_exported
 from burnish.random import check_seed
-from burnish.rewriting import complete_axes, compute_in_float32, draw_dropout, expand_gradients, remove_unused
+from burnish.rewriting.draw_dropout import draw_dropout
+from burnish.rewriting.expand_gradients import expand_gradients
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.stages import STANDARD, Lowering
+from burnish.targets import TargetLike, target_of
 
 
 def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") -> ir.Model:
@@ -24,8 +26,8 @@ def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         seed: of dropout masks whose node has no ``seed`` attribute; a signed 64-bit integer.
-        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.lowering.target_file``), or a
-            ``burnish.lowering.Target``.
+        target: the runtime that the graph is lowered for: a name, the TOML file of one (``burnish.targets``), or a
+            ``burnish.targets.Target``.
 
     Returns:
         A model with the source's inputs and outputs, under their names.
@@ -43,14 +45,5 @@ def lower(source: Source, *, seed: int = 0, target: TargetLike = "onnxruntime") 
     bind_as_exported(model.graph)
     lower_semantic_operators(model, domains=(TRAINING_DOMAIN,))
     expand_gradients(model)
-    write_out_newer(model, runtime)
-    lower_semantic_operators(model, keep=runtime.kernels)
-    computed = (output for node in model.graph.all_nodes() for output in node.outputs)
-    if any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *computed)):
-        compute_in_float32(model, keep_outputs=True)  # runtimes have no kernels of bfloat16 on processors
-    complete_axes(model)
-    remove_unused(model)
-    settle_opset(model, runtime)
-    check_allowed(model, runtime)
-    separate_names(model.graph)
+    STANDARD.run(model, Lowering(runtime, in_float32=True))
     return model

@@ -20,7 +20,6 @@ from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import Tensor
 from burnish.graph.uses import producer_of
-from burnish.lowering import TARGETS, Target
 from burnish.operators.collectives import PARTS_OF
 from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
@@ -34,6 +33,7 @@ from burnish.optim.transforms.centralize import centralizes, uncentred
 from burnish.optim.wrapper import options_without_effect
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
+from burnish.targets import TARGETS, Target
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 SCALE = Entry(LOSS_SCALE.entry(), Role.OPTIMIZER, ir.DataType.FLOAT, ())

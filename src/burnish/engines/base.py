@@ -19,10 +19,10 @@ from burnish.engines.row_writes import RowWriter
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.kernels.building import cores
 from burnish.kernels.compiling import cpu_level
-from burnish.lowering import Target
 from burnish.program.signature import GraphSignature, Role
 from burnish.program.state import blocks
 from burnish.settings import is_whole
+from burnish.targets import Target
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

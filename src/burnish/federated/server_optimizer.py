@@ -19,11 +19,11 @@ from burnish.analysis.parameter_roles import parameter_infos
 from burnish.compiler.draft import Draft, finish
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.lowering import TARGETS
 from burnish.program import Program
 from burnish.program.signature import Entry, Role
 from burnish.program.state import Arrays, check_state
 from burnish.registry import Registry
+from burnish.targets import TARGETS
 
 OPSET, IR_VERSION = 18, 10
 TARGET = TARGETS["onnxruntime"]

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from burnish.compiler.draft import shape_of
 from burnish.errors import ConfigurationError
-from burnish.lowering import TARGETS, target_from_dict
 from burnish.program.signature import GraphSignature, Signature
 from burnish.settings import is_number, is_whole
+from burnish.targets import TARGETS, target_from_dict
 
 
 def inconsistency(signature: Signature, models: Mapping[str, ir.Model], options: Mapping[str, Any]) -> str | None:

@@ -22,14 +22,12 @@ from burnish.importer.classical import restore_zip_maps
 from burnish.program import Program
 from burnish.program.state import LazyArrays, check_state, chosen
 from burnish.program.weights import ROUNDED
-from burnish.rewriting import (
-    fold_batch_normalization,
-    fold_pruning,
-    fold_quantization,
-    fold_weight_normalization,
-    merge_adapters,
-    remove_unused,
-)
+from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
+from burnish.rewriting.fold_pruning import fold_pruning
+from burnish.rewriting.fold_quantization import fold_quantization
+from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
+from burnish.rewriting.merge_adapters import merge_adapters
+from burnish.rewriting.remove_unused import remove_unused
 from burnish.transfers import Transfer
 
 SMALLEST_EXTERNAL = 1024
@@ -90,7 +88,8 @@ def export_inference(
         fold_quantization(model, folds)
     if folds:
         fold_batch_normalization(model)
-    return remove_unused(model)
+    remove_unused(model)
+    return model
 
 
 def _make_initializers(graph: ir.Graph, state: Mapping[str, np.ndarray]) -> None:

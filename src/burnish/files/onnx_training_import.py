@@ -32,14 +32,18 @@ from burnish.graph.uses import ancestors_of, is_used
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.importer.gradients import is_gradient
-from burnish.lowering import TARGETS, lower_semantic_operators
 from burnish.modes import bind_as_exported, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance
 from burnish.optim.graph_optimizer import GraphOptimizer
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
-from burnish.rewriting import draw_dropout, expand_gradients, recognize_attention, remove_unused
+from burnish.rewriting.draw_dropout import draw_dropout
+from burnish.rewriting.expand_gradients import expand_gradients
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.recognize_attention import recognize_attention
+from burnish.rewriting.remove_unused import remove_unused
+from burnish.targets import TARGETS
 
 TARGET = "onnxruntime"
 

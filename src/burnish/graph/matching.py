@@ -11,6 +11,7 @@ the same fact, stands for one thing throughout a match.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -43,6 +44,12 @@ class _Misfit(NamedTuple):
 
 _misfits: ContextVar[list[_Misfit] | None] = ContextVar("misfits", default=None)
 """What ``why_not`` collects; None while nobody asks."""
+
+_near_misses: ContextVar[list[str] | None] = ContextVar("near_misses", default=None)
+"""What ``near_misses`` collects; None while nobody asks."""
+
+NEAR = 2
+"""Nodes that fit, from which on a pattern that is not there may have been meant."""
 
 
 @dataclass(frozen=True)
@@ -221,11 +228,32 @@ def find_match(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bo
     for match in pattern.match(output):
         if match.is_closed(output) and accepts(match):
             return match
+    reasons = _near_misses.get()
+    if reasons is not None:
+        nodes, reason = _why_not(pattern, output, accepts)
+        if nodes >= NEAR:
+            reasons.append(f"not at '{output.name}': {reason}")
     return None
+
+
+@contextmanager
+def near_misses() -> Iterator[list[str]]:
+    """Collect why patterns that ``find_match`` looks for within are not there, of those of which two nodes or more are."""
+    reasons: list[str] = []
+    token = _near_misses.set(reasons)
+    try:
+        yield reasons
+    finally:
+        _near_misses.reset(token)
 
 
 def why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> str:
     """Say why ``find_match`` gives nothing: what ended the attempt that came furthest, and at which node."""
+    return _why_not(pattern, output, accepts)[1]
+
+
+def _why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]) -> tuple[int, str]:
+    """After how many nodes the attempt ended that came furthest, and why."""
     misfits: list[_Misfit] = []
     token = _misfits.set(misfits)
     try:
@@ -235,15 +263,16 @@ def why_not(pattern: Pattern, output: ir.Value, accepts: Callable[[Match], bool]
             elif not accepts(match):
                 _note(match, "its operands have other shapes, dtypes or constants than asked for", after=2)
             else:
-                return "it fits"
+                return 0, "it fits"
     finally:
         _misfits.reset(token)
     if not misfits:
-        return "it has another number of operands"
+        return 0, "it has another number of operands"
     # Of several that came as far the last: plain forms are tried after those that say more.
     furthest = max(reversed(misfits), key=lambda misfit: misfit.nodes)
     expected = {misfit.expected: None for misfit in misfits if misfit[:2] == furthest[:2]}
-    return f"{furthest.reason}, and {' or '.join(sorted(expected))} was expected" if furthest.expected else furthest.reason
+    listed = f", and {' or '.join(sorted(expected))} was expected" if furthest.expected else ""
+    return furthest.nodes, furthest.reason + listed
 
 
 def _note(match: Match, reason: str, after: int = 0) -> None:

@@ -52,16 +52,16 @@ GENERATED = re.compile(r"val_\d+")
 """The names that ``onnx_ir`` gives, counted in each graph for itself."""
 
 
-def separate_names(graph: ir.Graph) -> None:
+def separate_names(graph: ir.Graph) -> bool:
     """Give values in branches and loop bodies other names, in place, where another value of the graph or of a body has theirs.
 
     What is emitted into a body is named without a look at the graphs around it, and a name would hide theirs. Generated names
-    are never those of what is emitted into the graph later.
+    are never those of what is emitted into the graph later. Returns whether any got another name.
     """
     bodies = list(graph.subgraphs())
     if not bodies:
-        return
-    names = Names()
+        return False
+    changed, names = False, Names()
     for body in (graph, *bodies):
         for value in (*body.inputs, *body.initializers.values(), *(output for node in body for output in node.outputs)):
             if not value.name:
@@ -70,3 +70,5 @@ def separate_names(graph: ir.Graph) -> None:
             name = names.take(f"body_{value.name}" if is_generated else value.name)
             if name != value.name and body is not graph:
                 value.name = name
+                changed = True
+    return changed

@@ -97,14 +97,17 @@ def only_user(value: ir.Value, op_type: str | None = None, domain: str = "") -> 
     return user if fits and user.graph is not None else None
 
 
-def remove_unread_nodes(graph: ir.Graph) -> None:
-    """Remove the nodes of a graph, and of the bodies in it, whose outputs nothing reads."""
+def remove_unread_nodes(graph: ir.Graph) -> bool:
+    """Remove the nodes of a graph, and of the bodies in it, whose outputs nothing reads; return whether there were any."""
+    changed = False
     for node in reversed(graph):
         if not is_read(node):
             remove_node(node)
+            changed = True
             continue
         for body in bodies(node):
-            remove_unread_nodes(body)
+            changed |= remove_unread_nodes(body)
+    return changed
 
 
 def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:

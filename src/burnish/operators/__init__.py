@@ -2,7 +2,7 @@
 
 A family holds, for each operator, its gradient rule and, where it has one, its semantic gradient operator and that operator's
 lowering, side by side. An operator knows no engine. What walks the graph and calls the rules is ``burnish.autodiff``; what
-calls the lowerings is ``burnish.lowering``.
+calls the lowerings is ``burnish.rewriting.stages``.
 """
 
 from burnish.operators.registry import (

@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
-from burnish.lowering import TARGETS, Target, target_from_dict
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
 from burnish.program.weights import Weights
 from burnish.provided import provided
 from burnish.settings import is_whole
+from burnish.targets import TARGETS, Target, target_from_dict
 
 if TYPE_CHECKING:
     from burnish.analysis.memory_plan import PlannedPeak

@@ -15,25 +15,23 @@ from burnish.graph import Builder, Tensor, attribute_value, static_shape
 from burnish.graph.names import separate_names
 
 
-def complete_axes(model: ir.Model) -> ir.Model:
+def complete_axes(model: ir.Model) -> bool:
     """Let every ``Pad`` and ``Resize`` that names axes give its numbers for all axes in their order, in place; in bodies too.
 
     Numbers that are constants become a constant, others are picked from those that the graph computes. Where the axes of a
     ``Pad`` are computed too, or its rank is not known, its amounts are scattered when the graph runs. A ``Resize`` stays as it
     is where its rank is not known, and where it keeps the aspect ratio of the axes that it names.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
+    changed = False
     incomplete = [node for node in model.graph.all_nodes() if names_axes(node)]
     for node in incomplete:
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         graph.opset_imports.setdefault("", model.opset_imports[""])
-        _complete(node, graph)
-    if incomplete:
+        changed |= _complete(node, graph)
+    if changed:
         separate_names(model.graph)
-    return model
+    return changed
 
 
 def names_axes(node: ir.Node) -> bool:
@@ -45,16 +43,15 @@ def names_axes(node: ir.Node) -> bool:
     return node.op_type == "Resize" and "axes" in node.attributes
 
 
-def _complete(node: ir.Node, graph: ir.Graph) -> None:
+def _complete(node: ir.Node, graph: ir.Graph) -> bool:
     builder = Builder(graph, before=node)
     operands = [None if item is None else builder.tensor(item) for item in node.inputs]
     if node.op_type == "Pad":
-        _complete_pad(node, operands)
-    else:
-        _complete_resize(node, operands)
+        return _complete_pad(node, operands)
+    return _complete_resize(node, operands)
 
 
-def _complete_pad(node: ir.Node, operands: list[Tensor | None]) -> None:
+def _complete_pad(node: ir.Node, operands: list[Tensor | None]) -> bool:
     x, amounts, value, axes = operands
     assert x is not None
     assert amounts is not None
@@ -67,13 +64,14 @@ def _complete_pad(node: ir.Node, operands: list[Tensor | None]) -> None:
     node.replace_input_with(1, complete.value)
     node.replace_input_with(3, None)
     node.resize_inputs(2 if value is None else 3)
+    return True
 
 
-def _complete_resize(node: ir.Node, operands: list[Tensor | None]) -> None:
+def _complete_resize(node: ir.Node, operands: list[Tensor | None]) -> bool:
     x, roi, scales, sizes = operands + [None] * (4 - len(operands))
     assert x is not None
     if x.rank is None or attribute_value(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        return
+        return False
     builder, rank = x.builder, x.rank
     axes = [int(axis) % rank for axis in node.attributes["axes"].as_ints()]
     if sizes is not None and sizes.dimension(0) != 0:
@@ -87,6 +85,7 @@ def _complete_resize(node: ir.Node, operands: list[Tensor | None]) -> None:
         whole = builder.constant(np.repeat(np.array([0, 1], roi.dtype.numpy()), rank))
         node.replace_input_with(1, _picked(roi, axes, rank, whole).value)
     node.attributes.pop("axes")
+    return True
 
 
 def _picked(numbers: Tensor, axes: list[int], rank: int, others: Tensor) -> Tensor:

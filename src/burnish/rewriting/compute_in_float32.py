@@ -11,20 +11,17 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Names, bodies, insert_behind, replace_output
-from burnish.rewriting.wider_values import widen_initializers, widen_node, widen_values
+from burnish.rewriting.wider_values import has_values_of, widen_initializers, widen_node, widen_values
 
 SINGLE = ir.DataType.FLOAT
 
 
 def has_sixteen_bit_values(model: ir.Model) -> bool:
     """Whether a model holds any value of float16 or bfloat16."""
-    graphs = (model.graph, *model.graph.subgraphs())
-    held = (value for graph in graphs for value in (*graph.inputs, *graph.initializers.values()))
-    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
-    return any(value.dtype in SIXTEEN_BIT for values in (held, computed) for value in values)
+    return has_values_of(model, SIXTEEN_BIT)
 
 
-def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_outputs: bool = False) -> ir.Model:
+def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_outputs: bool = False) -> bool:
     """Let a model compute in float32 whatever it computes in float16 or bfloat16, in place: as if its file were one of float32.
 
     Casts between the two pass values on as they are (Identity), and constants keep the numbers that they were rounded to. One
@@ -35,10 +32,9 @@ def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_output
         model: a canonical model.
         keep_inputs: whether inputs keep their dtypes, and are cast where they are read.
         keep_outputs: whether outputs keep their dtypes, by a cast at the end.
-
-    Returns:
-        The same model.
     """
+    if not has_sixteen_bit_values(model):
+        return False
     graph = model.graph
     outputs = [value.dtype for value in graph.outputs]
     rounded = _rounded_on_purpose(graph)
@@ -60,7 +56,7 @@ def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_output
         for index, dtype in enumerate(outputs):
             if dtype in SIXTEEN_BIT and graph.outputs[index].dtype != dtype:
                 _round_output(graph, graph.outputs[index], dtype)
-    return model
+    return True
 
 
 Order = dict[ir.Node, tuple[int, ir.Node]]

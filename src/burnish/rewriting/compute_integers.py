@@ -38,7 +38,7 @@ UNKNOWN_TERMS = 2**13
 """Products in a sum of two activations whose number is not known."""
 
 
-def compute_integers(model: ir.Model, float64: bool = True) -> None:
+def compute_integers(model: ir.Model, float64: bool = True) -> bool:
     """Let an inference graph compute what its export gives on ONNX Runtime, in place; one without marks stays as it is.
 
     Weights and scales may be inputs. What no integer operator computes (layers that were skipped, weights in blocks, a transposed
@@ -58,6 +58,7 @@ def compute_integers(model: ir.Model, float64: bool = True) -> None:
             walk.visit_unrounded(node)
     if walk.has_changed:
         remove_unused(model)
+    return walk.has_changed
 
 
 @dataclass(frozen=True)

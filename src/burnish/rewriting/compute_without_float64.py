@@ -7,16 +7,18 @@ import onnx_ir as ir
 
 from burnish.graph import bodies, replace_value
 from burnish.graph.edits import remove_node
-from burnish.rewriting.wider_values import widen_node, widen_values
+from burnish.rewriting.wider_values import has_values_of, widen_node, widen_values
 
 DOUBLE, SINGLE = ir.DataType.DOUBLE, ir.DataType.FLOAT
 
 
-def compute_without_float64(model: ir.Model) -> ir.Model:
+def compute_without_float64(model: ir.Model) -> bool:
     """Let a model compute in float32 whatever it computes in float64, in place: inputs, constants and outputs too.
 
     What is not zero stays so: a constant too small or too large for float32 becomes the smallest or largest normal number.
     """
+    if not has_values_of(model, (DOUBLE,)):
+        return False
     widen_values(model.graph.inputs, (DOUBLE,), SINGLE)
     _round_initializers(model.graph)
     for node in list(model.graph.all_nodes()):
@@ -27,7 +29,7 @@ def compute_without_float64(model: ir.Model) -> ir.Model:
             _round_initializers(body)
         widen_node(node, (DOUBLE,), SINGLE)
         _remove_cast_to_the_same(node)
-    return model
+    return True
 
 
 def _round_initializers(graph: ir.Graph) -> None:

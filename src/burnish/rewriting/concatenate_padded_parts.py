@@ -40,14 +40,12 @@ class _Sum:
     extent: int
 
 
-def concatenate_padded_parts(model: ir.Model) -> ir.Model:
+def concatenate_padded_parts(model: ir.Model) -> bool:
     """Replace sums whose terms tile the whole along one axis, in place; in the main graph alone.
 
     Results stay as they are, but for the sign of a zero: -0 in a part remains one.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
+    changed = False
     sums = _sums(model.graph)
     for node in reversed(list(model.graph)):
         added = sums.get(node.outputs[0]) if node.op_type == "Add" and node.graph is not None else None
@@ -59,7 +57,8 @@ def concatenate_padded_parts(model: ir.Model) -> ir.Model:
         joined = builder.op("Concat", *ordered, axis=added.place[0], like=builder.tensor(whole)).value
         replace_value(whole, joined)
         remove_unread(model.graph, node)
-    return model
+        changed = True
+    return changed
 
 
 def _sums(graph: ir.Graph) -> dict[ir.Value, _Sum]:

@@ -9,7 +9,7 @@ from burnish.operators import Operation
 from burnish.random import initial_key, keep_mask
 
 
-def draw_dropout(model: ir.Model, source: int | ir.Value) -> ir.Model:
+def draw_dropout(model: ir.Model, source: int | ir.Value) -> bool:
     """Replace, in place, the dropout nodes of the main graph that are or may be in training mode, by masks drawn from a key.
 
     Each draws from a stream of its own. The mask that a node returns is true where an element was kept, everywhere outside
@@ -32,7 +32,7 @@ def draw_dropout(model: ir.Model, source: int | ir.Value) -> ir.Model:
             key = op.builder.constant(initial_key(source if seed is None else int(seed)))
         replace_node(node, _dropout(op, training, key, stream)[: len(node.outputs)])
         stream += 1
-    return model
+    return stream > 0
 
 
 def _dropout(op: Operation, training: Tensor, key: Tensor, stream: int) -> tuple[Tensor, Tensor]:

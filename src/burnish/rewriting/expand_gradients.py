@@ -12,12 +12,12 @@ from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bo
 from burnish.graph.edits import copy_of
 from burnish.graph.uses import read_by
 from burnish.importer.gradients import is_gradient
-from burnish.lowering import lower_semantic_operators
 from burnish.operators import has_gradient
 from burnish.operators.semantic import semantic_operator
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 
-def expand_gradients(model: ir.Model) -> ir.Model:
+def expand_gradients(model: ir.Model) -> bool:
     """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.gradients``) by what computes it.
 
     A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
@@ -37,7 +37,7 @@ def expand_gradients(model: ir.Model) -> ir.Model:
         if position:
             lower_what_has_no_gradient(model)
         _expand(model.graph, node)
-    return model
+    return bool(nodes)
 
 
 def lower_what_has_no_gradient(model: ir.Model) -> None:

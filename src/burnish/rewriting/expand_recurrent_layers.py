@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from burnish.lowering import lower_semantic_operators
 from burnish.modes import put_training_forms
 from burnish.operators.recurrent_layer import is_recurrent
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 
 def expand_recurrent_layers(model: ir.Model) -> ir.Model:
@@ -19,4 +19,5 @@ def expand_recurrent_layers(model: ir.Model) -> ir.Model:
         return model
     copy = model.clone()
     put_training_forms(copy.graph, is_recurrent)
-    return lower_semantic_operators(copy)
+    lower_semantic_operators(copy)
+    return copy

@@ -21,7 +21,7 @@ EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""
 
 
-def fold_batch_normalization(model: ir.Model) -> ir.Model:
+def fold_batch_normalization(model: ir.Model) -> bool:
     """Fold, in place, inference-mode BatchNormalization into a Conv, ConvTranspose, Gemm or MatMul with Add before it.
 
     A layer is folded when the normalization is the only reader of its output and every operand is an initializer or
@@ -31,18 +31,16 @@ def fold_batch_normalization(model: ir.Model) -> ir.Model:
     Computed in float64 and rounded once to the weight's dtype. Weights keep their names; one that other nodes read too is
     copied, and the copy gets a new name. A layer without a bias gets one: ``<layer>.bias`` for a weight ``<layer>.weight``,
     else the name of the normalization's bias. Initializers that nothing reads any more are removed.
-
-    Returns:
-        The same model.
     """
+    changed = False
     names = Names.of(model.graph)
     for node in list(model.graph):
         if _is_inference_batch_normalization(node):
-            _fold(model.graph, names, node, _into_preceding)
+            changed |= _fold(model.graph, names, node, _into_preceding)
     for node in reversed(list(model.graph)):
         if _is_inference_batch_normalization(node):
-            _fold(model.graph, names, node, fold_into_following)
-    return model
+            changed |= _fold(model.graph, names, node, fold_into_following)
+    return changed
 
 
 def _is_inference_batch_normalization(node: ir.Node) -> bool:
@@ -51,16 +49,17 @@ def _is_inference_batch_normalization(node: ir.Node) -> bool:
     return not any(map(is_used, node.outputs[1:])) and attribute_value(node, "training_mode", 0) == 0
 
 
-def _fold(graph: ir.Graph, names: Names, normalization: ir.Node, into: Callable[[Folding], bool]) -> None:
+def _fold(graph: ir.Graph, names: Names, normalization: ir.Node, into: Callable[[Folding], bool]) -> bool:
     value = normalization.inputs[0]
     factors = _factors(normalization)
     if value is None or factors is None or not into(Folding(graph, names, normalization, *factors)):
-        return
+        return False
     operands = [operand for operand in normalization.inputs[1:] if operand is not None]
     replace_value(normalization.outputs[0], value)
     remove_node(normalization)
     for operand in operands:
         remove_unread_value(graph, operand)
+    return True
 
 
 def _into_preceding(folding: Folding) -> bool:

@@ -34,8 +34,8 @@ LARGEST = 1 << 20
 """The most elements that are computed at all: programs keep them, in files and in memory."""
 
 
-def fold_constants(model: ir.Model) -> ir.Model:
-    """Put constants, in place, where the main graph computes something of constants alone; the same model.
+def fold_constants(model: ir.Model) -> bool:
+    """Put constants, in place, where the main graph computes something of constants alone.
 
     Values that are read keep their names. Bodies, outputs of the graph and what is larger than its operands stay as they are, and
     so does what the evaluator of the standard cannot compute: to fold is never needed.
@@ -60,7 +60,7 @@ def fold_constants(model: ir.Model) -> ir.Model:
                 output.replace_all_uses_with(constant)
     for node in reversed(folded):
         remove_node(node)
-    return model
+    return bool(folded)
 
 
 def _computed(node: ir.Node, arrays: dict[ir.Value, np.ndarray], opset: int) -> list[np.ndarray]:

@@ -9,12 +9,9 @@ from burnish.graph.initializers import remove_unread_value
 from burnish.graph.pruning_mark import masked_weights
 
 
-def fold_pruning(model: ir.Model) -> ir.Model:
-    """Compute, in place, the products of constant weights and their masks, as ``burnish.surgery.prune`` writes them.
-
-    Returns:
-        The same model.
-    """
+def fold_pruning(model: ir.Model) -> bool:
+    """Compute, in place, the products of constant weights and their masks, as ``burnish.surgery.prune`` writes them."""
+    changed = False
     for node, _ in list(masked_weights(model.graph)):
         weight, mask = node.inputs
         numbers, kept = constant_array(weight), constant_array(mask)
@@ -23,6 +20,7 @@ def fold_pruning(model: ir.Model) -> ir.Model:
         weight.const_value = ir.Tensor(numbers * kept.astype(numbers.dtype), weight.dtype, name=weight.name)
         node.outputs[0].replace_all_uses_with(weight)
         remove_node(node)
+        changed = True
         if not mask.uses():
             remove_unread_value(model.graph, mask)
-    return model
+    return changed

@@ -36,15 +36,12 @@ from burnish.rewriting.remove_unused import remove_unused
 OPSET_OF_INT4 = 21
 
 
-def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
+def fold_quantization(model: ir.Model, fold_norm: bool = True) -> bool:
     """Compute, in place, the integers of quantized weights and biases; a model without marks stays as it is.
 
     Args:
         model: an inference model whose weights are initializers.
         fold_norm: whether batch normalization goes into the layers before it.
-
-    Returns:
-        The same model.
 
     Raises:
         CheckpointError: weights are of 4 bits, and an operator of the model means something else in opset 21, which they need.
@@ -52,7 +49,7 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
     graph = model.graph
     marked = [(node, mark) for node in graph if (mark := QuantizationMark.of(node)) and node.op_type == "QuantizeLinear"]
     if not marked:
-        return model
+        return False
     if any(mark.bits == 4 for _, mark in marked) and not raise_opset(model.graph, OPSET_OF_INT4):
         raise CheckpointError(
             f"The export has weights of 4 bits, which need opset {OPSET_OF_INT4}, and an operator of the model has "
@@ -69,7 +66,8 @@ def fold_quantization(model: ir.Model, fold_norm: bool = True) -> ir.Model:
             folding.fold_weight(node, mark, fold_norm)
     for layer in list(graph):
         folding.fold_bias(layer)
-    return remove_unused(model)
+    remove_unused(model)
+    return True
 
 
 @dataclass

@@ -10,20 +10,18 @@ from burnish.graph.initializers import replace_by_initializer
 from burnish.graph.uses import producer_of, remove_unread
 
 
-def fold_weight_normalization(model: ir.Model) -> ir.Model:
+def fold_weight_normalization(model: ir.Model) -> bool:
     """Compute, in place, ``v * (g / ReduceL2(v))`` of constant g and v once, as ``burnish.surgery.weight_normalize`` writes it.
 
     The result is computed in float64, rounded once, and an initializer under the name that it had as a value, which is the
     weight's. g and v are removed where nothing else reads them. What does not come out finite stays.
-
-    Returns:
-        The same model.
     """
+    changed = False
     for node in list(model.graph):
         operands = _normalized_weight(node)
         if operands is not None:
-            _fold(model.graph, node, *operands)
-    return model
+            changed |= _fold(model.graph, node, *operands)
+    return changed
 
 
 def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | None:
@@ -43,7 +41,7 @@ def _normalized_weight(node: ir.Node) -> tuple[ir.Value, ir.Node, ir.Node] | Non
     return None
 
 
-def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node, norm: ir.Node) -> None:
+def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node, norm: ir.Node) -> bool:
     length, axes = division.inputs[0], norm.inputs[1]
     v, g, along = (constant_array(value) for value in (direction, length, axes))
     assert v is not None
@@ -54,6 +52,7 @@ def _fold(graph: ir.Graph, node: ir.Node, direction: ir.Value, division: ir.Node
     with np.errstate(all="ignore"):
         weight = (g.astype(np.float64) * wide / np.sqrt(np.sum(wide * wide, axis=over, keepdims=True))).astype(v.dtype)
     if not np.isfinite(weight.astype(np.float64)).all():
-        return
+        return False
     replace_by_initializer(graph, node, weight)
     remove_unread(graph, division, norm)
+    return True

@@ -22,7 +22,7 @@ from burnish.operators.positions import extents
 from burnish.operators.windows import Windows
 
 
-def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> ir.Model:
+def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> bool:
     """Compute, in place, outputs beyond those that a runtime gives, where it is known how.
 
     Args:
@@ -30,10 +30,10 @@ def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> ir.Mo
         limits: operator -> how many outputs the runtime gives; nodes of others stay as they are.
 
     Returns:
-        The same model. A node that stays with more outputs than its limit is one that ``check_allowed`` names.
+        Whether anything changed. A node that stays with more outputs than its limit is one that ``check_allowed`` names.
     """
     if not limits:
-        return model
+        return False
     changed = False
     for node in list(model.graph):
         rewrite = _REWRITES.get(node.op_type) if node.domain == "" else None
@@ -42,7 +42,7 @@ def compute_further_outputs(model: ir.Model, limits: Mapping[str, int]) -> ir.Mo
             changed = rewrite(Operation(node, Builder(model.graph, before=node))) or changed
     if changed:
         separate_names(model.graph)
-    return model
+    return changed
 
 
 def _batch_normalization(op: Operation) -> bool:

@@ -28,14 +28,12 @@ class _Part:
     end: int
 
 
-def gather_reordered_blocks(model: ir.Model) -> ir.Model:
+def gather_reordered_blocks(model: ir.Model) -> bool:
     """Replace concatenations, along the first axis, of slices of one tensor, in place; in the main graph alone.
 
     Shapes are static, and the slices begin and end at multiples of one number of rows, of ``LEAST_BLOCK`` elements or more.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
+    changed = False
     for node in list(model.graph):
         if node.domain != "" or node.op_type != "Concat" or attribute_value(node, "axis", None) != 0 or len(node.inputs) < 2:
             continue
@@ -56,7 +54,8 @@ def gather_reordered_blocks(model: ir.Model) -> ir.Model:
         shape = builder.integers([len(places) * rows, *extents[1:]])
         replace_value(result, builder.op("Reshape", gathered, shape, like=builder.tensor(result)).value)
         remove_unread(model.graph, node)
-    return model
+        changed = True
+    return changed
 
 
 def _part(value: ir.Value | None) -> _Part | None:

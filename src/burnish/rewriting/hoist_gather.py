@@ -25,20 +25,19 @@ Edges = dict[int, int]
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
-def hoist_gather(model: ir.Model) -> ir.Model:
+def hoist_gather(model: ir.Model) -> bool:
     """Move selections of rows before what computes these rows, in place, where that saves a product.
 
     Args:
         model: a canonical model with its shapes, not bound to a mode yet.
-
-    Returns:
-        The same model, for the same outputs. What Dropout keeps of the rows is drawn for these rows alone.
     """
+    changed = False
     places = _places(model.graph)
     for node in reversed(list(model.graph)):
         if node.op_type == "Gather" and node.domain == "" and node.graph is model.graph and _move(model.graph, node, places):
             places = _places(model.graph)
-    return model
+            changed = True
+    return changed
 
 
 def _places(graph: ir.Graph) -> dict[ir.Node, int]:

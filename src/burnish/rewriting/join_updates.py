@@ -29,26 +29,24 @@ Shape = tuple[int, ...]
 _Operand = tuple[str, int | ir.Value] | None
 
 
-def join_updates(model: ir.Model) -> ir.Model:
+def join_updates(model: ir.Model) -> bool:
     """Join updates that do the same, in place, where there are enough of them for it to save nodes; in the main graph alone.
 
     They are joined along their first axis, and with those alone that have the same extents along the others: nothing has to be
     reshaped.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
     groups: dict[str, list[_Update]] = {}
     for update in _updates(model.graph):
         groups.setdefault(update.key, []).append(update)
+    changed = False
     for updates in groups.values():
         first = updates[0]
         results = sum(node.outputs[0].is_graph_output() for node in first.nodes)
         # To join and to split all of them takes about as long as a node of the arithmetic, for each operand and each result.
         if len(updates) * len(first.nodes) >= 2 * (len(first.nodes) + len(first.leaves) + results):
             _join(model.graph, updates)
-    remove_unread_nodes(model.graph)
-    return model
+            changed = True
+    return remove_unread_nodes(model.graph) or changed
 
 
 @dataclass

@@ -16,7 +16,7 @@ from burnish.graph.evaluation import constant_result
 from burnish.graph.uses import producer_of, remove_unread
 
 
-def merge_adapters(model: ir.Model) -> ir.Model:
+def merge_adapters(model: ir.Model) -> bool:
     """Compute each weight that has an adapter once, in place, and take the adapter away.
 
     The result is computed in float64 and rounded once to the dtype of the weight. It has the name and the layout of the weight,
@@ -26,21 +26,18 @@ def merge_adapters(model: ir.Model) -> ir.Model:
     Args:
         model: with all adapters as initializers; one without adapters stays as it is.
 
-    Returns:
-        The same model.
-
     Raises:
         ModelError: the nodes of an adapter are not there as ``burnish.surgery.lora`` put them.
     """
     adapters = read_adapters(model.metadata_props)
     if not adapters:
-        return model
+        return False
     merging = _Merging(model, adapters.adapters)
     for adapter in adapters.adapters:
         merging.merge(adapter)
     merging.place(adapters)
     Adapters().write(model)
-    return model
+    return True
 
 
 def weight_operand(adapter: Adapter) -> int:

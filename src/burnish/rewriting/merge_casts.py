@@ -7,12 +7,9 @@ import onnx_ir as ir
 from burnish.graph import attribute_value, remove_node, replace_value
 
 
-def merge_casts(model: ir.Model) -> ir.Model:
-    """Let every reader of a value in another dtype read the first cast to it, in place; later ones are removed.
-
-    Returns:
-        The same model, for the same inputs and outputs.
-    """
+def merge_casts(model: ir.Model) -> bool:
+    """Let every reader of a value in another dtype read the first cast to it, in place; later ones are removed."""
+    changed = False
     first: dict[tuple[ir.Value | None, int, int], ir.Value] = {}
     for node in list(model.graph):
         if node.op_type != "Cast" or node.domain != "" or set(node.attributes) - {"to", "saturate"}:
@@ -22,4 +19,5 @@ def merge_casts(model: ir.Model) -> ir.Model:
         if earlier is not node.outputs[0] and not node.outputs[0].is_graph_output():
             replace_value(node.outputs[0], earlier)
             remove_node(node)
-    return model
+            changed = True
+    return changed

@@ -24,16 +24,12 @@ MOST_ELEMENTS = 8
 """Of integers, as a shape is; of other numbers, only one, without an axis, is merged."""
 
 
-def merge_scalars(model: ir.Model) -> ir.Model:
-    """Let readers of equal numbers read the first of them, and of extents that are known a constant, in place; no bodies.
-
-    Returns:
-        The same model, for the same inputs and outputs.
-    """
+def merge_scalars(model: ir.Model) -> bool:
+    """Let readers of equal numbers read the first of them, and of extents that are known a constant, in place; no bodies."""
     graph = model.graph
     names = {extent.value for value in graph.inputs for extent in value.shape or () if isinstance(extent, ir.SymbolicDim)}
     first: dict[Hashable, ir.Value] = {}
-    has_folded = False
+    has_folded = changed = False
     for node in list(graph):
         if node.domain != "" or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
@@ -48,10 +44,10 @@ def merge_scalars(model: ir.Model) -> ir.Model:
         if key is not None and first.setdefault(key, node.outputs[0]) is not node.outputs[0]:
             replace_value(node.outputs[0], first[key])
             remove_node(node)
+            changed = True
     if has_folded:
         fold_constants(model)
-    remove_unread_nodes(graph)
-    return model
+    return remove_unread_nodes(graph) or changed or has_folded
 
 
 def _extents(node: ir.Node, names: Collection[str | None]) -> tuple[tuple[int | str | None, ...], tuple[int, ...]] | None:

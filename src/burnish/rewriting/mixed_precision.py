@@ -23,7 +23,7 @@ OPSET_OF_BFLOAT16 = 22
 """The opset in which convolutions and pooling take bfloat16."""
 
 
-def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> ir.Model:
+def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Value], keep: Sequence[str] = ()) -> None:
     """Let a graph compute in sixteen bits where that loses little, in place; its inputs and outputs keep their dtypes.
 
     Only float32 is narrowed: what a model computes in another dtype stays. No value is cast twice to the same dtype in one
@@ -38,9 +38,6 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
         weights: the graph inputs that are parameters or statistics.
         keep: shell-style patterns of layers to leave in float32: a node's name, the name of a weight that it reads, or that
             name without its last part.
-
-    Returns:
-        The same model.
 
     Raises:
         ConfigurationError: a pattern matches no layer, or no operator is left to be computed in ``dtype``.
@@ -57,7 +54,6 @@ def mix_precision(model: ir.Model, dtype: ir.DataType, weights: Collection[ir.Va
             f"precision: nothing in the model would be computed in {name}: it has no {', '.join(computed)} of float32 "
             f"that keep={list(keep)} leaves; compile it with precision='float32'"
         )
-    return model
 
 
 class _Mixing:

@@ -30,20 +30,19 @@ LEAST_GAIN = 1.15
 """How many times as fast the products have to be: about as far as the fit is off."""
 
 
-def multiply_depthwise_rows(model: ir.Model) -> ir.Model:
+def multiply_depthwise_rows(model: ir.Model) -> bool:
     """Replace depthwise convolutions that products are faster than, in place; in the main graph alone.
 
     They have float32 operands, two spatial axes of static sizes, one output per channel, and no strides or dilations. The sums
     are of the same terms, and of zeros; they are rounded in another order. A value that is not finite reaches its whole row.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
+    changed = False
     for node in list(model.graph):
         rows = _faster_rows_of(node)
         if rows is not None:
             replace_node(node, _product(Builder(model.graph, before=node), node, rows))
-    return model
+            changed = True
+    return changed
 
 
 def has_depthwise_rows(graph: ir.Graph) -> bool:

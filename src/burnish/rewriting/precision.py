@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.loss_scale import LossScaled
-from burnish.rewriting import mix_precision
+from burnish.rewriting.mixed_precision import mix_precision
 from burnish.settings import PlainSettings, is_number, is_whole, with_settings
 
 FULL = "float32"

@@ -17,14 +17,11 @@ from burnish.graph import Builder, constant_array, static_shape
 from burnish.operators.registry import Elementwise, elementwise
 
 
-def raise_scalar_ranks(model: ir.Model) -> ir.Model:
+def raise_scalar_ranks(model: ir.Model) -> bool:
     """Give a scalar that is broadcast over such a tensor the tensor's rank, in place; in the main graph alone.
 
     A constant becomes another constant; what is computed is reshaped, once for each rank. Results, their dtypes and their
     shapes stay as they are.
-
-    Returns:
-        The same model, for the same inputs and outputs.
     """
     raised: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in list(model.graph):
@@ -32,7 +29,7 @@ def raise_scalar_ranks(model: ir.Model) -> ir.Model:
             if (value, rank) not in raised:
                 raised[value, rank] = _of_rank(Builder(model.graph, before=node), value, rank)
             node.replace_input_with(index, raised[value, rank])
-    return model
+    return bool(raised)
 
 
 def has_low_scalars(model: ir.Model) -> bool:

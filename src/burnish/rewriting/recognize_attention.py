@@ -27,7 +27,7 @@ WIDE = {
 _log = logging.getLogger("burnish")
 
 
-def recognize_attention(model: ir.Model) -> ir.Model:
+def recognize_attention(model: ir.Model) -> bool:
     """Replace, in place, ``softmax(query key * factor + mask) value`` over heads by ``burnish.ScaledDotProductAttention``.
 
     The scores may be multiplied or divided by a number, a mask may be added to them, and zeros may take the place of
@@ -36,10 +36,8 @@ def recognize_attention(model: ir.Model) -> ir.Model:
 
     Args:
         model: one that is bound to a mode.
-
-    Returns:
-        The same model, for the same outputs.
     """
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is None or node.domain != "" or node.op_type != "MatMul":
             continue
@@ -59,7 +57,8 @@ def recognize_attention(model: ir.Model) -> ir.Model:
             zeros=int("guarded" in match.found),
         )
         replace_pieces(model.graph, node.outputs[0], result)
-    return model
+        changed = True
+    return changed
 
 
 def _say_why_not(product: ir.Node) -> None:

@@ -19,15 +19,13 @@ DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 """The standard's function keeps its constants in float32, which float64 would notice."""
 
 
-def recognize_gelu(model: ir.Model) -> ir.Model:
+def recognize_gelu(model: ir.Model) -> bool:
     """Replace, in place, ``x / 2 * (1 + erf(x / sqrt(2)))``, and its approximation by tanh, by Gelu.
 
     Factors may stand in any order, and constants may be off by the rounding of their dtype. The model's opset is raised to 20
     where every other node keeps its meaning there; else nothing is replaced. Pieces that something else reads stay as they are.
-
-    Returns:
-        The same model, for the same outputs.
     """
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is None or node.domain != "" or node.op_type not in ("Div", "Mul"):
             continue
@@ -36,12 +34,13 @@ def recognize_gelu(model: ir.Model) -> ir.Model:
             if match is None:
                 continue
             if not raise_opset(model.graph, OPSET):
-                return model
+                return changed
             builder = Builder(model.graph, before=node)
             x = builder.tensor(match["x"])
             replace_pieces(model.graph, node.outputs[0], builder.op("Gelu", x, approximate=approximate))
+            changed = True
             break
-    return model
+    return changed
 
 
 def _keeps_shape(output: ir.Value, match: Match) -> bool:

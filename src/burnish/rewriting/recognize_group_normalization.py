@@ -21,7 +21,7 @@ EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""
 
 
-def recognize_group_normalization(model: ir.Model) -> ir.Model:
+def recognize_group_normalization(model: ir.Model) -> bool:
     """Replace, in place, group normalization that is written out by GroupNormalization of opset 21.
 
     Recognized around InstanceNormalization without an affine part of its own, and around LayerNormalization, in whose form
@@ -30,10 +30,8 @@ def recognize_group_normalization(model: ir.Model) -> ir.Model:
 
     For training graphs, where the operator gets a form of its own: ONNX Runtime has no kernel for it on the CPU, and the
     function it expands instead, with E[x²] - E[x]², has fewer digits than the pieces.
-
-    Returns:
-        The same model, for the same outputs.
     """
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is None or node.domain != "" or node.op_type not in ("Add", "Mul", "Reshape"):
             continue
@@ -48,17 +46,16 @@ def recognize_group_normalization(model: ir.Model) -> ir.Model:
         bias = _per_channel(builder, x, match.get("bias"), 0.0)
         layer = builder.op("GroupNormalization", x, scale, bias, like=x, num_groups=match["groups"], epsilon=match["epsilon"])
         replace_pieces(model.graph, node.outputs[0], layer)
-    return model
+        changed = True
+    return changed
 
 
-def hold_group_normalization_constants(model: ir.Model) -> ir.Model:
+def hold_group_normalization_constants(model: ir.Model) -> bool:
     """Make, in place, the ones and zeros inside group normalization in pieces constants of the graph.
 
     They are operands of InstanceNormalization, where initializers are weights, and exporters only fill them in.
-
-    Returns:
-        The same model.
     """
+    changed = False
     for node in model.graph:
         if node.op_type != "Reshape" or node.domain != "":
             continue
@@ -66,18 +63,19 @@ def hold_group_normalization_constants(model: ir.Model) -> ir.Model:
         for normalization in () if match is None else match.nodes:
             if normalization.op_type == "InstanceNormalization":
                 for index in (1, 2):
-                    _hold_constant(model.graph, normalization, index)
-    return model
+                    changed |= _hold_constant(model.graph, normalization, index)
+    return changed
 
 
-def _hold_constant(graph: ir.Graph, node: ir.Node, index: int) -> None:
+def _hold_constant(graph: ir.Graph, node: ir.Node, index: int) -> bool:
     value = node.inputs[index]
     array = constant_array(value)
     if value is None or array is None or not value.is_initializer():
-        return
+        return False
     node.replace_input_with(index, Builder(graph, before=node).constant(array).value)
     if not is_used(value):
         graph.initializers.pop(value.name or "")
+    return True
 
 
 def _is_layer(match: Match) -> bool:

@@ -23,29 +23,27 @@ from burnish.rewriting.normalization_patterns import (
 SCALE, BIAS = Variable("scale"), Variable("bias")
 
 
-def recognize_layer_normalization(model: ir.Model) -> ir.Model:
+def recognize_layer_normalization(model: ir.Model) -> bool:
     """Replace, in place, layer normalization that is written out by LayerNormalization of opset 17.
 
     Recognized over trailing axes, with or without scale and bias, as ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` and
     as ``x * a + (bias - mean * a)``, a = scale / sqrt(variance + epsilon), in any order of factors. Statistics are float32; for
     16 bits, x is widened and the normalized value rounded, as the standard's operator does. Pieces that something else reads,
     and what does not broadcast to the normalized axes, stay as they are. Scale and bias keep their names.
-
-    Returns:
-        The same model, for the same outputs.
     """
     # From the end, so that a layer is found with its affine part before it is found without.
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is not None and node.domain == "" and node.op_type in ("Add", "Cast", "Div", "Mul", "Sub"):
-            _recognize(model.graph, node.outputs[0])
-    return model
+            changed |= _recognize(model.graph, node.outputs[0])
+    return changed
 
 
-def _recognize(graph: ir.Graph, output: ir.Value) -> None:
+def _recognize(graph: ir.Graph, output: ir.Value) -> bool:
     match = find_match(_LAYER, output, _is_layer)
     node = output.producer()
     if match is None or node is None:
-        return
+        return False
     builder = Builder(graph, before=node)
     x = builder.tensor(match["x"])
     affine = [affine_operand(builder, match, match.get("scale"))]
@@ -53,6 +51,7 @@ def _recognize(graph: ir.Graph, output: ir.Value) -> None:
         affine.append(affine_operand(builder, match, match["bias"]))
     layer = builder.op("LayerNormalization", x, *affine, like=x, axis=-match["axes"], epsilon=match["epsilon"])
     replace_pieces(graph, output, layer)
+    return True
 
 
 def _is_layer(match: Match) -> bool:

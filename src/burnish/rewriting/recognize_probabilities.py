@@ -16,17 +16,15 @@ SHAPED = ("Reshape", "Expand", "Unsqueeze")
 """Operators that give a sum over one axis the shape of what it was taken of."""
 
 
-def recognize_probabilities(model: ir.Model) -> ir.Model:
+def recognize_probabilities(model: ir.Model) -> bool:
     """Replace, in place, probabilities that are written out by the operators that they are.
 
     ``exp(x) / sum(exp(x))`` over one axis becomes Softmax, ``x - log(sum(exp(x)))`` LogSoftmax, also where the largest x has been
     subtracted before, and the exponential of a LogSoftmax becomes Softmax. ``1 / (1 + exp(-x))`` and ``(1 + tanh(x / 2)) / 2``
     become Sigmoid, and ``1 / (1 + exp(x))`` that of ``-x``. What is divided by may be reshaped and expanded in between, as long
     as each element is divided by the sum of its own line. Pieces that something else reads stay.
-
-    Returns:
-        The same model, for the same outputs.
     """
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is None or node.domain != "":
             continue
@@ -44,8 +42,9 @@ def recognize_probabilities(model: ir.Model) -> ir.Model:
                 unshifted = builder.tensor(_before_shift(x, match["axis"]))
                 probabilities = builder.op(operator, unshifted, axis=match["axis"], like=unshifted)
             replace_pieces(model.graph, output, probabilities)
+            changed = True
             break
-    return model
+    return changed
 
 
 def _is_normalized(output: ir.Value, match: Match) -> bool:

@@ -27,16 +27,14 @@ OPSET = 23
 SCALE = Variable("scale")
 
 
-def recognize_rms_normalization(model: ir.Model) -> ir.Model:
+def recognize_rms_normalization(model: ir.Model) -> bool:
     """Replace, in place, ``x / sqrt(mean(x * x) + epsilon) * scale`` over trailing axes by RMSNormalization.
 
     The model's opset is raised to 23 where every other node keeps its meaning there; else nothing is replaced. Statistics are
     float32; for 16 bits, x is widened and the normalized value rounded, as the standard's operator does. Pieces that
     something else reads stay as they are. The scale keeps its name.
-
-    Returns:
-        The same model, for the same outputs.
     """
+    changed = False
     for node in reversed(list(model.graph)):
         if node.graph is None or node.domain != "" or node.op_type not in ("Cast", "Div", "Mul"):
             continue
@@ -50,7 +48,8 @@ def recognize_rms_normalization(model: ir.Model) -> ir.Model:
         scale = affine_operand(builder, match, match.get("scale"))
         layer = builder.op("RMSNormalization", x, scale, like=x, axis=-match["axes"], epsilon=match["epsilon"])
         replace_pieces(model.graph, node.outputs[0], layer)
-    return model
+        changed = True
+    return changed
 
 
 def _is_layer(match: Match) -> bool:

@@ -51,7 +51,7 @@ def recompute_activations(
     planned: ir.Model | None = None,
     in_place: Collection[str] = (),
     strict: bool = True,
-) -> ir.Model:
+) -> None:
     """Rewrite, in place, a lowered training graph so that it computes activations again instead of keeping them.
 
     Args:
@@ -64,9 +64,6 @@ def recompute_activations(
         in_place: outputs of that graph that are written over its inputs, and take no memory of their own.
         strict: let it be an error where a pattern matches nothing that may be computed again, or the budget is out of reach; else
             the pattern does nothing, and the plan is that of the least peak, of which the log says by how much it misses.
-
-    Returns:
-        The same model.
 
     Raises:
         ConfigurationError: as ``strict`` says.
@@ -85,7 +82,7 @@ def recompute_activations(
         chosen = _by_name(_chosen(planned, whole, request, strict), whole, forward)
     _Rewriting(forward).rewrite(forward.schedule(chosen))
     forget_origins(model.graph)
-    return remove_unused(model)
+    remove_unused(model)
 
 
 def _by_name(chosen: Collection[int], whole: Forward, forward: Forward) -> set[int]:
@@ -144,27 +141,22 @@ def _matched(forward: Forward, patterns: tuple[str, ...], strict: bool) -> set[i
     return dropped
 
 
-def run_in_order(model: ir.Model) -> ir.Model:
-    """Let copies read their checkpoints as they are, in place, for an engine that runs nodes in their order and merges none.
-
-    Returns:
-        The same model.
-    """
+def run_in_order(model: ir.Model) -> bool:
+    """Let copies read their checkpoints as they are, in place, for an engine that runs nodes in their order and merges none."""
     waiting = [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]
     for node in waiting:
         node.outputs[0].replace_all_uses_with(node.inputs[0])  # type: ignore[arg-type]
         remove_node(node)
-    return remove_unused(model) if waiting else model
+    if waiting:
+        remove_unused(model)
+    return bool(waiting)
 
 
-def wait_by_selection(model: ir.Model) -> ir.Model:
+def wait_by_selection(model: ir.Model) -> bool:
     """Let copies wait by values and not by shapes, in place, for a compiler that has to know shapes before it runs anything.
 
     A checkpoint is selected from itself and itself by whether the zero is one, which keeps its bits, and costs a copy of it where
     the compiler does not make that a part of what reads it.
-
-    Returns:
-        The same model.
     """
     conditions: dict[ir.Value, ir.Value] = {}
     for node in [node for node in model.graph if node.op_type == "Reshape" and _waits(node)]:
@@ -177,7 +169,9 @@ def wait_by_selection(model: ir.Model) -> ir.Model:
             conditions[zero] = builder.op("Equal", builder.tensor(zero), 0).value
         tensor = builder.tensor(checkpoint)
         replace_node(node, builder.op("Where", builder.tensor(conditions[zero]), tensor, tensor, like=tensor))
-    return remove_unused(model) if conditions else model
+    if conditions:
+        remove_unused(model)
+    return bool(conditions)
 
 
 def _waits(reshape: ir.Node) -> bool:

@@ -8,11 +8,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from burnish.graph.uses import remove_unread_nodes
 
 
-def remove_unused(model: ir.Model) -> ir.Model:
+def remove_unused(model: ir.Model) -> bool:
     """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
     # The pass removes nodes too, and each takes it as long as the graph has outputs.
-    remove_unread_nodes(model.graph)
-    RemoveUnusedNodesPass()(model)
-    RemoveUnusedOpsetsPass()(model)
+    changed = remove_unread_nodes(model.graph)
+    changed |= RemoveUnusedNodesPass()(model).modified
+    changed |= RemoveUnusedOpsetsPass()(model).modified
     model.opset_imports.setdefault("", 18)
-    return model
+    return changed

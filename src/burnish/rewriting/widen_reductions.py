@@ -14,19 +14,15 @@ ONLY_SHAPE = frozenset("Flatten Reshape Squeeze Transpose Unsqueeze".split())
 """What may stand between a sum and its cast back, so that a sum that is wanted in float32 is never rounded."""
 
 
-def widen_reductions(model: ir.Model) -> ir.Model:
-    """Let every reduction of sixteen-bit values read and give float32, in place; what reads the result sees its dtype again.
-
-    Returns:
-        The same model, for the same inputs and outputs.
-    """
+def widen_reductions(model: ir.Model) -> bool:
+    """Let every reduction of sixteen-bit values read and give float32, in place; what reads the result sees its dtype again."""
     names = None
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None
         if node.op_type in REDUCTIONS and node.domain == "" and source is not None and source.dtype in SIXTEEN_BIT:
             names = names or Names.of(model.graph)
             _widen(model.graph, names, node, source)
-    return model
+    return names is not None
 
 
 def _widen(graph: ir.Graph, names: Names, node: ir.Node, source: ir.Value) -> None:

@@ -41,6 +41,14 @@ def widen_node(node: ir.Node, narrow: Collection[ir.DataType], wide: ir.DataType
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, wide.numpy())))
 
 
+def has_values_of(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
+    """Whether a model holds any value of one of these dtypes."""
+    graphs = (model.graph, *model.graph.subgraphs())
+    held = (value for graph in graphs for value in (*graph.inputs, *graph.initializers.values()))
+    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
+    return any(value.dtype in dtypes for values in (held, computed) for value in values)
+
+
 def widen_values(values: Iterable[ir.Value], narrow: Collection[ir.DataType], wide: ir.DataType) -> None:
     """Change the type of values, also of sequences of tensors and of optional ones."""
     for value in values:

@@ -11,7 +11,7 @@ from burnish.graph import describe_node
 from burnish.graph.versions import keeps_meaning, oldest_opset
 from burnish.importer import Source, load
 from burnish.importer.opset import OLDEST_CANONICAL
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 from burnish.settings import suggestion
 
 

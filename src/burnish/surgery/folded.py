@@ -7,7 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from burnish.graph import static_shape
-from burnish.rewriting import recognize_normalization
+from burnish.rewriting.stages import RECOGNIZED
 
 FEWEST = 4
 """Convolutions below which nothing is said: small networks without normalization are usual."""
@@ -24,7 +24,8 @@ def perhaps_folded(model: ir.Model) -> int:
     """
     if not _is_candidate(model.graph):
         return 0
-    recognized = recognize_normalization(model.clone())
+    recognized = model.clone()
+    RECOGNIZED.run(recognized, None)
     if any(node.domain == "" and node.op_type.endswith("Normalization") for node in recognized.graph.all_nodes()):
         return 0
     return len(_convolutions(model.graph))

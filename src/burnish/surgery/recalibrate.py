@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norms.policies import RunningVariance, layer_name
 from burnish.operators.normalization.statistics import channel_affine
-from burnish.rewriting import compute_in_float32
+from burnish.rewriting.compute_in_float32 import compute_in_float32
 from burnish.value_statistics import Batch, Measurement, Moments, Statistics, emit_statistics
 
 PREFIX = "stat/"
@@ -66,7 +66,8 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
         )
     program = session.program
     updated = {name for name in program.signature["step"].updates if name.startswith(PREFIX)}
-    model = compute_in_float32(program.predict.clone(), keep_inputs=False)
+    model = program.predict.clone()
+    compute_in_float32(model, keep_inputs=False)
     data_names = {entry.name for entry in program.signature["predict"].inputs if not entry.is_state}
     measurement = Measurement(model)
     targets = _measure_layers(model.graph, measurement, updated)

@@ -20,17 +20,13 @@ from burnish.modes import batch_normalizations, bind_frozen, bind_training, numb
 from burnish.norms import ExtentRule, NormPolicy, RunningVariance, extent_rules
 from burnish.norms import get as policy_of
 from burnish.random import KEY_DTYPE, KEY_SHAPE
-from burnish.rewriting import (
-    compute_in_float32,
-    fold_constants,
-    has_sixteen_bit_values,
-    hoist_gather,
-    recognize_attention,
-    recognize_normalization,
-    recognize_training_normalization,
-    remove_unused,
-)
+from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.fold_constants import fold_constants
+from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.precision import MixedPrecision
+from burnish.rewriting.recognize_attention import recognize_attention
+from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
 from burnish.torch.autocast import precision_of
 from burnish.torch.differentiable import DifferentiableGraph, separate_outputs
 
@@ -101,7 +97,8 @@ class BoundGraph:
 
     @garbage_kept()
     def __init__(self, model: ir.Model, binding: Binding, engine: TorchEngine, name: str):
-        model = recognize_normalization(model.clone())
+        model = model.clone()
+        RECOGNIZED.run(model, None)
         self.name = name
         self.data = [value.name or "" for value in model.graph.inputs if value.name not in binding.moving]
         self.outputs = [value.name or "" for value in model.graph.outputs][: len(model.graph.outputs) - len(binding.written)]
@@ -315,9 +312,8 @@ def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
     """Bind a model to its mode, in place; return the names of the statistics that it updates, which are outputs after its own."""
     graph = model.graph
     weights = [value for value in graph.inputs if value.name not in set(data)]
-    if has_sixteen_bit_values(model):
-        compute_in_float32(model, keep_outputs=True)
-    recognize_training_normalization(model)
+    compute_in_float32(model, keep_outputs=True)
+    RECOGNIZED_TO_TRAIN.run(model, None)
     hoist_gather(model)
     if binding.precision is not None:
         binding.precision.narrow(model, weights)

@@ -31,7 +31,8 @@ from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, garbage_kept
 from burnish.operators.semantic import reached_from
 from burnish.optim.held_rows import HeldRows, without_rows
-from burnish.rewriting import lower_what_has_no_gradient, refuse_lost_gradients, simulate_quantization
+from burnish.rewriting.expand_gradients import lower_what_has_no_gradient
+from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
 
 REMEDY = "Wrap a part of the model that ends before it, or let PyTorch differentiate that part: wrap(..., partial=True)"
 

@@ -15,7 +15,7 @@ from burnish.graph import FLOATING
 from burnish.importer import Bind, InitializerKind, Source, classify_initializers, load, refuse_gradients
 from burnish.modes import batch_normalizations
 from burnish.norms import Auto, Frozen, NormPolicy, Renorm, Train, default_running_variance, frozen_by_mode, resolve_policies
-from burnish.rewriting import recognize_normalization
+from burnish.rewriting.stages import RECOGNIZED
 from burnish.torch.attributes import place_for
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
@@ -53,7 +53,8 @@ class Layer(torch.nn.Module):
         engine: TorchEngine | None = None,
     ):
         super().__init__()
-        model = recognize_normalization(load(source, batch=batch, bind=bind))
+        model = load(source, batch=batch, bind=bind)
+        RECOGNIZED.run(model, None)
         refuse_gradients(model, "burnish.torch.Layer")
         self._model = model
         self._engine = engine or TorchEngine(capture=False)

@@ -18,7 +18,8 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.kernels.compiling import find_compiler
 from burnish.kernels.convolution import channels_last
-from burnish.lowering import lower_semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from oracles.rewritten import rewritten
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -222,7 +223,7 @@ def test_graphs_compute_what_they_do_without_kernels(text):
         for value in model.graph.input
     }
     assert called(ir.from_proto(model))["ChannelsLastConvGrad"]
-    expected = OnnxRuntimeEngine(kernels=False).load(lower_semantic_operators(ir.from_proto(model)), 1)(feeds)
+    expected = OnnxRuntimeEngine(kernels=False).load(rewritten(lower_semantic_operators, ir.from_proto(model)), 1)(feeds)
     actual = OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), 1)(feeds)
     for name, array in expected.items():
         np.testing.assert_allclose(actual[name], array, rtol=0, atol=2e-6 * np.abs(array).max(), err_msg=name)
@@ -258,7 +259,7 @@ def test_max_pooling_gives_its_gradient_to_the_first_of_the_largest(channels, ke
         "w": random.integers(0, 2, (channels, 8, 1, 1)).astype(np.float32),
         "dy": random.integers(-9, 10, (3, channels, rows, columns)).astype(np.float32),
     }
-    standard = lower_semantic_operators(ir.from_proto(model))
+    standard = rewritten(lower_semantic_operators, ir.from_proto(model))
     expected = OnnxRuntimeEngine(kernels=False).load(standard, 2)(feeds)
     actual = OnnxRuntimeEngine(kernels=True).load(ir.from_proto(model), 2)(feeds)
     for name, array in expected.items():

@@ -12,8 +12,9 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.graph import Builder
 from burnish.kernels.compiling import find_compiler
-from burnish.lowering import lower_semantic_operators
 from burnish.operators.indexing import GATHER_GRAD
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from oracles.rewritten import rewritten
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler for the engine's kernels")
 
@@ -74,7 +75,7 @@ def test_bits_are_those_of_standard_operators(name, threads):
     called = with_kernels(model, threads)
     assert "FusedGatherGrad" in operators_of(called)
     assert "ScatterElements" not in operators_of(called)
-    standard = lower_semantic_operators(model.clone())
+    standard = rewritten(lower_semantic_operators, model.clone())
     results = [engine().load(each, threads)(feeds)["d_data"] for each in (called, standard)]
     assert results[0].shape == data
     np.testing.assert_array_equal(results[0], results[1])

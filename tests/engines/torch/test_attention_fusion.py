@@ -15,9 +15,10 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
 from burnish.kernels.attention.fusion import fuse_attention
-from burnish.lowering import lower_semantic_operators
-from burnish.rewriting import recognize_attention
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.recognize_attention import recognize_attention
 from oracles.kernel_graphs import kernel_graphs
+from oracles.rewritten import rewritten
 from oracles.semantic_gradients import semantic_gradients
 from oracles.small_networks import transformer
 
@@ -123,7 +124,7 @@ def test_what_reads_the_gradient_of_a_scaled_operand_is_kept():
     given = product.inputs[0]
     given.name = "more"
     model.graph.outputs.append(given)
-    plain = lower_semantic_operators(model.clone())
+    plain = rewritten(lower_semantic_operators, model.clone())
     inputs = {"q": drawn((2, 3, 20, 8), 0), "k": drawn((2, 3, 40, 8), 1), "v": drawn((2, 3, 40, 8), 2)}
     inputs["cotangent:y"] = drawn((2, 3, 20, 8), 4)
     assert "FusedAttentionGrad" in kinds(fused(model))

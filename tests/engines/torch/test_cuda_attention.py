@@ -14,7 +14,7 @@ import burnish
 from burnish.engines.torch.bindings.attention import cuda
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.kernels.attention.fusion import use_cuda_attention
-from burnish.rewriting import recognize_attention
+from burnish.rewriting.recognize_attention import recognize_attention
 from oracles.semantic_gradients import semantic_gradients
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'

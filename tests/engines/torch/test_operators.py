@@ -14,9 +14,9 @@ from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
-from burnish.lowering import lower_semantic_operators
 from burnish.operators.row_gradients import COALESCE_ROWS
 from burnish.operators.semantic import semantic_operators
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from oracles.gradient_harness import Evaluator, GradientGraph, assert_close, cast_inputs, feeds_of, gradient_graph
 from oracles.operator_cases import CASES, Case, cases_where, cotangents_of, in_turn
 from oracles.operator_records import differentiable_operators

@@ -33,7 +33,7 @@ from burnish.operators.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUC
 from burnish.operators.row_gradients import COALESCE_ROWS
 from burnish.program import Role
 from burnish.program.signature import Signature
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 
 
 def derive(

@@ -38,7 +38,7 @@ from burnish.operators.collectives import (
 )
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.program.signature import Role, Signature
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 
 GRADIENT, NEXT = "grad:", "next:"
 """What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""

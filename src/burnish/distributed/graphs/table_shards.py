@@ -36,7 +36,7 @@ from burnish.operators.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS
 from burnish.operators.indexing import from_the_front
 from burnish.optim.slots import parameter_of
 from burnish.program.signature import Entry, Signature
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 from burnish.settings import matches_pattern, nearest
 
 PARAMETER = "param/"

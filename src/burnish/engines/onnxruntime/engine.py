@@ -36,10 +36,10 @@ from burnish.engines.split_graph import BETWEEN_PARTS, SplitGraph, check_exchang
 from burnish.errors import BurnishError, EngineError
 from burnish.files.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
-from burnish.lowering import ANY_DOMAIN, TARGETS
 from burnish.quantization.graph import simulates_quantization
-from burnish.rewriting import compute_in_float32, raise_scalar_ranks
-from burnish.rewriting.raise_scalar_ranks import has_low_scalars
+from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.raise_scalar_ranks import has_low_scalars, raise_scalar_ranks
+from burnish.targets import ANY_DOMAIN, TARGETS
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -237,7 +237,10 @@ class OnnxRuntimeEngine(RunsModels):
         """
         declared = {value.name or "": value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
         is_widened = has_bfloat16(model)
-        opened = self.open_graph(compute_in_float32(model.clone(), keep_inputs=False) if is_widened else model, threads=threads)
+        if is_widened:
+            model = model.clone()
+            compute_in_float32(model, keep_inputs=False)
+        opened = self.open_graph(model, threads=threads)
         names = [output.name for output in opened.session.get_outputs()]
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -301,7 +304,8 @@ class OnnxRuntimeEngine(RunsModels):
             call_kernels(model, threads)
             raise_scalar_ranks(model)
         elif has_low_scalars(model):  # as graphs of several workers have, and programs of earlier versions
-            model = raise_scalar_ranks(model.clone())
+            model = model.clone()
+            raise_scalar_ranks(model)
         return OpenedGraph(graph, model, Optimizations.of(self.optimization, model), load, self.verify)
 
     @garbage_kept()

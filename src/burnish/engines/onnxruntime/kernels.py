@@ -38,7 +38,6 @@ from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse
 from burnish.kernels.recurrent import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD, FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.kernels.recurrent.fusion import use_recurrent_kernels
 from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
-from burnish.lowering import lower_semantic_operators
 from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.operators.indexing import GATHER_GRAD
@@ -47,6 +46,7 @@ from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TR
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.operators.pooling import MAX_POOL_GRAD
 from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.remove_unused import remove_unused
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)

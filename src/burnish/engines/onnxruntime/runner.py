@@ -39,7 +39,7 @@ from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GRO
 from burnish.program.signature import Role
 from burnish.program.state import LazyArrays, blocks
 from burnish.program.updates_in_place import is_updated_in_place
-from burnish.rewriting import compute_in_float32
+from burnish.rewriting.compute_in_float32 import compute_in_float32
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -231,7 +231,8 @@ class OnnxRuntimeRunner(ProgramRunner):
             model = self._updating_graph(graph) if graph in self._training else self._executable.graph(graph)
             if graph == "predict" and has_bfloat16(model):
                 # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
-                model = compute_in_float32(model.clone(), keep_outputs=True)
+                model = model.clone()
+                compute_in_float32(model, keep_outputs=True)
             in_turn = graph in self._training and len(self._training) > 1
             opened = self._engine.open_graph(model, _name_of(graph), self._threads, rewrites=graph != "apply", in_turn=in_turn)
             if graph == "apply":

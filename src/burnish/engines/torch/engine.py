@@ -56,9 +56,9 @@ from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 from burnish.graph import BURNISH_DOMAIN, attribute_value, garbage_kept
 from burnish.kernels.building import level_of
-from burnish.lowering import TARGETS, Target
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
 from burnish.stopping import PythonStop, in_python, stoppable
+from burnish.targets import TARGETS, Target
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

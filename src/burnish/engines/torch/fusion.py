@@ -26,10 +26,10 @@ from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse
 from burnish.kernels.pooling.fusion import fuse_max_pooling
 from burnish.kernels.replacements import fused_operators, replace_whole_nodes
 from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
-from burnish.lowering import lower_semantic_operators
 from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 _SHARED = (
     *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED),

@@ -35,7 +35,7 @@ from burnish.engines.torch.translate.dtypes import torch_dtype
 from burnish.engines.torch.translate.translation import translate
 from burnish.errors import CheckpointError, EngineError
 from burnish.program.signature import GraphSignature, Signature
-from burnish.rewriting import wait_by_selection
+from burnish.rewriting.recompute import wait_by_selection
 
 if TYPE_CHECKING:
     from burnish.program import Program
@@ -66,7 +66,8 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
     executable = lower(program, TorchEngine(compile="none").target)
-    model = wait_by_selection(executable.copy_of(graph))
+    model = executable.copy_of(graph)
+    wait_by_selection(model)
     if graph not in ("init", "apply"):
         return translate(fuse(model, kernels=False, narrow=narrow_dtypes(device)), device)
     return translate(widened(model, device), device)

@@ -14,7 +14,7 @@ from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
-from burnish.rewriting import run_in_order, wait_by_selection
+from burnish.rewriting.recompute import run_in_order, wait_by_selection
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
@@ -53,8 +53,10 @@ def prepared(
     # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
     place_waits = wait_by_selection if compilation == "inductor" else run_in_order
     chooses = compilation == "regions" and device.type == "cpu" and channels_last
+    model = lowered.copy_of(name)
+    place_waits(model)
     return fuse(
-        place_waits(lowered.copy_of(name)),
+        model,
         fused,
         winograd and channels_last,
         channels_last,

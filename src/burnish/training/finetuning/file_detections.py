@@ -18,7 +18,7 @@ from burnish.losses.detection.targets import BOXES, CROWD, LABELS
 from burnish.metrics.average_precision import FOUND
 from burnish.metrics.base import rows_name
 from burnish.metrics.box_matching import IOU_THRESHOLDS, Picture, coco_average_precision
-from burnish.rewriting import remove_unused
+from burnish.rewriting.remove_unused import remove_unused
 from burnish.training.trained_model import open_model
 
 SUPPRESSION = "NonMaxSuppression"

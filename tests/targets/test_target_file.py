@@ -12,7 +12,8 @@ import pytest
 import burnish
 from burnish.data.random_data import random_batches
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
-from burnish.lowering import (
+from burnish.operators.convolution import CONV_WEIGHT_GRAD
+from burnish.targets import (
     ANY_DOMAIN,
     TARGETS,
     Support,
@@ -23,7 +24,6 @@ from burnish.lowering import (
     target_of,
     target_to_dict,
 )
-from burnish.operators.convolution import CONV_WEIGHT_GRAD
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import perceptron
 

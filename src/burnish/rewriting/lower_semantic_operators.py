@@ -11,15 +11,13 @@ from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Names, bodie
 from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.names import separate_names
 from burnish.graph.versions import oldest_opset
-from burnish.lowering.targets import OLDEST_OPSET, STANDARD_DOMAINS, Target
 from burnish.operators import Operation, find_lowering
+from burnish.targets import OLDEST_OPSET, STANDARD_DOMAINS, Target
 
 SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
 
 
-def lower_semantic_operators(
-    model: ir.Model, keep: Collection[str] = (), domains: Collection[str] = SEMANTIC_DOMAINS
-) -> ir.Model:
+def lower_semantic_operators(model: ir.Model, keep: Collection[str] = (), domains: Collection[str] = SEMANTIC_DOMAINS) -> bool:
     """Replace, in place, semantic operators and the standard's own optimizers by operators that every runtime has.
 
     Args:
@@ -29,23 +27,24 @@ def lower_semantic_operators(
         domains: where the operators to lower are from.
 
     Returns:
-        The same model. A lowering may emit semantic operators again; they are lowered in turn.
+        Whether anything changed. A lowering may emit semantic operators again; they are lowered in turn.
 
     Raises:
         UnsupportedOperatorError: a semantic operator without a lowering.
     """
-    graphs = [model.graph]
+    changed, graphs = False, [model.graph]
     for graph in graphs:
         kept_here = keep if graph is model.graph else ()
         while pending := [node for node in graph if node.domain in domains and not _is_kept(node, kept_here)]:
             for node in pending:
                 _lower(graph, node)
+                changed = True
         for domain in domains:
             if not any(node.domain == domain for node in graph):
                 graph.opset_imports.pop(domain, None)
         graphs.extend(body for node in graph for body in bodies(node))
     separate_names(model.graph)
-    return model
+    return changed
 
 
 def _is_kept(node: ir.Node, keep: Collection[str]) -> bool:
@@ -62,16 +61,16 @@ def _lower(graph: ir.Graph, node: ir.Node) -> None:
     replace_node(node, rule(Operation(node, Builder(graph, before=node))))
 
 
-def write_out_newer(model: ir.Model, target: Target) -> None:
+def write_out_newer(model: ir.Model, target: Target) -> bool:
     """Write out, in place, operators of newer opsets than the target loads, where the standard has a function of older ones.
 
     What a function holds may be a function in turn. An operator without one stays: ``settle_opset`` names it.
     """
     opset = model.opset_imports[""]
     if opset <= target.newest_opset:
-        return
+        return False
     names, node_names = Names.of(model.graph), Names(node.name for node in model.graph.all_nodes())
-    left: set[ir.Node] = set()
+    changed, left = False, set[ir.Node]()
     while newer := [node for node in model.graph.all_nodes() if node not in left and _is_newer(node, opset, target)]:
         for node in newer:
             function = standard_function(node, opset)
@@ -81,6 +80,8 @@ def write_out_newer(model: ir.Model, target: Target) -> None:
             assert isinstance(node.graph, ir.Graph)
             node.graph.opset_imports.setdefault("", opset)
             write_out(node, function, names, node_names)
+            changed = True
+    return changed
 
 
 def _is_newer(node: ir.Node, opset: int, target: Target) -> bool:

@@ -8,11 +8,19 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli import application
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
-from burnish.lowering import TARGETS, Support, Target, check_allowed, target_from_dict, target_to_dict
 from burnish.rewriting.compute_without_float64 import compute_without_float64
 from burnish.rewriting.further_outputs import compute_further_outputs
+from burnish.targets import (
+    TARGETS,
+    Support,
+    Target,
+    check_allowed,
+    target_from_dict,
+    target_to_dict,
+)
 from oracles.combinations import spread
 from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.rewritten import rewritten
 from oracles.small_graphs import SmallGraph
 from oracles.small_networks import batch_of, mobile, perceptron
 
@@ -82,7 +90,7 @@ def test_float64_is_computed_in_float32_and_nothing_becomes_zero():
     wide = builder.cast(small["x"], ir.DataType.DOUBLE) * builder.constant(np.array([1e-300, -1e300])) + small["w"]
     small.output("wide", wide)
     small.output("narrow", builder.cast(wide, ir.DataType.FLOAT))
-    model = compute_without_float64(ir.Model(small.graph, ir_version=10))
+    model = rewritten(compute_without_float64, ir.Model(small.graph, ir_version=10))
     values = [*model.graph.inputs, *(output for node in model.graph for output in node.outputs)]
     assert {value.dtype for value in values} == {ir.DataType.FLOAT}
     outputs = onnxruntime_outputs(model, {"x": np.array([2, 0.5], np.float32), "w": np.zeros(2, np.float32)})

@@ -10,8 +10,10 @@ import pytest
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Tensor
-from burnish.lowering import TARGETS, check_allowed, lower_semantic_operators, settle_opset, write_out_newer
 from burnish.operators import lowering, registry
+from burnish.rewriting.lower_semantic_operators import lower_semantic_operators, write_out_newer
+from burnish.targets import TARGETS, check_allowed, settle_opset
+from oracles.rewritten import rewritten
 from oracles.small_graphs import SmallGraph
 
 TARGET = TARGETS["onnxruntime"]
@@ -32,7 +34,7 @@ def graph_of(domain: str, operator: str = "Halves", outputs: int = 2, opset: int
 
 
 def lowered(small: SmallGraph, **options) -> ir.Model:
-    return lower_semantic_operators(ir.Model(small.graph, ir_version=10), **options)
+    return rewritten(lower_semantic_operators, ir.Model(small.graph, ir_version=10), **options)
 
 
 @pytest.fixture

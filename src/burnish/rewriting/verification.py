@@ -1,0 +1,140 @@
+"""The check of a model after a pass, for tests: names, the order of nodes, dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from burnish.errors import BurnishError, ModelError
+from burnish.graph import bodies, describe_node
+from burnish.graph.inference import infer_outputs
+from burnish.graph.uses import is_used
+
+
+class PassError(BurnishError):
+    """A pass of burnish left a model wrong, or says otherwise than what it did: a defect of that pass."""
+
+
+class Verification:
+    """What a stage's model was like after the pass before, to tell what the next one did."""
+
+    def __init__(self, stage: str, model: ir.Model):
+        self._stage = stage
+        self._model = model
+        self._nodes = _described(model.graph)
+        self._new: list[ir.Node] = []
+
+    def ran(self, name: str, changed: bool) -> None:
+        """Check what holds after every pass.
+
+        Args:
+            name: of the pass.
+            changed: what it said.
+
+        Raises:
+            PassError: it changed nodes and said that it changed nothing, or a value is read before it is computed.
+        """
+        nodes = _described(self._model.graph)
+        new = [node for key, node in nodes.items() if key not in self._nodes]
+        is_other = bool(new) or len(nodes) != len(self._nodes)
+        if is_other and not changed:
+            which = describe_node(new[0]) if new else "a node that is gone"
+            raise self._error(name, f"it changed {which} and said that it changed nothing")
+        if is_other:
+            self._check_graph(name, self._model.graph, set(), None)
+        self._nodes = nodes
+        self._new += new
+
+    def settled(self, names: str) -> None:
+        """Check what holds after a pass, or several, once every value has its name, dtype and shape again.
+
+        Raises:
+            PassError: a name is missing or taken twice, or a value is of another dtype or shape than its node gives.
+        """
+        self._check_graph(names, self._model.graph, set(), {})
+        for node in self._new:
+            self._check_types(names, node)
+        self._nodes = _described(self._model.graph)
+        self._new = []
+
+    def _check_graph(self, name: str, graph: ir.Graph, known: set[ir.Value], names: dict[str, ir.Value] | None) -> None:
+        own = {*graph.inputs, *graph.initializers.values()}
+        for value in own:
+            self._check_name(name, value, names)
+        visible = known | own
+        for node in graph:
+            for operand in node.inputs:
+                if operand is not None and operand not in visible:
+                    raise self._error(name, f"{describe_node(node)} reads '{operand.name}' before it is computed")
+            for body in bodies(node):
+                self._check_graph(name, body, visible, None if names is None else dict(names))
+            for output in node.outputs:
+                self._check_name(name, output, names)
+            visible.update(node.outputs)
+        for output in graph.outputs:
+            if output not in visible:
+                raise self._error(name, f"the output '{output.name}' of graph '{graph.name}' is computed by no node")
+
+    def _check_name(self, name: str, value: ir.Value, names: dict[str, ir.Value] | None) -> None:
+        if names is None:
+            return
+        if not value.name:
+            if is_used(value) or value.is_graph_output():
+                producer = value.producer()
+                raise self._error(name, f"an output of {describe_node(producer)} has no name" if producer else "no name")
+        elif names.setdefault(value.name, value) is not value:
+            raise self._error(name, f"two values have the name '{value.name}'")
+
+    def _check_types(self, name: str, node: ir.Node) -> None:
+        if node.domain != "" or bodies(node) or node.graph is None:
+            return
+        copy = ir.Node("", node.op_type, node.inputs, node.attributes.values(), num_outputs=len(node.outputs))
+        for index, output in enumerate(copy.outputs):
+            output.name = f"output{index}"
+        try:
+            infer_outputs(copy, self._model.graph.opset_imports)
+        except ModelError as error:
+            raise self._error(name, f"{describe_node(node)} cannot read what it reads: {error}") from error
+        finally:
+            for index in range(len(copy.inputs)):
+                copy.replace_input_with(index, None)
+        for output, inferred in zip(node.outputs, copy.outputs, strict=True):
+            if inferred.type is not None and output.type is not None and inferred.type != output.type:
+                problem = f"'{output.name}' of {describe_node(node)} is {inferred.type}, and said to be {output.type}"
+                raise self._error(name, problem)
+            if not _agree(output.shape, inferred.shape):
+                problem = f"'{output.name}' of {describe_node(node)} is {inferred.shape}, and said to be {output.shape}"
+                raise self._error(name, problem)
+
+    def _error(self, name: str, problem: str) -> PassError:
+        return PassError(f"the pass {name} of {self._stage} left the graph '{self._model.graph.name}' wrong: {problem}")
+
+
+_Key = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+
+
+def _described(graph: ir.Graph) -> dict[_Key, ir.Node]:
+    """The nodes of a graph by what they are, read and return, and where they stand."""
+    return {_key(node): node for node in _all_nodes(graph)}
+
+
+def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    for node in graph:
+        yield node
+        for body in bodies(node):
+            yield from _all_nodes(body)
+
+
+def _key(node: ir.Node) -> _Key:
+    attributes = tuple(map(id, node.attributes.values()))
+    return id(node), node.op_type, tuple(map(id, node.inputs)), attributes
+
+
+def _agree(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    if one is None or other is None:
+        return True
+    if len(one) != len(other):
+        return False
+    pairs = zip(one.dims, other.dims, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
