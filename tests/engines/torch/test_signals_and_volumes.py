@@ -10,7 +10,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.bindings.images import as_image, from_image
+from burnish.engines.torch.bindings.calls import as_image, from_image
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.bindings.images import SIGNAL, VOLUME, as_image, from_image
+from burnish.engines.torch.bindings.calls import SIGNAL, VOLUME, as_image, from_image
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.pooling import FUSED_MAX_POOL, FUSED_MAX_POOL_GRAD
 

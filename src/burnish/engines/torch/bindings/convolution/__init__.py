@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
+from burnish.engines.torch.bindings.calls import calls_kernel
 from burnish.engines.torch.bindings.convolution import products, ways
 from burnish.engines.torch.native import kernels
 from burnish.engines.torch.native.kernels import Use, declare_kernel
@@ -317,21 +318,10 @@ def depthwise_convolution_gradient(op: Call) -> Any:
     return results[0], results[1]
 
 
-@translates(WINOGRAD_CONV)
-def winograd_convolution(op: Call) -> Any:
-    return torch.ops.burnish.winograd_convolution.default(op.tensor(0), op.tensor(1), op.optional(2), op.attribute("padding"))
-
-
-@translates(WINOGRAD_CONV_INPUT_GRAD)
-def winograd_input_gradient(op: Call) -> Any:
-    """(dy, w) -> dx."""
-    return torch.ops.burnish.winograd_input_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
-
-
-@translates(WINOGRAD_CONV_WEIGHT_GRAD)
-def winograd_weight_gradient(op: Call) -> Any:
-    """(dy, x) -> dw."""
-    return torch.ops.burnish.winograd_weight_gradient.default(op.tensor(0), op.tensor(1), op.attribute("padding"))
+calls_kernel(WINOGRAD_CONV, "winograd_convolution")
+calls_kernel(WINOGRAD_CONV_INPUT_GRAD, "winograd_input_gradient")
+calls_kernel(WINOGRAD_CONV_WEIGHT_GRAD, "winograd_weight_gradient")
+calls_kernel(CONV_WEIGHT_GRAD_PRODUCTS, "convolution_weight_gradient")
 
 
 @translates(POINTWISE_CONV)
@@ -353,10 +343,3 @@ def pointwise_gradients(op: Call) -> Any:
     products.expect_gradients()
     results = products.gradients(*op.tensors())
     return results[0], results[1]
-
-
-@translates(CONV_WEIGHT_GRAD_PRODUCTS)
-def weight_gradient_products(op: Call) -> Any:
-    """(dy, x) -> dw."""
-    window = [op.attribute(name) for name in ("extents", "strides", "padding")]
-    return torch.ops.burnish.convolution_weight_gradient.default(op.tensor(0), op.tensor(1), *window)

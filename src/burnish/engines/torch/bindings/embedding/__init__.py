@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from burnish.engines.torch.bindings.calls import calls_kernel
 from burnish.engines.torch.native.kernels import declare_kernel
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.indexing import FUSED_COALESCE_ROWS, FUSED_LOOKUPS
@@ -18,10 +19,7 @@ declare_kernel(
 )
 
 
-@translates(FUSED_COALESCE_ROWS)
-def coalesce_rows(op: Call) -> Any:
-    results = torch.ops.burnish.coalesce_rows.default(op.tensor(0), op.tensor(1))
-    return results[0], results[1]
+calls_kernel(FUSED_COALESCE_ROWS, "coalesce_rows")
 
 
 @translates(FUSED_LOOKUPS)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
-import torch
 
-from burnish.engines.torch.bindings.images import as_image, from_image
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch.bindings.calls import calls_kernel
 from burnish.engines.torch.native.kernels import Use, declare_kernel
-from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.engine_operator import EngineOperator
 from burnish.kernels.normalization import (
     FUSED_BATCH_NORM,
@@ -81,151 +76,21 @@ declare_kernel("batch_norm_gradient_bfloat16", *_BATCH_NORM_GRADIENT, suffix="_b
 declare_kernel("batch_norm_synchronized_bfloat16", *_BATCH_NORM_SYNCHRONIZED, suffix="_bfloat16")
 
 
-def _image(op: Call, index: int) -> Any:
-    """An operand of the first one's rank as an image, None where it is left out."""
-    return as_image(op.tensor(index), op.rank(0)) if op.has(index) else None
+IMAGES = ("dy", "x", "added", "more", "y", "dx", "before")
+"""Operands and outputs of batch normalization that have the layer's shape."""
 
-
-@translates(FUSED_BATCH_NORM)
-def batch_norm(op: Call) -> Any:
-    results = kernels.for_elements("batch_norm_training", op.dtype(0))(
-        _image(op, 0),
-        op.tensor(1),
-        op.tensor(2),
-        _image(op, 3),
-        op.attribute("epsilon"),
-        op.attribute("activation"),
-        op.attribute("limit"),
-    )
-    return from_image(results[0], op.extents(0)), *(results[index] for index in range(1, 5))
-
-
-@translates(FUSED_BATCH_NORM_GRAD)
-def batch_norm_gradient(op: Call) -> Any:
-    results = kernels.for_elements("batch_norm_gradient", op.dtype(0))(
-        _image(op, 0),
-        _image(op, 1),
-        op.tensor(2),
-        op.tensor(3),
-        op.tensor(4),
-        _image(op, 5),
-        _image(op, 6),
-        op.optional(7),
-        op.attribute("activation"),
-        op.attribute("limit"),
-        bool(op.attribute("keep")),
-    )
-    kept = from_image(results[3], op.extents(0)) if op.is_read(3) else None
-    return from_image(results[0], op.extents(0)), results[1], results[2], kept
-
-
-@translates(FUSED_BATCH_NORM_MOMENTS)
-def batch_norm_moments(op: Call) -> Any:
-    results = kernels.for_elements("batch_norm_moments", op.dtype(0))(_image(op, 0))
-    return results[0], results[1]
-
-
-@translates(FUSED_BATCH_NORM_MERGE)
-def batch_norm_merge(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_merge.default(op.tensor(0), op.tensor(1), op.attribute("epsilon"))
-    return tuple(results[index] for index in range(7))
-
-
-@translates(FUSED_BATCH_NORM_APPLY)
-def batch_norm_apply(op: Call) -> Any:
-    vectors = [op.tensor(index) for index in range(1, 5)]
-    result = kernels.for_elements("batch_norm_apply", op.dtype(0))(
-        _image(op, 0), *vectors, _image(op, 5), op.attribute("activation"), op.attribute("limit")
-    )
-    return from_image(result, op.extents(0))
-
-
-@translates(FUSED_BATCH_NORM_GRAD_SUMS)
-def batch_norm_gradient_sums(op: Call) -> Any:
-    results = kernels.for_elements("batch_norm_gradient_sums", op.dtype(0))(
-        _image(op, 0),
-        _image(op, 1),
-        op.tensor(2),
-        op.tensor(3),
-        _image(op, 4),
-        op.optional(5),
-        op.optional(6),
-        _image(op, 7),
-        op.attribute("activation"),
-        op.attribute("limit"),
-        bool(op.attribute("keep")),
-    )
-    return results[0], from_image(results[1], op.extents(0)) if op.is_read(1) else None
-
-
-@translates(FUSED_BATCH_NORM_GRAD_MERGE)
-def batch_norm_gradient_merge(op: Call) -> Any:
-    results = torch.ops.burnish.batch_norm_gradient_merge.default(*op.tensors())
-    return tuple(results[index] for index in range(4))
-
-
-@translates(FUSED_BATCH_NORM_GRAD_APPLY)
-def batch_norm_gradient_apply(op: Call) -> Any:
-    result = kernels.for_elements("batch_norm_gradient_apply", op.dtype(0))(
-        _image(op, 0),
-        _image(op, 1),
-        *(op.tensor(index) for index in range(2, 7)),
-        _image(op, 7),
-        op.optional(8),
-        op.attribute("activation"),
-        op.attribute("limit"),
-    )
-    return from_image(result, op.extents(0))
-
-
-@translates(FUSED_STANDARDIZE)
-def standardize(op: Call) -> Any:
-    results = torch.ops.burnish.standardize.default(
-        op.tensor(0),
-        op.optional(1),
-        op.optional(2),
-        op.attribute("axis"),
-        op.attribute("epsilon"),
-        op.attribute("offset"),
-        bool(op.attribute("centered")),
-    )
-    return tuple(results[index] for index in range(4))
-
-
-@translates(FUSED_STANDARDIZE_GRAD)
-def standardize_gradient(op: Call) -> Any:
-    results = torch.ops.burnish.standardize_gradient.default(
-        op.tensor(0),
-        op.tensor(1),
-        op.optional(2),
-        op.optional(3),
-        op.tensor(4),
-        op.optional(5),
-        op.attribute("axis"),
-        op.attribute("offset"),
-        bool(op.attribute("centered")),
-        bool(op.attribute("parameters")),
-    )
-    return tuple(results[index] for index in range(3))
-
-
-@translates(FUSED_GROUP_NORM)
-def group_norm(op: Call) -> Any:
-    """(x, scale, bias) -> y, mean, inverse deviation, shift."""
-    results = torch.ops.burnish.group_norm.default(
-        *op.tensors(), op.attribute("num_groups"), op.attribute("epsilon"), op.attribute("activation"), op.attribute("limit")
-    )
-    return tuple(results[index] for index in range(4))
-
-
-@translates(FUSED_GROUP_NORM_GRAD)
-def group_norm_gradient(op: Call) -> Any:
-    """(dy, x, scale, bias, mean, inverse deviation, shift) -> dx, dscale, dbias."""
-    results = torch.ops.burnish.group_norm_gradient.default(
-        *op.tensors(), op.attribute("num_groups"), op.attribute("activation"), op.attribute("limit")
-    )
-    return tuple(results[index] for index in range(3))
-
+calls_kernel(FUSED_BATCH_NORM, "batch_norm_training", IMAGES)
+calls_kernel(FUSED_BATCH_NORM_GRAD, "batch_norm_gradient", IMAGES)
+calls_kernel(FUSED_BATCH_NORM_MOMENTS, "batch_norm_moments", IMAGES)
+calls_kernel(FUSED_BATCH_NORM_MERGE, "batch_norm_merge")
+calls_kernel(FUSED_BATCH_NORM_APPLY, "batch_norm_apply", IMAGES)
+calls_kernel(FUSED_BATCH_NORM_GRAD_SUMS, "batch_norm_gradient_sums", IMAGES)
+calls_kernel(FUSED_BATCH_NORM_GRAD_MERGE, "batch_norm_gradient_merge")
+calls_kernel(FUSED_BATCH_NORM_GRAD_APPLY, "batch_norm_gradient_apply", IMAGES)
+calls_kernel(FUSED_STANDARDIZE, "standardize")
+calls_kernel(FUSED_STANDARDIZE_GRAD, "standardize_gradient")
+calls_kernel(FUSED_GROUP_NORM, "group_norm")
+calls_kernel(FUSED_GROUP_NORM_GRAD, "group_norm_gradient")
 
 FUSED_LRN = EngineOperator("FusedLrn", ("x",), ("y",))
 FUSED_LRN_GRAD = EngineOperator("FusedLrnGrad", ("dy", "x", "y"), ("dx",))
@@ -239,16 +104,6 @@ def has_kernel(node: ir.Node) -> bool:
     return operand is not None and operand.shape is not None and len(operand.shape) >= 2
 
 
-@translates(FUSED_LRN)
-def local_response(op: Call) -> Any:
-    return torch.ops.burnish.local_response.default(op.tensor(0), *_settings(op))
-
-
-@translates(FUSED_LRN_GRAD)
-def local_response_gradient(op: Call) -> Any:
-    """(dy, x, y) -> dx; y is not read."""
-    return torch.ops.burnish.local_response_gradient.default(op.tensor(0), op.tensor(1), *_settings(op))
-
-
-def _settings(op: Call) -> tuple[int, float, float, float]:
-    return op.attribute("size"), op.attribute("alpha", 1e-4), op.attribute("beta", 0.75), op.attribute("bias", 1.0)
+LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+calls_kernel(FUSED_LRN, "local_response", defaults=LRN_DEFAULTS)
+calls_kernel(FUSED_LRN_GRAD, "local_response_gradient", defaults=LRN_DEFAULTS)

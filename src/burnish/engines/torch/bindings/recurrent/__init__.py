@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
-import torch
 
+from burnish.engines.torch.bindings.calls import calls_kernel
 from burnish.engines.torch.native.kernels import declare_kernel
-from burnish.engines.torch.translate.rules import Call, translates
 from burnish.graph import attribute_value
 from burnish.kernels.recurrent import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
 from burnish.kernels.recurrent.fusion import has_recurrent_kernel
@@ -31,16 +28,5 @@ def has_kernel(node: ir.Node) -> bool:
     return attribute_value(node, "hidden_size", 0) <= Recurrent.MOST_UNITS and has_recurrent_kernel(node)
 
 
-@translates(FUSED_LSTM_STEPS)
-def lstm_steps(op: Call) -> Any:
-    operands = [op.tensor(index) for index in range(4)]
-    results = torch.ops.burnish.lstm_steps.default(*operands, bool(op.attribute("reverse")))
-    return tuple(results[index] for index in range(6))
-
-
-@translates(FUSED_LSTM_STEPS_GRAD)
-def lstm_steps_gradient(op: Call) -> Any:
-    operands = [op.tensor(index) for index in range(5)]
-    cotangents = [op.optional(index) for index in range(5, 8)]
-    results = torch.ops.burnish.lstm_steps_gradient.default(*operands, *cotangents, bool(op.attribute("reverse")))
-    return tuple(results[index] for index in range(3))
+calls_kernel(FUSED_LSTM_STEPS, "lstm_steps")
+calls_kernel(FUSED_LSTM_STEPS_GRAD, "lstm_steps_gradient")

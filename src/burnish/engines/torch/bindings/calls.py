@@ -1,0 +1,78 @@
+"""Calls of kernels as their schemas say, and signals and volumes as the images that such kernels walk over.
+
+A signal [N, C, L] is an image of one row, a volume [N, C, D, H, W] one of all its rows. Both are views where the channels are
+last in memory, and so is what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from burnish.engines.torch.native import kernels
+from burnish.engines.torch.translate.rules import Call, translates
+from burnish.kernels.engine_operator import EngineOperator
+
+SIGNAL, VOLUME = 3, 5
+"""Ranks of these tensors."""
+
+
+def as_image(tensor: Any, rank: int) -> Any:
+    """[N, C, L] as [N, C, 1, L], [N, C, D, H, W] as [N, C, D * H, W]; anything of another rank as it is."""
+    if rank == SIGNAL:
+        return torch.unsqueeze(tensor, 2)
+    return torch.flatten(tensor, 2, 3) if rank == VOLUME else tensor
+
+
+def from_image(image: Any, extents: Sequence[Any]) -> Any:
+    """The tensor of these extents that ``as_image`` made an image of."""
+    if len(extents) == SIGNAL:
+        return torch.squeeze(image, 2)
+    return torch.unflatten(image, 2, list(extents[2:4])) if len(extents) == VOLUME else image
+
+
+def pixels_of(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, C, H, W] as a matrix [N * H * W, C]."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {"bool": bool, "List[int]": list}
+"""What attributes become, by the type that a schema gives them."""
+
+
+def calls_kernel(
+    operator: EngineOperator, name: str, images: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Let a node become one call of a kernel, whose schema has the node's operands in their order, and then its attributes.
+
+    Args:
+        operator: of the node; its outputs are what the kernel returns.
+        name: of the kernel's operator, for float32.
+        images: operands, as the schema calls them, and outputs that the kernel takes and returns as images.
+        defaults: of attributes that a node may leave out.
+    """
+
+    left_out = defaults or {}
+
+    @translates(operator)
+    def call(op: Call) -> Any:
+        function = kernels.for_elements(name, op.dtype(0))
+        operands: list[Any] = []
+        settings = []
+        for argument in function._schema.arguments:
+            kind = str(argument.type)
+            if "Tensor" in kind:
+                operand = op.optional(len(operands))
+                is_image = operand is not None and argument.name in images
+                operands.append(as_image(operand, op.rank(0)) if is_image else operand)
+            else:
+                setting = op.attribute(argument.name, left_out.get(argument.name))
+                settings.append(SETTINGS[kind](setting) if kind in SETTINGS else setting)
+        returned = function(*operands, *settings)
+        results = (returned,) if len(operator.outputs) == 1 else tuple(returned[place] for place in range(len(operator.outputs)))
+        return tuple(
+            from_image(result, op.extents(0)) if output in images and op.is_read(place) else result
+            for place, (output, result) in enumerate(zip(operator.outputs, results, strict=True))
+        )
