@@ -129,6 +129,7 @@ def test_a_contender_is_left_out_where_memory_would_not_do(monkeypatch, tmp_path
     assert "2.5 GB are free" in left_out.row["refused"]
 
 
+@pytest.mark.slow
 def test_a_network_that_labels_pixels_has_a_label_for_each(tmp_path):
     job = prepare(tmp_path, "unet", 2, size=16)
     session = onnxruntime.InferenceSession(job["onnx"], providers=["CPUExecutionProvider"])

@@ -124,6 +124,7 @@ def _gathered(times: int, rank: int = 2) -> bytes:
     return _model(_doubled("Gather", "indices", "z", times), indices=np.zeros((1,) * rank, np.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "name", "axes"),
     [
@@ -192,6 +193,7 @@ def test_extents_of_billions_make_no_constants(text: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
+@pytest.mark.slow
 def test_a_model_of_too_many_parts_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     content = _model(_doubled("Add", "x", "z", 1000))
     monkeypatch.setattr("burnish.untrusted.LEAST", 1 << 20)

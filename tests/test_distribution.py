@@ -145,6 +145,7 @@ def test_kernels_for_another_kind_of_machine_are_of_its_levels():
     assert done.stdout.split() == ["py3", "none", "linux_aarch64", "armv8-a"], done.stderr
 
 
+@pytest.mark.slow
 def test_this_machines_instructions_are_refused_for_another_kind_of_machine():
     other = "x86_64" if compiling.platform.machine() == "aarch64" else "aarch64"
     pytest.importorskip("setuptools", minversion="77")

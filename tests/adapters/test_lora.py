@@ -102,6 +102,7 @@ def test_an_export_is_merged_and_has_the_names_of_the_file(variant, tmp_path):
     assert all(np.array_equal(again.weights[name], state[name]) for name in state if name.startswith("param/"))
 
 
+@pytest.mark.slow
 def test_parameters_begin_as_those_of_peft():
     model = surgery.lora(layered_model(), "*", rank=4, seed=3)
     for name, inputs in (("dense.lora_A.weight", 8), ("turned.lora_A.weight", 8), ("filter.lora_A.weight", 24)):
@@ -163,6 +164,7 @@ def tied_model() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.slow
 def test_a_tied_weight_stays_for_what_has_no_adapter(tmp_path):
     """Merged into the table, the adapter of the lookup would change the scores too."""
     session = burnish.Session(burnish.compile(surgery.lora(tied_model(), "look_up", rank=2), optimizer="sgd:lr=0.5"))
@@ -175,6 +177,7 @@ def test_a_tied_weight_stays_for_what_has_no_adapter(tmp_path):
     assert not np.array_equal(weights["words.merged_weight"], weights["words.weight"])
 
 
+@pytest.mark.slow
 def test_both_readers_of_a_tied_weight_have_adapters_of_their_own(tmp_path):
     model = surgery.lora(tied_model(), ["look_up", "score"], rank=2)
     session = burnish.Session(burnish.compile(model, optimizer="sgd:lr=0.5"))
@@ -216,6 +219,7 @@ def test_a_convolution_in_groups_is_merged_within_its_groups(options, tmp_path):
     assert not np.allclose(merged, burnish.Session(burnish.compile(convolution(2))).predict({"x": x})["logits"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_depthwise_convolution_computes_what_it_did_without_its_adapter(tmp_path):
     """Its default is of the least rank that each group can read a part of."""
     model = convolution(8, outputs=8)

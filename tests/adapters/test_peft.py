@@ -15,6 +15,7 @@ from burnish import surgery
 from burnish.adapters.graph import read_adapters
 from burnish.adapters.peft_format import in_layout_of_peft
 from burnish.errors import ConfigurationError
+from oracles.combinations import spread
 from oracles.peft_models import Adaptable, adaptable
 
 STEPS = 10
@@ -94,7 +95,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@spread(("name", "variant"), CASES, test_all=1)
 def test_gradients_and_steps_are_those_of_peft(name, variant, tmp_path):
     source, module, model = read(name, variant, tmp_path)
     feeds = source.batch()

@@ -145,6 +145,7 @@ def dynamically_quantized(path, per_channel: bool, convolution: bool = False):
     return path / "q.onnx", {"x": x, "labels": generator.integers(0, 4, 16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("per_channel", "convolution"),
     [(False, False), (True, False), (False, True)],

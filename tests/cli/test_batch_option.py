@@ -60,6 +60,7 @@ def test_a_number_is_the_size_of_another_option(run, single):
     assert "--batch-size" in stderr
 
 
+@pytest.mark.slow
 def test_a_program_has_its_own(run, single):
     run("compile", "single.onnx", "-o", "program", "--batch", "open")
     assert "--batch is for a model" in run("inspect", "program", "--batch", "open", code=2).stderr

@@ -263,6 +263,7 @@ def test_what_cannot_be_planned_is_refused(files):
         plan(alone, dataset, epochs=3, unfreeze="gradual")
 
 
+@pytest.mark.slow
 def test_weights_that_bodies_read_stand_before_the_head():
     model, arrays = layers_in_bodies.model("scanned"), layers_in_bodies.batch("scanned", 24)
     before = {"first_weight", "input_weight", "hidden_weight"}

@@ -14,6 +14,7 @@ import pytest
 from burnish.errors import ObjectiveWarning
 from burnish.operators import registry
 from oracles import classical_files, decoder_files, exporter_styles, sixteen_bit_files
+from oracles.combinations import spread
 
 
 def test_inspect_prints_what_would_train(run):
@@ -49,6 +50,7 @@ def test_inspect_says_why_nothing_would_train(run, folder):
     assert "no weights" in json.loads(run("inspect", "relu.onnx", "--json").stdout)["nothing_trains"]
 
 
+@pytest.mark.slow
 def test_inspect_names_vectors_that_an_exporter_may_have_merged(run, folder):
     model = """<ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
 <float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float[2] shared = {1, 2}, float[2, 2] w = {1, 1, 1, 1}> {
@@ -268,6 +270,7 @@ def test_inspect_and_check_name_what_lacks_a_gradient(run, folder, monkeypatch):
     run("check", "det.onnx", "--trainable", "second")
 
 
+@pytest.mark.slow
 def test_an_operator_off_the_path_needs_no_gradient(run, folder, monkeypatch):
     monkeypatch.delitem(registry.records(), ("", "Det"))
     write_model_without_gradient(folder / "det.onnx", off_the_path=True)
@@ -315,7 +318,7 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@spread("name", MODELS, test_all=6)
 def test_inspect_check_and_compile_give_one_verdict(run, folder, name):
     onnx.save(MODELS[name], folder / "file.onnx")
     verdict = json.loads(run("inspect", "file.onnx", "--json").stdout)["refused"]
@@ -382,6 +385,7 @@ def test_what_prepares_an_input_is_listed_and_trains_by_name(run, folder):
         assert ("frozen: mean_image (preprocesses 'x'); train it with --trainable mean_image" in text) == frozen
 
 
+@pytest.mark.slow
 def test_a_shape_that_is_an_input_is_to_be_given_where_gradients_are_checked(run, folder, caplog):
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
         g (float[N, 3, 4] x, int64[3] s) => (float[a, b, c] y)

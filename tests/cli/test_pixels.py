@@ -14,7 +14,6 @@ from burnish.data import DataDescription
 from burnish.data.preprocessing import Preprocessing, read_pixels
 from burnish.models import residual_network
 from burnish.training import read_checkpoint
-from oracles.combinations import spread
 
 TRAIN = ("train", "color.onnx", "--data", "images", "--threads", "1", "--batch-size", "4")
 IMAGENET = "(pixel / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]"
@@ -121,7 +120,8 @@ def test_arrays_of_bytes_are_pixels(run, images):
     assert described(images / "runs/color/tuned.onnx").preprocessing == read_pixels("-1..1")
 
 
-@spread(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
         (("--pixels", "imagent"), "there is no 'imagent' (did you mean 'imagenet'?)", 1),
@@ -130,7 +130,6 @@ def test_arrays_of_bytes_are_pixels(run, images):
         (("--resize", "crop:3"), "4 x 4 cannot be cut out of an image whose shorter side is 3", 1),
         (("--channels", "gray"), "takes 3 channels, and the pixels are to be gray", 1),
     ],
-    test=3,
 )
 def test_options_that_mean_nothing(run, images, arguments, message, code):
     result = run(*TRAIN, *arguments, code=code)

@@ -311,6 +311,7 @@ def test_what_is_refused(run, images, arguments, message, code):
     assert message in " ".join(result.output.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_an_output_that_no_table_has_a_row_for(run, folder):
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 1, 4, 4]))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="dense")

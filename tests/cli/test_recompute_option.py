@@ -51,6 +51,7 @@ def test_compile_and_inspect_print_the_planned_peak(run):
     assert planned["inputs"] < planned["bytes"] < planned["without_recompute"]
 
 
+@pytest.mark.slow
 def test_a_budget_out_of_reach_is_an_error(run):
     result = run("compile", "model.onnx", "-o", "program", "--recompute", "1KB", code=1)
     assert "the least that recomputation reaches is" in " ".join(result.stderr.split())

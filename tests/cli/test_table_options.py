@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 from oracles.small_networks import CLASSES, Network
 
 
+@pytest.mark.slow
 def test_categories_go_from_training_to_prediction(folder, run):
     network = Network("tables", [4])
     ir.save(network.model(network.dense("head", network.input, 4, CLASSES)), folder / "net.onnx")

@@ -122,7 +122,7 @@ def children_of(process: subprocess.Popen) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@spread("name", ["SIGINT", "SIGTERM"], test_all=1)
 def test_what_stops_the_launcher_stops_the_workers_and_the_run_goes_on_with_any_number(run, data, name):
     training = arguments("run", "--workers", "2", "--checkpoint-every", "3")
     with subprocess.Popen(
@@ -360,7 +360,7 @@ def test_data_that_no_worker_can_read_are_named_once(data):
     assert done.stderr.count("missing.npz") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_data_that_one_worker_cannot_read_are_named_by_all(data):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oracles.combinations import spread
+
 COMMAND = (sys.executable, "-m", "burnish")
 LOOPBACK = "0100007F"
 """127.0.0.1 in the system's tables of sockets."""
@@ -180,7 +182,7 @@ def sockets_of(pid: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux lists the sockets of a process")
-@pytest.mark.parametrize("share", ["on", "off"])
+@spread("share", ["on", "off"], test_all=1)
 def test_on_one_machine_no_process_of_a_run_is_reached_by_a_network(data, share):
     """Workers that share memory have no address; Gloo, which serves those that cannot, has one of the loopback."""
     (process,) = started(arguments("run", "--workers", "2", "--epochs", "100000"), BURNISH_SHARED_MEMORY=share)

@@ -111,6 +111,7 @@ def test_where_nothing_was_labelled_nothing_changes() -> None:
     assert_same_parameters(trained(program, [batch, batch]), program.initial_state())
 
 
+@pytest.mark.slow
 def test_a_penalty_is_the_same_in_each() -> None:
     batches, inside = micro_batches(), optim.chain(optim.add_decayed_weights(0.1), optim.sgd(lr=0.5))
     accumulated = trained(compiled(optim.accumulate(inside, len(batches))), batches)

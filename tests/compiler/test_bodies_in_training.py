@@ -87,6 +87,7 @@ def test_recomputation_changes_nothing(engine: str) -> None:
         np.testing.assert_array_equal(states[1][name], array)
 
 
+@pytest.mark.slow
 def test_mixed_precision_computes_bodies_in_float32() -> None:
     """Of what the loop reads in sixteen bits the body has its float32 version."""
     losses = []

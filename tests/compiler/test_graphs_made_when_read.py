@@ -12,7 +12,7 @@ import burnish
 from burnish.compiler import draft, executable, lowered_graphs
 from burnish.models import residual_network
 from burnish.targets import Target
-from oracles.combinations import diagonal, named, spread
+from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import train_in_threads
 from oracles.standard_operators import STANDARD
@@ -55,6 +55,7 @@ def test_one_that_is_asked_for_lowers_no_other(lowered):
         program.graphs["backward"]
 
 
+@pytest.mark.slow
 def test_a_description_lowers_nothing(lowered):
     program = small_program()
     assert "step: not lowered yet, grad: not lowered yet, apply: " in repr(program)
@@ -73,7 +74,8 @@ def test_another_optimizer_lowers_what_it_changes(lowered):
     assert lowered == AT_ONCE | {"init": 2, "apply": 2, "grad": 1, "step": 2}
 
 
-@spread("engine", ["torch", "onnxruntime", "reference"], test=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "reference"])
 def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
     program = small_program()
     made: list[str] = []

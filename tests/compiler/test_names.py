@@ -12,7 +12,6 @@ from onnx import helper, numpy_helper
 
 import burnish
 from burnish.errors import ConfigurationError
-from oracles.combinations import spread
 
 WEIGHT = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
@@ -105,7 +104,8 @@ BODIES = {
 BLOCK = f"""<domain: "own", opset_import: ["": 18]> block (x, w, b, v) => (ao) {{ {CONVOLUTIONS.format(t="a", x="x")} }}"""
 
 
-@spread("kind", BODIES, test=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BODIES)
 def test_what_is_computed_in_bodies_has_names_of_its_own(kind, tmp_path):
     """Passes emit into a body, and into the graph around it, after names were told apart."""
     text = f"""<ir_version: 9, opset_import: ["": 18, "own": 1]> g (float[N, 2, 8] x, bool flag) => (float[N, 2, 8] y)

@@ -121,6 +121,7 @@ def test_an_exported_file_is_evaluated_as_the_session_that_it_came_from(dtype: s
     assert figures["loss"] == pytest.approx(session.evaluate(batch)["loss"], rel=10 * UNIT[dtype])
 
 
+@pytest.mark.slow
 def test_recurrent_layers_stay_in_the_export(tmp_path: Path) -> None:
     """Written out, ONNX Runtime ends the process when it loads them in float16."""
     weights = {"w": GENERATOR.standard_normal((1, 12, 4)) / 2, "r": GENERATOR.standard_normal((1, 12, 3)) / 2}

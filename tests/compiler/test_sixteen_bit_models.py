@@ -132,6 +132,7 @@ def test_networks_take_the_steps_of_their_file_in_float32(network: str, dtype: s
     assert {array.dtype for name, array in state.items() if name.startswith(("param/", "stat/"))} == {np.dtype(np.float32)}
 
 
+@pytest.mark.slow
 @diagonal(("network", NETWORKS), ("dtype", DTYPES), ("engine", ENGINES))
 def test_predictions_are_those_of_the_file(network: str, dtype: str, engine: str) -> None:
     """ONNX Runtime has no kernels of bfloat16: what the file says is computed in float32 there."""

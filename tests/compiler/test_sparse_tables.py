@@ -102,9 +102,8 @@ def test_the_weights_are_those_of_a_dense_program_to_the_bit(optimizer: optim.Op
         assert array.tobytes() == sparse[name].tobytes(), name
 
 
-@diagonal(
-    ("optimizer", named(EXACT[:3], [optimizer.name for optimizer in EXACT[:3]])), ("engine", ["onnxruntime", "torch"]), test=3
-)
+@pytest.mark.slow
+@diagonal(("optimizer", named(EXACT[:3], [optimizer.name for optimizer in EXACT[:3]])), ("engine", ["onnxruntime", "torch"]))
 def test_float32_keeps_its_digits(optimizer: optim.Optimizer, engine: str) -> None:
     dense = state_after(compiled(optimizer, sparse=None, dtype="float32"), engine, batches())
     sparse = state_after(compiled(optimizer, dtype="float32"), engine, batches())
@@ -176,6 +175,7 @@ def test_adafactor_takes_the_rows_of_a_batch_for_the_table(engine: str) -> None:
         np.testing.assert_allclose(state[name], array, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
 def test_adafactor_where_a_batch_reads_nothing_but_padding(engine: str) -> None:
     optimizer = optim.adafactor(lr=0.05)
@@ -274,6 +274,7 @@ def test_a_step_whose_scaled_gradients_overflow_leaves_the_table_as_it_was(engin
         assert (session.state()["param/table"] != before["param/table"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "onnxruntime", "torch"])
 def test_an_empty_batch_of_lookups_moves_nothing_in_the_table(engine: str) -> None:
     held = burnish.compile(classifier(), optimizer=optim.sgd(), sparse="auto", hold_rows={"table": list(range(ROWS - 1))})
@@ -334,6 +335,7 @@ def test_engines_and_central_differences_agree_on_the_gradients_of_rows() -> Non
     assert all(tensor.agrees and not tensor.is_zero for tensor in checked.values())
 
 
+@pytest.mark.slow
 def test_another_optimizer_has_to_go_on_from_rows() -> None:
     program = compiled(optim.sgd())
     with pytest.raises(ConfigurationError, match="lamb needs that of every row: compile without sparse"):

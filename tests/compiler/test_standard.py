@@ -166,6 +166,7 @@ def dropout_model(seed=""):
         }}""")
 
 
+@pytest.mark.slow
 def test_dropout_modes_and_ratios_are_read_when_the_model_runs():
     model, x = dropout_model(), np.ones(4096, np.float32)
     y, mask, z = run(model, x, np.float32(0.25), True)

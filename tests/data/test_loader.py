@@ -45,6 +45,7 @@ def test_arrays_that_are_no_data_set(arrays, message):
         ArrayDataset(arrays)
 
 
+@pytest.mark.slow
 @given(
     samples=st.integers(1, 40),
     batch_size=st.integers(1, 50),
@@ -120,6 +121,7 @@ def test_shifted_images_are_moved_by_at_most_so_many_pixels():
     assert len(seen) == 9
 
 
+@pytest.mark.slow
 @given(
     samples=st.integers(1, 40),
     batch_size=st.integers(1, 50),

@@ -86,6 +86,7 @@ def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_
         assert properties(tmp_path / "again.onnx") == expected
 
 
+@pytest.mark.slow
 def test_a_model_made_of_a_program_in_one_file_is_none(exported, tmp_path):
     burnish.compile(exported).save(tmp_path / "program.onnx")
     burnish.Session(burnish.compile(tmp_path / "program.onnx")).export(tmp_path / "again.onnx")

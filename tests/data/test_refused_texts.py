@@ -17,6 +17,7 @@ from burnish.models import bert, gpt2
 from oracles.small_tokenizers import word_tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "source", "message"),
     [

@@ -172,6 +172,7 @@ def test_an_epoch_goes_on_anywhere_and_the_parts_of_workers_are_the_whole(task: 
             np.testing.assert_array_equal(np.concatenate([part[number][name] for part in parts]), array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_no_length_compiles_anew_and_padding_changes_no_loss(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import burnish
 from burnish.rewriting.compute_in_float64 import compute_in_float64
@@ -72,6 +73,7 @@ def normalized() -> burnish.Program:
     return burnish.compile(model, optimizer="sgd:lr=0.1,momentum=0.9")
 
 
+@pytest.mark.slow
 def test_two_functions_connect_workers_in_processes_of_their_own(tmp_path: Path):
     program = normalized()
     rng = np.random.default_rng(0)

@@ -12,7 +12,6 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.random.places import NOT_NOTED, PLACES_METADATA
-from oracles.combinations import spread
 from oracles.several_workers import Outcome, in_threads, largest_difference, part_of, train, train_alone, train_in_threads
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -193,7 +192,8 @@ def test_samples_are_found_where_they_stand(body):
     assert_as_one_process(compiled(body), batches_of())
 
 
-@spread(("body", "reason"), REFUSED.values(), test=3, ids=REFUSED)
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "reason"), REFUSED.values(), ids=REFUSED)
 def test_samples_that_cannot_be_found_are_refused(body, reason):
     program = compiled(body)
     with pytest.raises(ConfigurationError, match=reason) as caught:

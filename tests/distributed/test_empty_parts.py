@@ -179,6 +179,7 @@ def test_every_kind_of_exchange(options, tolerance, wrap):
         assert largest_difference(other, first) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"recompute": "layers"}, {"precision": "float16"}, {"precision": "bfloat16"}])
 def test_how_it_is_computed_changes_nothing(options):
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>

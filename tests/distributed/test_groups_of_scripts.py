@@ -8,6 +8,7 @@ from typing import ClassVar
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch.distributed as distributed
 from test_running_statistics import SIZES, WORKERS, batches, by_pytorch, entry, program
 from torch.distributed import ProcessGroupGloo
@@ -63,6 +64,7 @@ def train(rank: int, saved: str) -> tuple[list[dict[str, np.ndarray]], Counter[s
     return states, Counted.begun
 
 
+@pytest.mark.slow
 def test_a_registered_backend_carries_everything(tmp_path: Path):
     """Gradients, the statistics of groups of two, and those of rank 0."""
     saved = str(program().save(tmp_path / "program"))

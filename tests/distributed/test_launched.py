@@ -8,9 +8,11 @@ from __future__ import annotations
 import pytest
 
 from launchers import every_launcher
+from oracles.combinations import spread
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@spread(
     "launcher",
     [
         "torchrun",
@@ -18,6 +20,7 @@ from launchers import every_launcher
         pytest.param("torchrun, standalone, ONNX Runtime", marks=pytest.mark.slow),
         pytest.param("torchrun, a worker killed", marks=pytest.mark.slow),
     ],
+    test_all=1,
 )
 def test_torchrun(launcher):
     assert max(every_launcher.LAUNCHERS[launcher]()) <= every_launcher.TOLERANCE

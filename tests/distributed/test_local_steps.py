@@ -190,6 +190,7 @@ def test_there_is_one_exchange_for_a_round():
         assert found == [[], [], ["samples", "sum"]] * 2 + [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_checkpoint_ends_the_round_and_goes_on_with_any_number(workers, tmp_path):
     program, batches = classifier(optim.diloco(optim.adam(lr=0.05))), batches_of()
@@ -279,6 +280,7 @@ def test_programs_that_are_refused():
         )
 
 
+@pytest.mark.slow
 def test_masks_that_a_schedule_changes_stay_masks():
     network = Network("linear", [FEATURES])
     model = surgery.prune(network.model(network.dense("head", network.input, FEATURES, CLASSES)), 0.5, end=2)

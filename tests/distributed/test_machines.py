@@ -24,6 +24,7 @@ from burnish.distributed.connection.encodings import BFloat16
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError
+from oracles.combinations import spread
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is shared on Linux"),
@@ -143,7 +144,7 @@ def _lose_one(rank, names, lost, how, patience):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@spread(
     ("lost", "how", "cause", "patience"),
     [
         (2, "kill", r"Rank 2 of 4 \(.+, process {process}\) is gone", 3000.0),
@@ -164,6 +165,7 @@ def _lose_one(rank, names, lost, how, patience):
         (2, "stop", r"[Rr]ank 2 of 4 \(.+\) (shows|has shown) no sign of life.*", 4.0),
     ],
     ids=lambda value: value if isinstance(value, int) or (isinstance(value, str) and value.isalpha()) else "",
+    test_all=3,
 )
 def test_workers_of_every_machine_name_the_rank_that_is_gone_or_late(link, lost, how, cause, patience):
     with Workers(_lose_one, 4, link.machines, lost, how, patience) as workers:

@@ -71,6 +71,7 @@ def test_a_link_that_is_cut_for_a_while_changes_nothing(link, saved, alone, tmp_
     assert_same_run(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_a_link_that_stays_cut_ends_the_run_on_both_sides(link, saved, tmp_path):
     goes_on = tmp_path / "goes on"
     with Workers(_train_and_tell, 2, link.machines, saved, str(tmp_path / "run"), 4.0, goes_on) as workers:

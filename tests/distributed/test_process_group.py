@@ -15,7 +15,7 @@ from burnish.distributed.connection import rendezvous
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
-from oracles.combinations import diagonal, named
+from oracles.combinations import diagonal, named, spread
 
 
 def _exchanges(rank):
@@ -120,7 +120,7 @@ def _loses_one(rank, how, patience):
 
 @pytest.mark.slow
 @SHARING
-@pytest.mark.parametrize(
+@spread(
     ("how", "cause", "patience"),
     [
         # Found out long before the time of an exchange is over.
@@ -135,6 +135,7 @@ def _loses_one(rank, how, patience):
         ("stop", r"[Rr]ank 1 of 3 \(.+\) (shows|has shown) no sign of life.* Rank {rank} stops too", 4.0),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
+    test_all=3,
 )
 def test_every_worker_names_the_rank_that_is_gone_or_late(how, cause, patience, share):
     with Workers(_loses_one, 3, how, patience, environment={"BURNISH_SHARED_MEMORY": share}) as workers:

@@ -18,6 +18,7 @@ from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.bindings.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.targets import TARGETS
+from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.same_state import assert_same_state
 from oracles.several_workers import in_threads, largest_difference, part_of, train_in_threads, train_part
@@ -62,7 +63,7 @@ TOGETHER = {"accumulated", "averaged"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS])
+@spread("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIMIZERS], test_all=6)
 def test_sharded_training_is_training(program, batches, name):
     changed = program.with_optimizer(OPTIMIZERS[name])
     whole = train_in_threads(changed, batches, PARTS[3])

@@ -79,6 +79,7 @@ def alone(saved, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_and_one_that_starts_from_its_checkpoint(saved, alone, tmp_path):
     """The second run is of another optimizer: of its state a part is the checkpoint's, and a part its own."""
     folder = tmp_path / "run"

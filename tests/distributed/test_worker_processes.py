@@ -49,10 +49,10 @@ def trained_alone(tmp_path_factory):
     return {name: (path, batches, train_alone(burnish.Program.load(path), batches)) for name, path in saved.items()}
 
 
+@pytest.mark.slow
 @diagonal(
     ("workers", [1, 2, 3, 4]),
     ("name", ["residual", "inverted", "class weights", "class weights, smoothed, one class ignored"]),
-    test=1,
 )
 def test_workers_with_uneven_and_empty_parts(pool, trained_alone, name, workers):
     saved, batches, alone = trained_alone[name]

@@ -125,6 +125,7 @@ def test_the_command_finds_it_by_its_entry_point(accelerator, tmp_path, monkeypa
     assert "first at Clip " in result.output.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_what_it_does_not_run_is_named(accelerator):
     engine = accelerator.AcceleratorEngine()
     with pytest.raises(

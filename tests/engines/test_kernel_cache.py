@@ -107,6 +107,7 @@ def test_a_cache_is_for_its_user_alone_whatever_the_umask(source):
     assert building.cache_folder().stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "other bytes", "without its digest", "another digest"])
 def test_a_damaged_library_is_built_again(source, damage):
     library = building.build_library(source)

@@ -116,6 +116,7 @@ def check_drawn(count: int, compared: Sequence[engines.Engine], monkeypatch: pyt
     run()
 
 
+@pytest.mark.slow
 def test_networks_train_alike_with_kernels_and_without(monkeypatch):
     check_drawn(4, [OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False)], monkeypatch)
 

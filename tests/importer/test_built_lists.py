@@ -98,6 +98,7 @@ def test_elements_that_may_differ_in_shape_stay_a_list() -> None:
     assert left["SequenceInsert"] == left["ConcatFromSequence"] == 1
 
 
+@pytest.mark.slow
 @diagonal(
     (
         "first",
@@ -105,7 +106,6 @@ def test_elements_that_may_differ_in_shape_stay_a_list() -> None:
     ),
     ("insert", ["SequenceInsert (list, e)", "SequenceInsert (list, e, zero)"]),
     ("read", ["stacked", "joined", "the last"]),
-    test=3,
 )
 def test_a_list_may_begin_with_elements(read: str, insert: str, first: str) -> None:
     left = check(model(READS[read], insert=insert, first=first))

@@ -35,6 +35,7 @@ def load_or_refuse(content: bytes) -> None:
         load(content)
 
 
+@pytest.mark.slow
 def test_the_models_load_when_whole() -> None:
     for content in contents():
         outputs = [value.name for value in onnx.ModelProto.FromString(content).graph.output]
@@ -49,6 +50,7 @@ def test_truncated(data: st.DataObject) -> None:
     load_or_refuse(content[: data.draw(st.integers(0, len(content) - 1))])
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_flipped_bits(data: st.DataObject) -> None:
@@ -58,6 +60,7 @@ def test_flipped_bits(data: st.DataObject) -> None:
     load_or_refuse(bytes(content))
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_overwritten_block(data: st.DataObject) -> None:

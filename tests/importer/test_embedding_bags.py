@@ -12,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import burnish
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 
 ROWS, WIDTH = 20, 4
 
@@ -93,19 +93,22 @@ def test_bags_between_offsets(mode, include_last_offset, exporter):
         check(module, model, arguments_of(include_last_offset, factors=False, empty=empty))
 
 
-@spread("exporter", ["older", "newer", "newer, open"], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["older", "newer", "newer, open"])
 def test_bags_whose_indices_have_weights(exporter):
     module, arguments = Bags("sum", False), arguments_of(False, factors=True, empty=False)
     check(module, export(module, arguments, exporter), arguments)
 
 
-@diagonal(("mode", ["sum", "mean"]), ("exporter", ["older", "newer"]), test=1)
+@pytest.mark.slow
+@diagonal(("mode", ["sum", "mean"]), ("exporter", ["older", "newer"]))
 def test_bags_of_one_size(mode, exporter):
     module = EqualBags(mode)
     arguments = (torch.randint(0, ROWS, (5, 3), generator=torch.Generator().manual_seed(0)),)
     check(module, export(module, arguments, exporter), arguments)
 
 
+@pytest.mark.slow
 def test_more_bags_than_were_exported():
     module = Bags("mean", False)
     model = export(module, arguments_of(False, factors=False, empty=False), "older")

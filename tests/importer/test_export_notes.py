@@ -225,6 +225,7 @@ def test_a_buffer_trains_where_it_is_named():
     assert {"grad:shift", "grad:dense.bias"} <= trained
 
 
+@pytest.mark.slow
 def test_a_pattern_of_weights_and_a_predicate_leave_buffers_alone():
     for trainable in ["*", lambda name, array: True]:
         program = burnish.compile(exported(), optimizer="sgd", trainable=trainable)

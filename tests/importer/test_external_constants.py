@@ -241,6 +241,7 @@ def test_an_exported_model_holds_its_constants(moved: MovedAway, expected: burni
     assert graph_hash(ir.load("first.onnx")) == graph_hash(ir.load("second.onnx"))
 
 
+@pytest.mark.slow
 def test_a_loaded_model_finds_its_constants(moved: MovedAway, expected: burnish.Program) -> None:
     loaded = load(moved.path)
     moved.leave()
@@ -335,6 +336,7 @@ def test_what_pytorch_exports_by_default_trains(exported: Path, engine: str) -> 
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 @needs_open_files
 @pytest.mark.parametrize("engine", ENGINES)
 def test_constants_of_a_file_that_was_written_to_are_refused(tmp_path: Path, engine: str) -> None:

@@ -103,6 +103,7 @@ def torch_gradients(x: np.ndarray, cotangent: np.ndarray) -> dict[str, np.ndarra
     return {name: operand.grad.numpy() for name, operand in operands.items() if operand.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [("n", 6, 4, 5), ("n", 6, "h", "w"), ("n", "c", 4, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients(dtype: type, shape: tuple[str | int, ...]) -> None:
@@ -121,6 +122,7 @@ def test_training_graph_has_the_layer() -> None:
     assert "LayerNormalization" not in {node.op_type for node in loaded.graph}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "bias"), [(np.ones(GROUPS), np.zeros(GROUPS)), (SCALE, BIAS)])
 def test_trains_and_exports_under_its_names(tmp_path, scale: np.ndarray, bias: np.ndarray) -> None:
     """Also from the ones and zeros that a layer starts with, which look like no scale and no bias."""

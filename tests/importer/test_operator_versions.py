@@ -165,7 +165,7 @@ def models() -> dict[str, tuple[ModelCase, int]]:
     return {f"{case.name}-{opset}": (case, opset) for case in MODELS if case.differentiable for opset in opsets_of_versions(case)}
 
 
-@spread(("case", "opset"), list(models().values()), test=36, ids=list(models()))
+@spread(("case", "opset"), list(models().values()), test=36, ids=list(models()), test_all=108)
 def test_gradient_of_a_model(case: ModelCase, opset: int) -> None:
     """What ``test_opset_changes`` compares the values of: operators whose form or meaning changed."""
     model = case.make(opset)

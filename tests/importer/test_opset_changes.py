@@ -57,6 +57,7 @@ def test_agrees_with_the_converter_of_onnx(name: str, opset: int) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", range(LAST + 1, onnx.defs.onnx_opset_version() + 1))
 def test_opsets_newer_than_the_runtime_load(opset: int) -> None:
     for case in CASES:

@@ -302,6 +302,7 @@ def test_each_layer_has_statistics_of_its_own_where_they_are_merged_with_scale_a
     assert statistics == {f"stat/{name}_statistic{layer}" for name in ("zeros", "ones") for layer in ("", "_1")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["0, 0, 0", "2, 2, 2"])
 def test_layers_of_one_mean_and_variance_have_statistics_of_their_own(numbers: str) -> None:
     """Their scales tell them apart; measured on a batch, each normalizes by what it met there."""

@@ -22,7 +22,6 @@ from burnish.data.sources import open_dataset
 from burnish.errors import ConfigurationError, DataError
 from burnish.graph import Builder, Tensor
 from burnish.program import Role
-from oracles.combinations import spread
 from oracles.scaled_model import RATE, scaled_outputs
 from oracles.small_graphs import SmallGraph
 
@@ -168,7 +167,8 @@ def logarithms_by_torch(a: torch.Tensor) -> torch.Tensor:
     return (terms.sum(1) * torch.from_numpy(IMPORTANCE)).mean()
 
 
-@spread("given", ["from_onnx", "path", "text", "proto", "ir"], test=3)
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["from_onnx", "path", "text", "proto", "ir"])
 def test_a_loss_given_as_an_onnx_graph(given: str, tmp_path: Path) -> None:
     proto = loss_of_logarithms()
     onnx.save(proto, tmp_path / "loss.onnx")

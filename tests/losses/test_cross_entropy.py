@@ -141,6 +141,7 @@ tagger (float[N, T, 4] x) => (float[N, T, 3] y)
 <float[4, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1}> { h = MatMul(x, w) y = %s (h) }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["Identity", "Softmax <axis = -1>"])
 def test_a_tagger_trains_along_its_last_axis(last: str) -> None:
     """It takes the steps that PyTorch takes, also where it ends in a Softmax, which the loss steps over."""

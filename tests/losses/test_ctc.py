@@ -120,6 +120,7 @@ def test_logits_of_ten_thousand_are_finite(dtype: str) -> None:
     np.testing.assert_allclose(results["loss"], by_torch(arrays)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_steps_are_those_of_torch() -> None:
     arrays = samples()
     program = burnish.compile(scaled_outputs({"x": arrays["x"]}), loss="ctc", optimizer=burnish.optim.sgd(lr=RATE, momentum=0))

@@ -212,6 +212,7 @@ def test_batches_add_up_and_places_without_objects_change_nothing(loss: losses.L
     assert all(np.isfinite(array).all() for array in nothing.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "make"), MADE, ids=[loss.name for loss, _ in MADE])
 def test_gradients_are_those_of_central_differences(loss: losses.Loss, make: Any) -> None:
     """The assignment stays as it is within such a step: the gradient is that of the loss with it held."""

@@ -217,6 +217,7 @@ def test_ignored_labels_take_no_part_in_what_is_soft() -> None:
     np.testing.assert_allclose(all_of_them["loss"], rest["loss"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_exported_student_is_evaluated_by_the_loss_of_its_labels(tmp_path: Path) -> None:
     teacher = file_of(network(9, 1), tmp_path / "teacher.onnx")
     loss = losses.distill(teacher, layers={"hidden": "hidden"})

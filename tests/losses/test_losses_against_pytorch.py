@@ -57,7 +57,7 @@ def graph_of(case: LossCase, dtype: str, symbolic: str) -> Any:
 IN_TURN = [(case, SHAPES[index % len(SHAPES)]) for index, case in enumerate(CASES)]
 
 
-@spread(("case", "symbolic"), IN_TURN, test=158, ids=str)
+@spread(("case", "symbolic"), IN_TURN, test=158, ids=str, test_all=315)
 def test_value_and_gradients_in_float64(case: LossCase, symbolic: str) -> None:
     check_in_float64(case, symbolic)
 

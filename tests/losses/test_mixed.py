@@ -141,6 +141,7 @@ def test_nothing_is_mixed_outside_training():
     assert burnish.losses.get(mixed.options["loss"]) == losses.mixed("cross_entropy", cutmix=1.0)
 
 
+@pytest.mark.slow
 def test_all_workers_draw_the_same():
     """The share and the box hang on no samples: each worker draws what one process would."""
     program = burnish.compile(classifier(TensorProto.FLOAT), loss="mixed:loss=cross_entropy,mixup=0.2,cutmix=1", optimizer="sgd")

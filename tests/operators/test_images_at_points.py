@@ -35,6 +35,7 @@ def transformer_in_torch(x: torch.Tensor, localization: torch.Tensor, bias: torc
     return functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_spatial_transformer_has_the_gradients_of_pytorch_at_any_batch(engine: str) -> None:
     rng = np.random.default_rng(0)

@@ -94,6 +94,7 @@ LOWERINGS = {
 OPERATORS = {batch.lower_batch_norm_grad: "BatchNormGrad", standardize.lower_standardize_gradient: "StandardizeGrad"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", LOWERINGS)
 def test_a_mutated_gradient_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, original, replacement = LOWERINGS[mutation]

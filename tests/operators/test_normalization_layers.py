@@ -26,7 +26,7 @@ from burnish.modes import bind_as_exported
 from burnish.operators import has_gradient
 from burnish.operators.normalization.standardize import root_mean_square_normalize, standardize
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
-from oracles.combinations import diagonal, named
+from oracles.combinations import diagonal, named, spread
 from oracles.gradient_harness import Evaluator, assert_close
 from oracles.rewritten import rewritten
 
@@ -188,7 +188,7 @@ DIGITS = [(name, n) for name in LAYERS for n in LONG if (name, n) != ("mean_vari
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n"), DIGITS)
+@spread(("name", "n"), DIGITS, test_all=14)
 def test_digits_kept(name, n):
     check_digits(LAYERS[name], n, symbolic=False)
 
@@ -213,7 +213,7 @@ def test_digits_kept_in_a_sequence_of_unknown_length():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["layer", "root_mean_square", "instance"])
+@spread("name", ["layer", "root_mean_square", "instance"], test_all=1)
 def test_digits_kept_over_a_million(name):
     check_digits(LAYERS[name], 1_000_000, symbolic=False)
 

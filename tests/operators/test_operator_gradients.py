@@ -185,7 +185,7 @@ def alone(case: Case) -> list[tuple[int, int]]:
     return list(enumerate(case.wrt))
 
 
-@cases_where(lambda case: len(case.wrt) > 1, test=49)
+@cases_where(lambda case: len(case.wrt) > 1, test=49, test_all=147)
 def test_some_gradient_alone(case: Case) -> None:
     check_gradients_alone(case, in_turn(case, alone(case)))
 
@@ -209,7 +209,7 @@ def check_gradients_alone(case: Case, chosen: list[tuple[int, int]]) -> None:
         )
 
 
-@cases_where(lambda case: case.sample.outputs > 1, test=12)
+@cases_where(lambda case: case.sample.outputs > 1, test=12, test_all=36)
 def test_absent_cotangents(case: Case) -> None:
     """Gradients are linear in the cotangents: those of each output alone add up to those of all."""
     total = [np.zeros_like(gradient) for gradient in results(case, case.widest)[1]]

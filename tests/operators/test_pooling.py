@@ -65,6 +65,7 @@ def test_average_pool_matches_torch(case: tuple[list[int], dict], shapes: str, i
     against_torch("AveragePool", sample, shapes, lambda x: functional.avg_pool2d(x, **options, count_include_pad=bool(include)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(case=windows(), shapes=st.sampled_from(["static", "batch", "symbolic", "unranked"]), levels=st.sampled_from([2, 1000]))
 def test_max_pool_matches_torch(case: tuple[list[int], dict], shapes: str, levels: int) -> None:

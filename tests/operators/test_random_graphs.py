@@ -116,6 +116,7 @@ def unlike_engines(graph: RandomGraph) -> str:
     return ""
 
 
+@pytest.mark.slow
 @quick
 @given(random_graphs())
 def test_gradients(graph: RandomGraph) -> None:

@@ -40,7 +40,7 @@ def check(case: Case, choose: Callable[[list[str]], list[str]]) -> None:
         assert second.problem(of, rng) == ""
 
 
-@cases_where(lambda case: case in SMALLEST.values(), test=18)
+@cases_where(lambda case: case in SMALLEST.values(), test=18, test_all=54)
 def test_smallest_sample_twice(case: Case) -> None:
     check(case, lambda gradients: gradients[:1])
 

@@ -82,7 +82,7 @@ def name_of(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> str:
     return f"{name}-{list(options.values())}"
 
 
-@spread("case", CASES, test=18, ids=name_of)
+@spread("case", CASES, test=18, ids=name_of, test_all=50)
 def test_matches_torch_in_float64(case: tuple[str, Callable[..., Any], dict[str, Any]]) -> None:
     name, torch_optimizer, options = case
     actual = run_random_problem(optim.OPTIMIZERS[name](lr=LR, **options), "float64")

@@ -81,7 +81,8 @@ def test_matches_optax_in_float64(make: Callable[..., Any], reference: Callable[
 
 
 # How the values of the options combine, float64 covers.
-@optax_cases(EVERY_VALUE, test=4)
+@pytest.mark.slow
+@optax_cases(EVERY_VALUE)
 def test_float32_stays_near_float64(make: Callable[..., Any], reference: Callable[..., Any], options: dict[str, Any]) -> None:
     actual = run_layers(make(lr=LR, **options), "float32")
     assert all(array.dtype == np.float32 for array in actual[-1].values())

@@ -275,6 +275,7 @@ def test_the_gradient_of_a_frozen_weight_skips_no_step(engine):
     assert whole["opt/loss_scale"] < start["opt/loss_scale"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [False, True])
 def test_another_optimizer_that_trains_what_was_frozen_skips_the_whole_step(loaded, tmp_path):
     """The graph of the gradients looks at those that its own optimizer reads; the step looks at all that this one reads."""

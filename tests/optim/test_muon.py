@@ -110,6 +110,7 @@ def test_finds_the_bottom_of_a_bowl_of_matrices(options: dict[str, Any]) -> None
     np.testing.assert_allclose(history[-1]["param/w"], bottom, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_goes_down_the_valley_of_rosenbrock_as_a_matrix() -> None:
     def gradient(step: int, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x, y = parameters["w"][0]

@@ -149,6 +149,7 @@ def test_a_huge_gradient_has_a_finite_norm_in_float32() -> None:
     np.testing.assert_allclose(result["next:param/w"], [-0.6, 0.8], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_chains_find_their_way_down() -> None:
     chains = [
         optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(lr=0.05, momentum=0.5)),

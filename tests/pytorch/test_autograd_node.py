@@ -79,6 +79,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_outputs_and_gradients_are_those_of_pytorch(kind: str, loss: str) -> None:
     module, (x, rows) = wrapped(kind), inputs()
@@ -96,6 +97,7 @@ def test_outputs_and_gradients_are_those_of_pytorch(kind: str, loss: str) -> Non
     assert (gate.grad_fn.name() == "BurnishGraph") == (kind == "node")
 
 
+@pytest.mark.slow
 def test_both_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for kind, chosen in zip(NODES, (graph_calls, lambda: None), strict=True):

@@ -125,6 +125,7 @@ READ: dict[str, Callable[[pytest.MonkeyPatch, Reading], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::burnish.errors.HooksWarning")
 @pytest.mark.parametrize("what", READ)
 def test_what_forward_reads_is_seen_to_change(what: str, monkeypatch: pytest.MonkeyPatch) -> None:

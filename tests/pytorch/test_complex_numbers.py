@@ -109,6 +109,7 @@ def test_operators_over_complex_numbers_are_those_of_pytorch(kind: str) -> None:
         torch.testing.assert_close(found, wanted, msg=lambda message, name=name: f"{name}: {message}")
 
 
+@pytest.mark.slow
 def test_rotary_positions_and_fourier_layers_are_computed() -> None:
     for module, shape in ((Rotary(), (7, 8)), (Spectral(), (3, 8, 8))):
         wrapped = burnish.torch.wrap(copy.deepcopy(module), torch.randn(2, *shape))

@@ -90,6 +90,7 @@ def test_a_wrapped_module_is_sharded_as_a_whole_alone(tmp_path: Path):
         assert "shard the wrapped module as a whole" in refused
 
 
+@pytest.mark.slow
 def test_two_workers_train_a_wrapped_module_as_they_train_another(tmp_path: Path):
     if not distributed.is_available():
         pytest.skip("this PyTorch has no torch.distributed")

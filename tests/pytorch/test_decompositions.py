@@ -11,6 +11,7 @@ from torch import nn
 
 import burnish.torch
 from burnish.errors import UnsupportedOperatorError
+from oracles.combinations import spread
 
 pytest.importorskip("onnxscript", reason="PyTorch exports modules by onnxscript")
 
@@ -82,7 +83,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@spread("name", CASES, test_all=16)
 def test_what_is_decomposed_is_what_pytorch_computes(name):
     function, *tensors = CASES[name]
     module = Of(function)

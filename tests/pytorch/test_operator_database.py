@@ -23,7 +23,7 @@ def check(outcomes: list[Outcome]) -> None:
     assert [found.why for found in outcomes if found.why.startswith("bare")] == []
 
 
-@spread("name", OPERATORS, test=4, test_all=40)
+@spread("name", OPERATORS, test=4, test_all=20)
 def test_an_operator_is_computed_as_by_pytorch_or_refused(name):
     check(outcomes_of_operator(name, 1))
 

@@ -146,7 +146,8 @@ def of(name: str) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return module, shapes
 
 
-@spread("name", ["checkpointed", "standardized", "filtered", pytest.param("translator", marks=pytest.mark.slow)], test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["checkpointed", "standardized", "filtered", pytest.param("translator", marks=pytest.mark.slow)])
 def test_a_wrapped_module_computes_what_it_does_in_pytorch(name: str) -> None:
     reference, shapes = of(name)
     wrapped = burnish.torch.wrap(copy.deepcopy(reference), tuple(normal(2, *shape) for shape in shapes))
@@ -270,6 +271,7 @@ def test_sparse_and_nested_inputs_are_refused_with_what_to_give_in_their_place()
             wrapped(nested)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_one_sample_is_compared_once_and_computed_by_the_graph_of_several(mode, monkeypatch):
     compared = []
@@ -283,6 +285,7 @@ def test_one_sample_is_compared_once_and_computed_by_the_graph_of_several(mode, 
     assert compared == [True]
 
 
+@pytest.mark.slow
 def test_vmap_runs_a_graph_for_extents_that_it_knows():
     wrapped = burnish.torch.wrap(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
     x = torch.randn(5, 1, 4)

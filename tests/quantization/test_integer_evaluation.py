@@ -144,6 +144,7 @@ g (float[N, 3, 6, 6] x) => (float[N, 4, 4, 4] y)
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8 per channel", "int8"])
 def test_a_channel_whose_weights_are_nothing_beside_its_bias_computes_with_integers(weights: str, tmp_path: Path) -> None:
     """Its bias in steps of the weights' scale is no number of 32 bits."""
@@ -201,6 +202,7 @@ def test_a_softmax_between_products_stays_in_float32(tmp_path: Path) -> None:
     assert (found["Softmax"], found["QLinearMatMul"], found["MatMulIntegerToFloat"]) == (1, 3, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_long_sums_are_exact(weights: str, tmp_path: Path) -> None:
     """Of more products than float32 has room for at once."""

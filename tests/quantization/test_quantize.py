@@ -183,6 +183,7 @@ def test_gradients_of_learned_scales_are_those_of_learned_step_sizes() -> None:
         np.testing.assert_allclose(moved, parameter.grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_observed_ranges_follow_the_data_until_they_freeze() -> None:
     quantized = surgery.quantize(linear(), scales="observed", momentum=0.75, freeze_observers_after=2, calibration=[{"x": DATA}])
     program = burnish.compile(quantized, loss="mse", optimizer=burnish.optim.sgd(lr=0.5))
@@ -220,6 +221,7 @@ def test_observed_ranges_stay_after_epochs() -> None:
         np.testing.assert_array_equal(array, ranges[1][name])
 
 
+@pytest.mark.slow
 def test_observed_ranges_stay_when_they_have_settled() -> None:
     """A window has 1 / (1 - 0.75) steps; the range stays once neither end has moved by 10 % of its width within one."""
     options = {"momentum": 0.75, "freeze_observers_after": "settled:0.1", "calibration": [{"x": DATA}]}

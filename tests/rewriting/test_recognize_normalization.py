@@ -102,6 +102,7 @@ def test_what_each_graph_holds(network: nn.Module) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_training_graph_stays_in_the_opset_of_its_operators() -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(1), nn.Linear(288, 4), RMSNorm(4))
     program = burnish.compile(exported(random_weights(module), X, 14))

@@ -312,6 +312,7 @@ def test_a_budget_is_met_with_as_little_work_as_it_takes():
     assert work[0] == 0 < work[-1]
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_names_the_least():
     with pytest.raises(ConfigurationError) as caught:
         burnish.compile(perceptron(), recompute=f"1KB:batch={BATCH}")

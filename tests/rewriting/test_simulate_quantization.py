@@ -346,6 +346,7 @@ class Network(torch.nn.Module):
         return hidden @ torch.fake_quantize_per_tensor_affine(self.head, 0.01, 0, -128, 127)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_quantization_in_training_beside_pytorch(engine, tmp_path):
     """Five steps; the model that is exported keeps both operators."""

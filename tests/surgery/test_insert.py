@@ -223,6 +223,7 @@ def test_a_folded_network_trains_again() -> None:
     assert not np.array_equal(tuned.state()["stat/conv1.norm.running_mean"], earlier["stat/conv1.norm.running_mean"])
 
 
+@pytest.mark.slow
 def test_layers_that_are_normalized_already_are_left_out() -> None:
     proto = export_onnx(ResNet((1,), 8, 5), torch.zeros(2, 3, 32, 32))
     with pytest.raises(ConfigurationError, match=r"follows all of the chosen layers already .*'conv1'"):

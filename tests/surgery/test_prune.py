@@ -103,6 +103,7 @@ def test_layers_without_whole_groups_stay_whole_and_are_named(tmp_path: Path) ->
         surgery.prune(model(), "2:8", ["*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_the_part_grows_by_a_cubic_and_what_is_masked_stays_so(scope: str, tmp_path: Path) -> None:
     trained = session(surgery.prune(model(), 0.8, scope=scope, begin=1, end=7, every=2))
@@ -176,6 +177,7 @@ def test_a_model_is_pruned_once_and_after_it_was_quantized() -> None:
         surgery.prune(plain, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["branches", "scanned"])
 @pytest.mark.parametrize("begin", [0, 1])
 def test_layers_in_bodies_are_pruned_too(kind: str, begin: int, tmp_path: Path) -> None:
@@ -195,6 +197,7 @@ def test_layers_in_bodies_are_pruned_too(kind: str, begin: int, tmp_path: Path) 
     assert [name for name in by_name.graph.initializers if name.endswith("_mask")] == [f"{layers_in_bodies.INSIDE[kind][0]}_mask"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_a_file_of_another_dtype_is_pruned(dtype: type, tmp_path: Path) -> None:
     def of(dtype: type) -> onnx.ModelProto:

@@ -176,6 +176,7 @@ def trained_by_both(dtype: type, engine: str, losses: float) -> tuple[burnish.Se
 
 # What is computed is told by float64. In float32 rounding alone moves the weights by up to 1e-4 of their norm, in PyTorch by
 # 3e-5, where it takes a value across the kink of the ReLU (twelve seeds, against float64).
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "engine", "losses", "weights"), [(np.float32, "onnxruntime", 1e-5, 1e-4), (np.float64, "reference", 1e-12, 1e-11)]
 )

@@ -258,6 +258,7 @@ def test_the_command_takes_them(tmp_path):
     assert "accuracy" in evaluated.output
 
 
+@pytest.mark.slow
 def test_adapters_before_the_cut_are_frozen_with_their_layers():
     """They are asked for by name, as all adapters are, and are no more there."""
     adapted = burnish.surgery.lora(model(), rank=2, also_trained="classifier*")

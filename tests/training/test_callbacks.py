@@ -171,6 +171,7 @@ class Figures(Callback):
 LOSSES = [3.0, 2.0, 2.5, 1.95, 2.2, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_early_stopping(tmp_path):
     stopping = EarlyStopping(patience=2, min_delta=0.1)
     result = trainer(tmp_path, Figures(LOSSES), stopping, epochs=7).run()

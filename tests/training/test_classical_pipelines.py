@@ -15,7 +15,7 @@ import burnish
 from burnish.errors import ConfigurationError, EngineError, GradientError, InputError, ObjectiveWarning
 from burnish.surgery.replace_head import find_head, with_a_score_for_each_class
 from oracles import classical_files as files
-from oracles.combinations import diagonal, spread
+from oracles.combinations import diagonal
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 RNG = np.random.default_rng(0)
@@ -111,7 +111,8 @@ def test_the_step_of_logistic_regression(classes: int) -> None:
         np.testing.assert_allclose(session.state()[key], before[key] - LR * gradient, rtol=1e-4, atol=1e-6)
 
 
-@spread("name", [*CLASSIFIERS, *REGRESSIONS], test=3)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSIONS])
 def test_exported_with_the_outputs_that_it_came_with(name: str, tmp_path: Path) -> None:
     """By name, type and order; labels follow the tuned weights, which are the file's own numbers no more."""
     is_classifier = name in CLASSIFIERS
@@ -157,6 +158,7 @@ def test_what_was_exported_trains_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict({"X": X})["output_probability"], session.predict({"X": X})["output_probability"])
 
 
+@pytest.mark.slow
 def test_a_saved_program_exports_dictionaries_too(tmp_path: Path) -> None:
     program = compiled(files.logistic_regression([3, 5], zip_map=True), "cross_entropy")
     program.save(tmp_path / "program")

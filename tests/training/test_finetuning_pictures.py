@@ -142,6 +142,7 @@ def test_masks_are_learned_at_their_size(masks, reduction, loss):
         transfer(small_unet(), masks, augment="mixup")
 
 
+@pytest.mark.slow
 def test_void_pixels_are_no_class(masks, tmp_path):
     folder = tmp_path / "shapes"
     shutil.copytree(masks, folder)

@@ -55,6 +55,7 @@ def logits_of(model: ir.Model, x: np.ndarray) -> np.ndarray:
     return session.run(None, {"x": x})[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["open.onnx", "one.onnx"])
 def test_it_is_put_back_and_changes_no_output(folder, name):
     prepared, dataset = transfer(folder / name, folder / "data.npz")

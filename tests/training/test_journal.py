@@ -291,6 +291,7 @@ def test_a_program_without_such_tables_is_refused(tmp_path: Path) -> None:
         burnish.Trainer(dense, synthetic_clicks(8, [6], numbers=2), run_directory=tmp_path / "run", journal=True, progress=False)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_in_the_base_alone(tmp_path: Path) -> None:
     model = dlrm(ROWS, numbers=2, width=4, bottom=(3,), top=(3,))
     frozen = burnish.compile(

@@ -68,6 +68,7 @@ def test_steps_write_into_the_files(engine: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(content.reshape(-1), in_memory(engine)[name].reshape(-1))
 
 
+@pytest.mark.slow
 def test_a_state_that_is_given_or_loaded_is_written(tmp_path: Path) -> None:
     start = program().initial_state(seed=5)
     with burnish.Session(program(), state=start, tables=tmp_path) as session:
@@ -170,6 +171,7 @@ def test_a_log_that_is_cut_short_says_nothing_of_its_last_record(saved: Path) ->
     assert tables._written_since(place_of(saved)) is None
 
 
+@pytest.mark.slow
 def test_a_log_that_grows_too_long_is_given_up(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
     with burnish.Session(program(), tables=tmp_path / "tables") as session:
@@ -181,6 +183,7 @@ def test_a_log_that_grows_too_long_is_given_up(tmp_path: Path) -> None:
         assert_same_state(session.state(), program().initial_state())
 
 
+@pytest.mark.slow
 def test_a_filling_that_fails_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.safetensors"
     with burnish.Session(program(), state=in_memory()) as session:

@@ -63,6 +63,7 @@ def recorded_at_an_even_pace(recording_of):
     return recorded
 
 
+@pytest.mark.slow
 def test_every_node_belongs_to_one_of_the_model(measured):
     rows = {row.source: row for row in measured.sources}
     # ONNX Runtime's optimizer puts transpositions in, of which it does not say for which node.

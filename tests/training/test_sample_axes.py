@@ -315,6 +315,7 @@ def test_finetuning_equals_a_loop_of_pytorch(name, tmp_path):
     assert np.abs(predicted - of.predicted(module)).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_file_of_fixed_extents_reads_the_last_sample_again(tmp_path):
     of = case("GRU opened")
     of.axes = {"x": 1, "labels": 1}

@@ -264,6 +264,7 @@ def test_resnet50_keeps_its_53_batch_normalizations():
     assert sum(entry.role == "statistic" for entry in program.signature.state) == 106
 
 
+@pytest.mark.slow
 def test_a_tiny_residual_network_in_float64():
     """Without rounding in the way: every gradient to twelve digits, on the reference engine."""
     torch.manual_seed(2)

@@ -180,7 +180,7 @@ REGULAR_FORMS = in_turn(
     ("name", "style", "exporter", "opset"),
     [
         pytest.param(
-            *form, marks=[] if form == QUICK_FORM else pytest.mark.slow if form in REGULAR_FORMS else pytest.mark.campaign
+            *form, marks=[] if form == QUICK_FORM else pytest.mark.slow if form in REGULAR_FORMS[1::2] else pytest.mark.campaign
         )
         for form in DEFAULT_FORMS
     ],
@@ -243,7 +243,7 @@ REGULAR = in_turn([form for form in FORMS if form[2] == "dynamo" and form[3] != 
         pytest.param(
             *form,
             ENGINES[index % 2],
-            marks=pytest.mark.slow if form in REGULAR else pytest.mark.campaign,
+            marks=pytest.mark.slow if form in REGULAR[::2] else pytest.mark.campaign,
         )
         for index, form in enumerate(FORMS)
     ],

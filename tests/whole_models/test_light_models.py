@@ -11,6 +11,7 @@ from functools import lru_cache
 import pytest
 import torch
 
+from oracles.combinations import spread
 from oracles.light_models import NAMES, LightModel, errors, loss_errors
 
 SMALL = ("shufflenet", "squeezenet")
@@ -41,7 +42,7 @@ def test_every_gradient_of_a_model_of_the_onnx_package(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@spread("name", SMALL, test_all=1)
 def test_every_gradient_in_float64(name: str) -> None:
     assert max(errors(light(name).gradients_in_float64(), light(name).exact.gradients).values()) < 1e-8
 

@@ -20,7 +20,7 @@ ROUNDED = 1e-6
 QUICKEST = ("lstm", "bert")
 QUICK = ("vit", "bert", "gpt2", "lstm", "video_resnet")
 # Beside another that has the same parts.
-ALIKE = ("distilbert", "swin", "gru", "frames_lstm", "unet", "deeplab", "lraspp", "ssd", "t5")
+ALIKE = ("distilbert", "llama", "vit", "swin", "gru", "frames_lstm", "unet", "deeplab", "lraspp", "ssd", "t5", "yolo")
 NORMALIZED = ("deeplab", "lraspp", "unet", "video_resnet", "yolo", "ssd")
 # The newer exporter writes batch normalization in inference mode, and the tied head of GPT-2 by another of its names.
 BIASED = ("t5", "swin", "swin_v2")

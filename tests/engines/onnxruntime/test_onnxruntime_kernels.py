@@ -61,6 +61,7 @@ def trained(program, batches, **options):
     return [session.step(batch)["loss"] for batch in batches], session.state()
 
 
+@pytest.mark.slow
 def test_arithmetic_comes_to_the_bits_of_standard_operators():
     """Sums, products, quotients and roots are rounded alike, whatever the sizes of batches, and however updates are joined."""
     optimizer = optim.adam(lr=0.01, weight_decay=0.01)

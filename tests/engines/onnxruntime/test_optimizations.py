@@ -396,6 +396,7 @@ PADDING = """<ir_version: 10, opset_import: ["": 21]> g (float[3, 3, 3] x) => (f
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unaware")
 def test_numbers_that_are_wrong_without_an_error_are_found_where_it_is_asked_for():
     """Verified, the first step is compared with one without optimizations; the state moves on once, by the right numbers."""

@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, OptimizationWarning, optimizations
+from oracles.combinations import spread
 
 GENERATOR = np.random.default_rng(0)
 RANK = 3
@@ -94,7 +95,7 @@ def sandwich(name: str, order: Sequence[int], extents: Sequence[int]) -> onnx.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPERATORS)
+@spread("name", OPERATORS, test_all=12)
 def test_an_operator_between_transpositions_means_the_same(name: str) -> None:
     for extents in EXTENTS:
         x = GENERATOR.normal(size=extents).astype(np.float32)

@@ -74,6 +74,7 @@ with_and_without_kernels = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @with_and_without_kernels
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_in_place_have_the_bits_of_two_buffers(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +225,7 @@ def spins_on(opened: OpenedGraph) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_threads_of_two_graphs_leave_the_cores_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each graph has threads of its own: those of ``grad`` would wait actively where those of ``apply`` are to run."""
     runner = OnnxRuntimeEngine(kernels=False).open(

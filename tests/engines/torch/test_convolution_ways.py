@@ -83,7 +83,7 @@ def take(monkeypatch):
 
 
 @pytest.mark.slow
-@spread("case", CASES, test_all=8)
+@spread("case", CASES, test_all=4)
 def test_every_way_agrees_with_float64(case, threads, take, monkeypatch):
     x, weight, bias, dy, window = operands_of(case)
     expected = dict(zip(OPERATIONS, exactly(x, weight, bias, dy, window), strict=True))

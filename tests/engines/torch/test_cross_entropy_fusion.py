@@ -47,6 +47,7 @@ def exact(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, tor
     return total.detach(), gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["step", "grad", "evaluate"])
 def test_a_loss_over_labels_is_a_kernel_and_its_gradient_another(graph):
     found = operators(program("cross_entropy"), graph)

@@ -50,7 +50,7 @@ def kernel_for(name: str, extent: int, dtype: torch.dtype):
 
 
 @needs_kernels
-@diagonal(("dtype", [torch.float32, torch.bfloat16]), ("kernel", [3, 5]), ("stride", [1, 2]), ("pads", PADS), test=18)
+@diagonal(("dtype", [torch.float32, torch.bfloat16]), ("kernel", [3, 5]), ("stride", [1, 2]), ("pads", PADS), test=2)
 def test_convolution_and_its_gradients(dtype, kernel, stride, pads, threads):
     tolerance = TOLERANCES[dtype]
     convolution, gradients = (
@@ -202,6 +202,7 @@ def step_graph(source: onnx.ModelProto) -> ir.Graph:
     return graph
 
 
+@pytest.mark.slow
 def test_both_gradients_of_a_convolution_are_one_node():
     graph = step_graph(network("strides = [2, 2], pads = [1, 0, 1, 2]"))
     assert sorted(node.op_type for node in graph if "Conv" in node.op_type) == ["DepthwiseConv"] * 2 + ["DepthwiseConvGrad"] * 2

@@ -30,6 +30,7 @@ def unary(operation: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("operation", FUNCTIONS)
 def test_functions_keep_all_but_the_last_bit(operation):

@@ -89,6 +89,7 @@ def test_gradients_of_two_branches_are_added_up():
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_residual_network_is_fused_whole():
     model = fused_graph(burnish.compile(residual_network(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)))
@@ -101,6 +102,7 @@ def test_a_residual_network_is_fused_whole():
     assert count(model, "ReluGrad") == 0
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_residual_network_in_bfloat16_is_fused_whole_without_its_casts():
     program = burnish.compile(residual_network(), optimizer="sgd", precision="bfloat16")
@@ -324,6 +326,7 @@ def test_kernels_that_more_programs_call_are_built_first():
     assert order.index("linear") < order.index("standardize") < order.index("depthwise_bfloat16")
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_graph_waits_for_the_kernels_that_it_calls():
     program = burnish.compile(residual_network())

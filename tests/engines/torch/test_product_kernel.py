@@ -86,6 +86,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(transposed):
     assert found[6:, :100].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="bfloat16 runs in float32 on this processor")
 def test_a_large_layer_of_bfloat16_keeps_its_digits():
     generator = torch.Generator().manual_seed(0)

@@ -110,7 +110,8 @@ def test_normalization_policies(norm: str) -> None:
     compare(burnish.compile(model, norm=norm), batches(model))
 
 
-@spread("name", sorted(optim.OPTIMIZERS), test=2)
+@pytest.mark.slow
+@spread("name", sorted(optim.OPTIMIZERS), test_all=6)
 def test_optimizers(name: str) -> None:
     model = perceptron()
     compare(burnish.compile(model, optimizer=name), batches(model))
@@ -152,7 +153,8 @@ def test_losses(loss: str | losses.Loss, targets: str) -> None:
     compare(program, found)
 
 
-@spread("name", NETWORKS, test=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_with_a_symbolic_batch_nothing_is_decided_or_read_back_in_a_step(name: str) -> None:
     program = burnish.compile(NETWORKS[name](), optimizer="adam")
     runner = open_program(TorchEngine(), program, program.initial_state(0))

@@ -100,6 +100,7 @@ def test_weights_that_are_cast_for_a_deep_network_are_updated_in_place():
     assert {name: tensors[name].data_ptr() for name in places} == places
 
 
+@pytest.mark.slow
 def test_a_state_that_was_read_does_not_change_with_the_next_step():
     session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
     given = session.state()
@@ -128,6 +129,7 @@ def test_a_step_without_a_finite_loss_changes_nothing():
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.slow
 def test_an_update_that_fails_half_way_says_that_the_state_has_changed(monkeypatch):
     session = burnish.Session(burnish.compile(perceptron(), optimizer="adamw"), engine="torch")
     session.step(batch())
@@ -401,6 +403,7 @@ def test_one_call_updates_tensors_of_every_size_as_calls_of_their_own_do(threads
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_parameters_of_all_shapes_share_a_call():
     session = burnish.Session(burnish.compile(perceptron(), optimizer=burnish.optim.sgd(lr=0.1, momentum=0.9)), engine="torch")
     session.step(batch())

@@ -116,6 +116,7 @@ def test_what_is_not_finite_reaches_what_it_reaches_in_direct_convolution(poison
     assert torch.equal(~found["dw"].isfinite(), touched.any(dim=3, keepdim=True).any(dim=2, keepdim=True).expand_as(touched))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 3, 64, 20, 20), (4, 64, 8, 20, 20), (1, 32, 32, 4, 4), (0, 32, 32, 8, 8)])
 def test_what_would_not_win_is_left_to_direct_convolution(shape):
     x, weight, dy = operands(shape)

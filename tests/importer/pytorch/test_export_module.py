@@ -74,6 +74,7 @@ def test_weights_are_copies(convolutional):
     assert not np.shares_memory(tensor.numpy(), module.head.weight.detach().numpy())
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_evaluation(convolutional):
     module, exported = convolutional
     program = burnish.compile(exported.model)

@@ -57,6 +57,7 @@ def test_rows_of_a_table_of_four_bits(dtype: type) -> None:
         assert_close(actual, expected, ROUNDING, "rows")
 
 
+@pytest.mark.slow
 def test_the_product_or_the_last_node_has_the_name() -> None:
     """A layer without a name of its own is called after it."""
     for case in CASES:
@@ -66,7 +67,7 @@ def test_the_product_or_the_last_node_has_the_name() -> None:
             assert named.op_type == "MatMul" if case.op_type != "BiasGelu" else named.outputs[0].is_graph_output()
 
 
-@spread("case", [case for case in CASES if case.differentiated()], test=11, ids=str)
+@spread("case", [case for case in CASES if case.differentiated()], test=11, ids=str, test_all=30)
 def test_gradients_against_differences(case: Case) -> None:
     wrt = case.differentiated()
     rng = np.random.default_rng(3)
