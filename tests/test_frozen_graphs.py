@@ -28,7 +28,7 @@ import pytest
 import burnish
 from burnish import norms
 from burnish.compiler.executable import Executable, lower
-from burnish.distributed.graphs.derivation import derive
+from burnish.distributed.derivation import derive
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.onnxruntime.kernels import OPERATORS, call_kernels
 from burnish.engines.reference import ReferenceEngine

@@ -10,8 +10,8 @@ import pytest
 
 import burnish
 from burnish.compiler.executable import lower
-from burnish.distributed.graphs.derivation import derive
-from burnish.distributed.graphs.merge_exchanges import is_exchange
+from burnish.distributed.derivation import derive
+from burnish.distributed.exchanges import is_exchange
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.fusion import fuse
 from burnish.engines.torch.native import kernels

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from burnish.distributed.graphs.buckets import bucket_gradients
-from burnish.distributed.graphs.samples import place_samples
+from burnish.distributed.exchanges import bucket_gradients
+from burnish.distributed.samples import place_samples
 from burnish.operators.collectives import ALL_REDUCE_FINISH, ALL_REDUCE_START, SAMPLE_SHARE, all_reduce
 from oracles.small_graphs import SmallGraph
 

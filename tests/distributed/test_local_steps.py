@@ -9,7 +9,7 @@ from worker_processes import run
 
 import burnish
 from burnish import optim, surgery
-from burnish.distributed.runners.local_steps import offset_of
+from burnish.distributed.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.rewriting.compute_in_float64 import compute_in_float64
 from oracles.combinations import diagonal, named

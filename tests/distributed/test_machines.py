@@ -19,8 +19,7 @@ from worker_processes import Workers, run, tell
 
 import burnish
 from burnish.distributed import join
-from burnish.distributed.connection.communicators import SMALL_BYTES, GroupCommunicator, OrderedSums
-from burnish.distributed.connection.encodings import BFloat16
+from burnish.distributed.connection.communicators import SMALL_BYTES, BFloat16, GroupCommunicator, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import WorkerError

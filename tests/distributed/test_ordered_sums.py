@@ -10,8 +10,15 @@ from worker_processes import run
 import burnish
 from burnish.distributed import join
 from burnish.distributed.connection.backends import Backends
-from burnish.distributed.connection.communicators import SMALL_BYTES, GroupCommunicator, OrderedSums
-from burnish.distributed.connection.encodings import COMPRESSIONS, BFloat16, Encoding, Float16
+from burnish.distributed.connection.communicators import (
+    COMPRESSIONS,
+    SMALL_BYTES,
+    BFloat16,
+    Encoding,
+    Float16,
+    GroupCommunicator,
+    OrderedSums,
+)
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from worker_processes import Workers, free_port, run, tell
 
-from burnish.distributed.connection import rendezvous
+from burnish.distributed.connection import store
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
@@ -348,4 +348,4 @@ def test_a_gpu_that_is_not_there_is_refused():
 def test_without_torch_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(EngineError, match=r'PyTorch is not installed: pip install "torch>=2\.13", or train with one worker'):
-        rendezvous.torch_distributed()
+        store.torch_distributed()

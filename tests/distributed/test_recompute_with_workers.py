@@ -15,8 +15,8 @@ import burnish
 from burnish import optim
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
 from burnish.compiler.executable import lower
-from burnish.distributed.graphs.derivation import derive
-from burnish.distributed.graphs.merge_exchanges import is_exchange
+from burnish.distributed.derivation import derive
+from burnish.distributed.exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.native import kernels

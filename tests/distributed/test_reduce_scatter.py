@@ -10,7 +10,7 @@ import torch
 from worker_processes import run
 
 from burnish.distributed import join
-from burnish.distributed.connection import encodings
+from burnish.distributed.connection import communicators
 from burnish.distributed.connection.communicators import GroupCommunicator, OrderedSums
 from burnish.engines.communicator import GRADIENTS
 
@@ -27,7 +27,7 @@ def terms(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 def section_of(rank: int, sizes: list[int], dtype: torch.dtype, compression: str | None) -> torch.Tensor:
     """What a rank should get: each worker's part rounded to what travels, added up in the order of the ranks."""
-    encoding, first = compression and encodings.COMPRESSIONS.resolve(compression), sum(sizes[:rank])
+    encoding, first = compression and communicators.COMPRESSIONS.resolve(compression), sum(sizes[:rank])
     total = torch.zeros(sizes[rank], dtype=dtype)
     for other in range(len(sizes)):
         part = terms(other, sum(sizes), dtype)[first : first + sizes[rank]]
@@ -42,7 +42,7 @@ def _sections(rank, cases, share_memory):
         assert (group.memory is not None) == share_memory
         plain = GroupCommunicator(group)
         for compression in COMPRESSIONS:
-            communicator = OrderedSums(plain, compression=compression and encodings.COMPRESSIONS.resolve(compression))
+            communicator = OrderedSums(plain, compression=compression and communicators.COMPRESSIONS.resolve(compression))
             for dtype in (torch.float32, torch.float64):
                 for sizes in cases:
                     expected = section_of(rank, sizes, dtype, compression)

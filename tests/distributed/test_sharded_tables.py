@@ -11,7 +11,7 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.data import synthetic_clicks
-from burnish.distributed.graphs.table_shards import TableShards, look_up_rows
+from burnish.distributed.sharded_tables import TableShards, look_up_rows
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 from burnish.models import dlrm
 from burnish.rewriting.compute_in_float64 import compute_in_float64

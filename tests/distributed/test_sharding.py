@@ -11,9 +11,9 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.compiler.executable import lower
+from burnish.distributed.accumulation import accumulated_entries, accumulates
 from burnish.distributed.connection.communicators import scattered
-from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
-from burnish.distributed.graphs.sharding import shares_of
+from burnish.distributed.sharded_optimizer import shares_of
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch.bindings.exchange.translation import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
@@ -104,6 +104,21 @@ def test_a_worker_holds_its_share(program):
 
     for rank, names in enumerate(in_threads(3, held)):
         assert names == set(entries) - shares.not_of(rank)
+
+
+def test_a_worker_that_keeps_all_of_it_asks_nobody_before_the_first_step(batches):
+    program = burnish.compile(perceptron(), optimizer="adam:lr=0.01", trainable=["second.bias"])
+
+    def states(communicator):
+        parallel = burnish.DataParallel(communicator=communicator, shard_optimizer=True)
+        with burnish.Session(program, engine="torch", threads=1, parallel=parallel) as session:
+            begun = session.state()
+            session.step(part_of(batches[0], communicator.rank, [5, 7]))
+            return begun, session.state()
+
+    (first, first_stepped), (second, second_stepped) = in_threads(2, states)
+    assert_same_state(second, first)
+    assert_same_state(second_stepped, first_stepped)
 
 
 @pytest.mark.slow

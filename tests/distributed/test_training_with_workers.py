@@ -16,7 +16,7 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CheckpointError, DataError, WorkerError
 from burnish.training.callbacks import Callback
 from burnish.training.checkpoint import read_checkpoint
-from burnish.training.workers import agree, on_all, on_first
+from burnish.training.workers import agree, on_all, on_first, spread
 from oracles import combinations
 
 
@@ -133,7 +133,7 @@ def test_alone_nothing_is_exchanged():
     agree(group, {"epochs": 3})
     assert on_first(group, lambda: 5, "a number") == 5
     state = {"param/w": np.ones(2)}
-    assert pytest.mark.parametrize(group, state) == state
+    assert spread(group, state) == state
     with pytest.raises(CheckpointError, match="damaged"):
         on_first(group, _raise, "the checkpoint")
 
@@ -191,7 +191,7 @@ def spread_kinds(rank: int):
             "c": np.zeros((0, 4)),
             "d": np.arange(6).reshape(2, 3).T + rank,
         }
-        received = pytest.mark.parametrize(group, state)
+        received = spread(group, state)
         with pytest.raises(WorkerError, match=r"the seed is 0 on rank 0, and 5 on ranks 1 and 2\. Start all"):
             agree(group, {"the version": "1", "the seed": 0 if rank == 0 else 5})
         return received

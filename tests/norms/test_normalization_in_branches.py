@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.distributed.graphs.synchronization import effective_policies
+from burnish.distributed.batch_normalization import effective_policies
 from burnish.errors import ConfigurationError
 from oracles.combinations import diagonal
 

@@ -93,14 +93,14 @@ def is_worker() -> bool:
 
 def other_rank() -> str | None:
     """Return the rank of this process if it is a worker, and not the first one."""
-    rank = environment.written_rank()
+    rank = environment.written()[1]
     return rank if rank != "0" else None
 
 
 def is_first_of_machine() -> bool:
     """Whether this process speaks for the workers of its machine."""
     rank = other_rank()
-    return rank is None or environment.written_local_rank() == "0"
+    return rank is None or environment.written()[2] == "0"
 
 
 def has_joined() -> bool:
@@ -138,7 +138,7 @@ def resuming(arguments: Sequence[str]) -> str:
 
 def check_count(workers: int) -> None:
     """Raise ConfigurationError where a launcher has started more or fewer workers than the command says."""
-    started = os.environ.get("LOCAL_WORLD_SIZE", environment.written_size())
+    started = os.environ.get("LOCAL_WORLD_SIZE", environment.written()[0])
     if started != str(workers):
         raise ConfigurationError(
             f"--workers {workers}, and a launcher has started {started} on this machine: leave --workers out, or the launcher"
@@ -158,8 +158,8 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
         EngineError: PyTorch is missing, or the engine cannot exchange values with other workers, or is not there.
         ConfigurationError: a group of workers whose size does not divide their number, or no policy.
     """
-    from burnish.distributed.connection.rendezvous import check_torch
-    from burnish.distributed.graphs.synchronization import check_group
+    from burnish.distributed.batch_normalization import check_group
+    from burnish.distributed.connection.store import check_torch
     from burnish.distributed.options import check_engine
     from burnish.engines import get
     from burnish.norms import get as policy

@@ -1,32 +1,30 @@
-"""What a session of several workers is asked for, and how it opens a program."""
+"""``DataParallel``: the options of a session of several workers, and how it opens a program."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
-from burnish.compiler.executable import lower
-from burnish.distributed.agreement import check_agreement
-from burnish.distributed.connection.arrays import mpi
-from burnish.distributed.connection.communicators import GroupCommunicator, OrderedSums
-from burnish.distributed.connection.encodings import COMPRESSIONS, Encoding
+from burnish.compiler.executable import Executable, lower
+from burnish.distributed.accumulation import AccumulatingRunner, accumulated_entries, accumulates, part_of
+from burnish.distributed.batch_normalization import STATISTICS
+from burnish.distributed.connection.communicators import COMPRESSIONS, Encoding, GroupCommunicator, OrderedSums, mpi
 from burnish.distributed.connection.environment import is_of_mpi
 from burnish.distributed.connection.joining import is_torch_group, join
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.distributed.graphs.accumulation import accumulated_entries, accumulates
-from burnish.distributed.graphs.derivation import derive
-from burnish.distributed.graphs.sharding import sharded, shares_of
-from burnish.distributed.graphs.synchronization import STATISTICS
-from burnish.distributed.graphs.table_shards import TableShards, holding_rows
-from burnish.distributed.runners.accumulating import AccumulatingRunner, part_of
-from burnish.distributed.runners.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
-from burnish.distributed.runners.parts import PartRunner
-from burnish.distributed.runners.sharded import ShardedRunner
-from burnish.distributed.runners.spread_tables import SpreadTablesRunner, held_by
+from burnish.distributed.derivation import derive
+from burnish.distributed.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
+from burnish.distributed.runner import gathered
+from burnish.distributed.samples import PartRunner
+from burnish.distributed.sharded_optimizer import ShardedRunner, sharded, shares_of
+from burnish.distributed.sharded_tables import SpreadTablesRunner, TableShards, held_by, holding_rows
 from burnish.engines import Engine, ProgramRunner
 from burnish.engines.base import cannot_exchange
 from burnish.engines.communicator import Communicator
@@ -36,10 +34,11 @@ from burnish.optim import slots_by_options
 from burnish.optim.row_updates import looks_across_rows
 from burnish.program import Program, Role
 from burnish.settings import PlainSettings, is_whole
+from burnish.version import __version__
 
 BUCKET_SIZE = 25 * 2**20
 AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "statistics", "synchronize_every")
-"""Options of which the training graph says nothing, and in which workers are not to differ."""
+"""Options that leave the training graph as it is, and must be the same on all workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +98,23 @@ class DataParallel(PlainSettings):
                 "workers, or 'rank0', those of the first worker"
             )
         self._compressed()
-        self._check_tables()
-        self._check_local_steps()
+        tables = self.shard_tables
+        if not (tables is None or isinstance(tables, str)) and (
+            not isinstance(tables, Sequence) or not tables or not all(isinstance(name, str) for name in tables)
+        ):
+            raise ConfigurationError(
+                f"DataParallel: shard_tables={tables!r}: give 'auto', or names or patterns of embedding tables, such as "
+                "['*embedding*']"
+            )
+        if self.synchronize_every is not None:
+            self._check_local_steps(self.synchronize_every)
         if self.group is not None and not isinstance(self.group, ProcessGroup) and not is_torch_group(self.group):
             raise ConfigurationError(
                 f"DataParallel: group={self.group!r} is no group of workers that this process is of: give what "
                 "burnish.distributed.join() returns, or a process group of torch.distributed"
             )
 
-    def _check_tables(self) -> None:
-        tables = self.shard_tables
-        if tables is None or isinstance(tables, str):
-            return
-        if not isinstance(tables, Sequence) or not tables or not all(isinstance(name, str) for name in tables):
-            raise ConfigurationError(
-                f"DataParallel: shard_tables={tables!r}: give 'auto', or names or patterns of embedding tables, such as "
-                "['*embedding*']"
-            )
-
-    def _check_local_steps(self) -> None:
-        every = self.synchronize_every
-        if every is None:
-            return
+    def _check_local_steps(self, every: int) -> None:
         if not is_whole(every) or every < 1:
             raise ConfigurationError(f"DataParallel: synchronize_every={every!r}: give a whole number of steps, 1 or more")
         refused = {
@@ -141,23 +135,17 @@ class DataParallel(PlainSettings):
 
     @property
     def policy(self) -> NormPolicy:
-        """What batch normalization layers of the policy ``train`` do."""
+        """The policy that ``train`` means for batch normalization layers."""
         return get(self.norm or ("sync" if self.synchronize_every is None else "local"))
 
     @staticmethod
     def check(parallel: object) -> None:
-        """Raise ConfigurationError where ``parallel`` is neither such options nor None."""
+        """Raise ConfigurationError if ``parallel`` is neither such options nor None."""
         if parallel is not None and not isinstance(parallel, DataParallel):
             raise ConfigurationError(f"parallel={parallel!r}: give burnish.DataParallel(), or None to train alone")
 
     def joined(self, device: str | None) -> DataParallel:
-        """Return these options with the workers of the run in ``group``; joins them where it is not given.
-
-        Raises:
-            ConfigurationError: the environment contradicts itself, or ``communicator`` is given in place of a group.
-            EngineError: PyTorch is missing, or lacks what the device needs.
-            WorkerError: others have not come.
-        """
+        """Return these options with the workers of the run in ``group``, which are joined if it is not given."""
         if self.communicator is not None:
             raise ConfigurationError(
                 "DataParallel: communicator=... connects the steps of a session alone: leave it out for a trainer, or "
@@ -173,50 +161,57 @@ class DataParallel(PlainSettings):
     ) -> ProgramRunner:
         """Open the program on an engine, as every worker runs it; all workers call this together.
 
-        Args:
-            program: what to open.
-            engine: one that runs exchanges.
-            state, device, threads: as ``Engine.open`` takes them.
-
-        Raises:
-            ConfigurationError: the workers of the run cannot be found, the program cannot be trained by several workers, or
-                workers differ in program, options, version or state.
-            EngineError: the engine cannot exchange values with other workers.
+        ``state``, ``device`` and ``threads`` are as ``Engine.open`` takes them. Raises ConfigurationError if workers cannot train
+        the program, or differ in program, options, version or state, and EngineError if the engine cannot exchange values.
         """
         if self.synchronize_every is not None:
-            return self._open_alone(program, engine, state, device=device, threads=threads)
+            check_local_steps(program)
+            alone = self._communicator(device)
+            alone = OrderedSums(alone) if self.deterministic else alone
+            executable = lower(program, engine.target)
+            self._check_agreement(alone, executable, state)
+            key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
+            runner = engine.open(executable, worker_start(state, key, alone.rank), device=device, threads=threads)
+            return LocalSteps(runner, alone, program, self.synchronize_every, state, self.statistics)
         if outer_of(program) is not None:
             raise ConfigurationError(
                 "DataParallel: the optimizer is diloco, whose outer step is taken where workers meet: give "
                 "DataParallel(synchronize_every=...), such as 100, or compile with the optimizer inside alone"
             )
         check_engine(engine)
-        uncompressed, communicator = self._communicators(device)
+        uncompressed = self._communicator(device)
+        communicator = self._ordered(uncompressed)
+        rank, workers = communicator.rank, communicator.size
         executable = lower(program, engine.target.among_workers())
-        several = communicator.size > 1
-        tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, communicator.size)
+        several = workers > 1
+        tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, workers)
         tables = tables if several else None
-        if tables is not None:
-            _check_rows_apart(program, tables)
+        for name in () if tables is None else tables.extents:
+            if looks_across_rows(program.optimizer, name):
+                raise ConfigurationError(
+                    f"shard_tables: the optimizer looks, to update a row of '{name}', at the other rows that the batch reads, of "
+                    "which other workers hold some: leave shard_tables out, or compile with an optimizer such as "
+                    "'rowwise_adagrad'"
+                )
         derived = derive(
             executable,
-            communicator.size,
+            workers,
             self.policy,
             bucket_size=self.bucket_size,
             share=self.share,
             statistics=self.statistics,
             shards=tables,
         )
-        check_agreement(communicator, derived, state, self._agreed)
+        self._check_agreement(communicator, derived, state)
         if tables is not None:
-            derived = holding_rows(derived, tables, communicator.rank)
-            state = held_by(state, tables, communicator.rank)
+            derived = holding_rows(derived, tables, rank)
+            state = held_by(state, tables, rank)
         accumulated = accumulated_entries(executable) if several and accumulates(executable) else ()
         slots = slots_by_options(program.options["optimizer"])
-        shares = shares_of(derived.signature, communicator.size, slots, accumulated) if self.shard_optimizer and several else None
-        runner: ProgramRunner = engine.open(
-            derived if shares is None else sharded(derived, shares, communicator.rank),
-            part_of(state if shares is None else dict(state), accumulated, communicator.rank),
+        shares = shares_of(derived.signature, workers, slots, accumulated) if self.shard_optimizer and several else None
+        runner = engine.open(
+            derived if shares is None else sharded(derived, shares, rank),
+            part_of(state if shares is None else dict(state), accumulated, rank),
             device=device,
             threads=threads,
             communicator=communicator,
@@ -230,57 +225,79 @@ class DataParallel(PlainSettings):
         return AccumulatingRunner(runner, communicator, accumulated, state) if accumulated else runner
 
     def _communicator(self, device: str | None) -> Communicator:
-        """How workers are reached: without PyTorch, those that MPI has started by MPI."""
+        """Reach the workers; without PyTorch, those that MPI has started by MPI."""
         if self.communicator is not None:
             return self.communicator
         if self.group is None and is_of_mpi() and importlib.util.find_spec("torch") is None:
             return mpi()
         return GroupCommunicator(self._workers(device))
 
-    def _communicators(self, device: str | None) -> tuple[Communicator, Communicator]:
-        """How workers are reached: with what they give as it is, and as gradients travel."""
-        uncompressed = communicator = self._communicator(device)
-        if getattr(communicator, "takes_arrays", False) and (self.deterministic or self.compression is not None):
+    def _ordered(self, communicator: Communicator) -> Communicator:
+        if not self.deterministic and self.compression is None:
+            return communicator
+        if getattr(communicator, "takes_arrays", False):
             raise ConfigurationError(
                 "DataParallel: deterministic and compression are made of a process group of PyTorch: leave them out with "
                 "communicator=burnish.distributed.mpi() and the like, or give group= in its place"
             )
-        encoding = self._compressed()
-        if self.deterministic or encoding is not None:
-            communicator = OrderedSums(communicator, deterministic=self.deterministic, compression=encoding)
-        return uncompressed, communicator
+        return OrderedSums(communicator, deterministic=self.deterministic, compression=self._compressed())
 
-    def _open_alone(
-        self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
-    ) -> ProgramRunner:
-        """Open the program as a worker runs it that steps alone, on any engine."""
-        check_local_steps(program)
-        communicator = self._communicator(device)
-        if self.deterministic:
-            communicator = OrderedSums(communicator)
-        executable = lower(program, engine.target)
-        check_agreement(communicator, executable, state, self._agreed)
-        key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
-        runner = engine.open(executable, worker_start(state, key, communicator.rank), device=device, threads=threads)
-        assert self.synchronize_every is not None
-        return LocalSteps(runner, communicator, program, self.synchronize_every, state, self.statistics)
-
-    @property
-    def _agreed(self) -> str:
-        return str({name: getattr(self, name) for name in AGREED})
-
-
-def _check_rows_apart(program: Program, tables: TableShards) -> None:
-    """Raise ConfigurationError where a worker that holds some rows of a table would need others to update them."""
-    for name in tables.extents:
-        if looks_across_rows(program.optimizer, name):
-            raise ConfigurationError(
-                f"shard_tables: the optimizer looks, to update a row of '{name}', at the other rows that the batch reads, of "
-                "which other workers hold some: leave shard_tables out, or compile with an optimizer such as 'rowwise_adagrad'"
-            )
+    def _check_agreement(self, communicator: Communicator, executable: Executable, state: Mapping[str, np.ndarray]) -> None:
+        check_agreement(communicator, executable, state, str({name: getattr(self, name) for name in AGREED}))
 
 
 def check_engine(engine: Engine) -> None:
-    """Raise EngineError where an engine cannot exchange values with other workers."""
+    """Raise EngineError if an engine cannot exchange values with other workers."""
     if not engine.target.collectives:
         raise cannot_exchange(engine.name)
+
+
+REMEDIES = {
+    "version of burnish": "install the same version everywhere",
+    "program": "compile the same model with the same options, or load the same saved program, on every worker",
+    "exchanges": "give every worker the same burnish.DataParallel options, and start as many workers as it counts",
+    "state": "give every worker the same state or seed, and the same checkpoint",
+}
+"""What workers have in common, and what to do if it differs."""
+
+
+def check_agreement(communicator: Communicator, executable: Executable, state: Mapping[str, np.ndarray], options: str) -> None:
+    """Raise ConfigurationError unless all workers are about to train the same: none then waits for what another never sends."""
+    grad = (executable.semantic.get("grad") or executable.finished["grad"]).graph
+    signature = json.dumps([executable.signature.to_dict(), executable.options], sort_keys=True, default=str)
+    contents = (
+        [__version__.encode()],
+        [signature.encode()],
+        [f"{communicator.size};{options}".encode(), *_structure(grad)],
+        [part for name, array in sorted(state.items()) for part in (name.encode(), np.ascontiguousarray(array).tobytes())],
+    )
+    digests = [hashlib.sha256() for _ in contents]
+    for digest, parts in zip(digests, contents, strict=True):
+        for part in parts:
+            digest.update(part)
+    own = np.frombuffer(b"".join(digest.digest() for digest in digests), np.uint8).copy()
+    rows = gathered(communicator, own).reshape(communicator.size, len(contents), -1)
+    for index, (what, remedy) in enumerate(REMEDIES.items()):
+        found = [bytes(row[index]).hex() for row in rows]
+        other = next((rank for rank, digest in enumerate(found) if digest != found[0]), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"The workers do not train the same thing: the {what} of rank 0 has the hash {found[0][:16]} and that of rank "
+                f"{other} {found[other][:16]}. {remedy[0].upper()}{remedy[1:]}"
+            )
+
+
+def _structure(graph: ir.Graph) -> Iterator[bytes]:
+    """A graph without the names of its values: what is computed, of what, in which order."""
+    numbers: dict[ir.Value, int] = {value: index for index, value in enumerate(graph.inputs)}
+    for node in graph.all_nodes():
+        operands = [None if value is None else numbers.get(value, -1) for value in node.inputs]
+        yield f"{node.domain}:{node.op_type}{operands}".encode()
+        for name, attribute in sorted(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR:
+                yield name.encode() + attribute.as_tensor().tobytes()
+            elif attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                yield f"{name}={attribute.value}".encode()
+        for value in node.outputs:
+            numbers[value] = len(numbers)
+            yield f"{value.dtype}{value.shape}".encode()

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from burnish.distributed.graphs.samples import sample_axes
-from burnish.distributed.runners.local_steps import offset_of
+from burnish.distributed.local_steps import offset_of
+from burnish.distributed.samples import sample_axes
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, InputError
 from burnish.federated.messages import Evaluation, Round, Update

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.distributed.runners.local_steps import offset_of
+from burnish.distributed.local_steps import offset_of
 from burnish.errors import ConfigurationError, WorkerError
 from burnish.federated.client import Client
 from burnish.federated.messages import Evaluation, Round, Update

@@ -1,8 +1,8 @@
 """The stages of a model between the importer and an engine: RECOGNIZED, LOWERED and STANDARD.
 
 The others stand where what they list is defined: CANONICAL in ``burnish.importer.canonical``, TRAINING and INFERENCE in
-``burnish.modes``, DISTRIBUTED in ``burnish.distributed.graphs``, EXPORTED in ``burnish.formats.export``, each engine's own in its
-package. ``burnish passes`` prints them all.
+``burnish.modes``, DISTRIBUTED in ``burnish.distributed.derivation``, EXPORTED in ``burnish.formats.export``, each engine's own in
+its package. ``burnish passes`` prints them all.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from burnish.data import Dataset, Loader
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.distributed.connection.watch import ranks
+from burnish.distributed.connection.store import ranks
 from burnish.engines.communicator import Pending
 from burnish.errors import BurnishError, InputError, WorkerError, comes_again
 from burnish.training.metric_totals import Totals

@@ -1,39 +1,43 @@
-"""How an engine reaches the other workers of a process group, and sums that are taken in the order of their ranks.
+"""Communicators: how an engine reaches the other workers. Sums in the order of the ranks, and gradients in 16 bits.
 
 A library that adds up while it passes numbers on is free in the order of its sums, and adds in the dtype that travels. For an
 ordered sum every worker gets a part of the buffer from all others, adds it up, and gives the sums of its part to all: as many
 bytes as a ring takes, ``2 (W - 1) / W`` of the buffer. Each element is ``((x0 + x1) + x2) + ...`` on whichever worker adds it.
-Numbers may travel in fewer bits than they are added in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.distributed.connection.encodings import Encoding
-from burnish.distributed.connection.machines import Machines
-from burnish.distributed.connection.process_group import DONE, ProcessGroup
-from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows
+import numpy as np
+
+from burnish.distributed.connection.process_group import SMALL_BYTES, Machines, ProcessGroup
+from burnish.distributed.connection.shared_memory import DONE, Work
+from burnish.engines.communicator import GRADIENTS, Communicator, Pending, SharedBuffer, SharedRows, array_of
+from burnish.errors import ConfigurationError, EngineError, WorkerError
+from burnish.installing import install_command
+from burnish.registry import Registry
+from burnish.settings import is_whole
 
 if TYPE_CHECKING:
     import torch
 
-SMALL_BYTES = 32 * 2**10
-"""A buffer up to here goes to all workers as a whole: one exchange in place of two, where latency is what an exchange costs."""
+TOP_EXPONENT = 15
+"""A row of float16 is scaled so that its largest element is in [2^14, 2^15): none overflows, also by rounding."""
+EXPONENTS = (-100, 128)
+"""What rows of smaller or larger numbers are scaled by: the factor itself must be a float32."""
 
 
 class GroupCommunicator:
     """The workers of a group; all of them make one at the same time.
 
-    Args:
-        group: the workers.
-        gradients: the same workers, for exchanges of gradients: a layer's statistics do not wait for those. None makes one.
+    ``gradients`` are the same workers, for exchanges of gradients: a layer's statistics do not wait for those. None makes one.
     """
 
     def __init__(self, group: ProcessGroup, gradients: ProcessGroup | None = None):
         self.rank, self.size = group.rank, group.world_size
-        self._groups = {(0, ""): group, (0, GRADIENTS): group.twin() if gradients is None else gradients}
+        self._groups = {(0, ""): group, (0, GRADIENTS): gradients or group.twin()}
 
     def all_reduce(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> Pending:
         return self._group(group, channel).begin_all_reduce(buffer, name=channel or "values")
@@ -57,178 +61,148 @@ class GroupCommunicator:
 
     def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
         if self.machines(0, channel) is not None:
-            first = sum(sizes[: self.rank])
-            return buffer[first : first + sizes[self.rank]], self.all_reduce(buffer, channel=channel)
+            return _section(buffer, sizes, self.rank), self.all_reduce(buffer, channel=channel)
         return scattered(self, buffer, sizes, channel=channel)
 
-    def machines(self, group: int, channel: str) -> Machines[ProcessGroup] | None:
-        """The workers of an exchange by machine, if they exchange within each of several machines first."""
+    def machines(self, group: int, channel: str) -> Machines | None:
         return self._group(group, channel).machines
 
     def _group(self, size: int, channel: str) -> ProcessGroup:
-        """The workers of an exchange; parts of the group are made where they are first asked for, by all at the same exchange."""
+        """The workers of an exchange; parts of the group are made at the first exchange that needs them, by all together."""
         key = (size, channel if channel == GRADIENTS else "")
         if key not in self._groups:
             self._groups[key] = self._groups[0, key[1]].split(size)
         return self._groups[key]
 
 
-class OrderedSums:
-    """A communicator whose sums are taken in the order of the ranks.
+class Encoding:
+    """Numbers travel as they are: [rows, n] ``encoded`` as [rows, m], and ``decoded`` again."""
 
-    Args:
-        communicator: to the others.
-        deterministic: take all sums so; else those alone that are compressed.
-        compression: how gradients travel; None leaves them as they are.
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return wire.to(dtype)
+
+
+class BFloat16(Encoding):
+    """Numbers are rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
+
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.bfloat16()
+
+
+class Float16(Encoding):
+    """Numbers are rounded to float16, each row times a power of two that travels after it.
+
+    The error is up to 2^-11 of each number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
+    NaN and infinities stay what they are.
+    """
+
+    def encoded(self, rows: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        largest = rows.abs().amax(dim=1, keepdim=True)
+        exponents = torch.where(largest.isfinite(), largest, 0).double().frexp().exponent.clamp(*EXPONENTS)
+        return torch.cat([rows.ldexp(TOP_EXPONENT - exponents).half(), exponents.half()], dim=1)
+
+    def decoded(self, wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return wire[:, :-1].to(dtype).ldexp(wire[:, -1:].int() - TOP_EXPONENT)
+
+
+COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16, "float16": Float16}, bare=True)
+
+
+class OrderedSums:
+    """A communicator whose sums are taken in the order of the ranks: all if it is ``deterministic``, else the compressed ones.
+
+    ``compression`` is how gradients travel; None leaves them as they are.
     """
 
     def __init__(self, communicator: Communicator, *, deterministic: bool = True, compression: Encoding | None = None):
         self.rank, self.size = communicator.rank, communicator.size
         self._communicator, self._deterministic, self._compression = communicator, deterministic, compression
+        self.all_gather, self.shared_rows = communicator.all_gather, communicator.shared_rows
+        self.all_to_all, self.all_to_all_uneven = communicator.all_to_all, communicator.all_to_all_uneven
 
     def all_reduce(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> Pending:
-        compression = self._compression if channel == GRADIENTS and buffer.is_floating_point() else None
+        compression = self._compression_of(buffer.dtype, channel)
         workers = group or self.size
         if workers == 1 or (compression is None and not self._deterministic):
             return self._communicator.all_reduce(buffer, group=group, channel=channel)
         encoding = compression or Encoding()
         if not self._deterministic and (machines := self._machines(group, channel)) is not None:
-            return _sum_of_machines(machines, buffer, encoding)
-        if buffer.numel() * buffer.element_size() <= SMALL_BYTES:
-            return _Gathered(self._communicator, buffer, encoding, group)
-        return _Parted(self._communicator, buffer, encoding, group, workers, channel)
+            machines.inside.all_reduce(buffer, name=GRADIENTS)
+            if machines.between is not None:
+                between = OrderedSums(GroupCommunicator(machines.between, machines.between), compression=encoding)
+                between.all_reduce(buffer, channel=GRADIENTS).wait()
+            machines.inside.broadcast(buffer, name=GRADIENTS)
+            return DONE
+        if buffer.nbytes <= SMALL_BYTES:
+            rows = self.all_gather(encoding.encoded(buffer.unsqueeze(0))[0], group=group)
+            buffer.copy_(_sum_of(encoding.decoded(rows, _wide(buffer))))
+            return DONE
+        return self._sum_of_parts(buffer, encoding, group, workers, channel)
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
-        """One of the communicator's, if it is added up in the order of the ranks; None for what is compressed."""
-        is_compressed = self._compression is not None and channel == GRADIENTS and dtype.is_floating_point
-        if is_compressed or self._machines(group, channel) is not None:
+        if self._compression_of(dtype, channel) is not None or self._machines(group, channel) is not None:
             return None
         return self._communicator.shared_buffer(dtype, count, group=group, channel=channel)
 
-    def _machines(self, group: int, channel: str) -> Machines[ProcessGroup] | None:
+    def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
+        return scattered(self._communicator, buffer, sizes, self._compression_of(buffer.dtype, channel), channel=channel)
+
+    def _compression_of(self, dtype: torch.dtype, channel: str) -> Encoding | None:
+        return self._compression if channel == GRADIENTS and dtype.is_floating_point else None
+
+    def _machines(self, group: int, channel: str) -> Machines | None:
         return self._communicator.machines(group, channel) if isinstance(self._communicator, GroupCommunicator) else None
 
-    def shared_rows(self, count: int, *, channel: str = "") -> SharedRows | None:
-        return self._communicator.shared_rows(count, channel=channel)
+    def _sum_of_parts(self, buffer: torch.Tensor, encoding: Encoding, group: int, workers: int, channel: str) -> Pending:
+        """Begin a sum of which every worker adds up a part; the parts are under way to them when this returns."""
+        import torch
 
-    def all_gather(self, buffer: torch.Tensor, *, group: int = 0) -> torch.Tensor:
-        gathered: torch.Tensor = self._communicator.all_gather(buffer, group=group)
-        return gathered
+        width = -(-buffer.numel() // workers)
+        parts = torch.nn.functional.pad(buffer, (0, width * workers - buffer.numel())).view(workers, width)
+        rows, pending = self.all_to_all(encoding.encoded(parts), group=group, channel=channel)
 
-    def all_to_all(
-        self, buffer: torch.Tensor, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
-    ) -> tuple[Any, Pending]:
-        return self._communicator.all_to_all(buffer, sizes=sizes, group=group, channel=channel)
+        def finish() -> None:
+            pending.wait()
+            wide = _wide(buffer)
+            part = _sum_of(encoding.decoded(rows, wide))
+            sums = self.all_gather(encoding.encoded(part.unsqueeze(0))[0], group=group)
+            buffer.copy_(encoding.decoded(sums, wide).flatten()[: buffer.numel()])
 
-    def all_to_all_uneven(self, buffer: torch.Tensor, sizes: Sequence[Sequence[int]]) -> Any:
-        return self._communicator.all_to_all_uneven(buffer, sizes)
-
-    def reduce_scatter(self, buffer: torch.Tensor, sizes: Sequence[int], *, channel: str = "") -> tuple[torch.Tensor, Pending]:
-        compression = self._compression if channel == GRADIENTS and buffer.is_floating_point() else None
-        return scattered(self._communicator, buffer, sizes, compression or Encoding(), channel=channel)
-
-
-def _sum_of_machines(machines: Machines[ProcessGroup], buffer: torch.Tensor, encoding: Encoding) -> Pending:
-    """Add up within each machine as it is, and encoded between them."""
-    machines.inside.all_reduce(buffer, name=GRADIENTS)
-    if machines.between is not None:
-        between = GroupCommunicator(machines.between, machines.between)
-        OrderedSums(between, compression=encoding).all_reduce(buffer, channel=GRADIENTS).wait()
-    machines.inside.broadcast(buffer, name=GRADIENTS)
-    return DONE
-
-
-class _Gathered:
-    """A sum whose terms every worker gets."""
-
-    def __init__(self, communicator: Communicator, buffer: torch.Tensor, encoding: Encoding, group: int):
-        rows = communicator.all_gather(encoding.encoded(buffer.unsqueeze(0))[0], group=group)
-        buffer.copy_(added_up(encoding.decoded(rows, _wide(buffer))))
-
-    def wait(self) -> None:
-        pass
-
-
-class _Parted:
-    """A sum of which every worker adds up a part; the parts are under way to them when this is made."""
-
-    def __init__(
-        self, communicator: Communicator, buffer: torch.Tensor, encoding: Encoding, group: int, workers: int, channel: str
-    ):
-        self._communicator, self._buffer, self._encoding, self._group = communicator, buffer, encoding, group
-        rows = encoding.encoded(_parts(buffer, workers))
-        self._rows, self._pending = communicator.all_to_all(rows, group=group, channel=channel)
-
-    def wait(self) -> None:
-        self._pending.wait()
-        wide = _wide(self._buffer)
-        part = added_up(self._encoding.decoded(self._rows, wide))
-        sums = self._communicator.all_gather(self._encoding.encoded(part.unsqueeze(0))[0], group=self._group)
-        self._buffer.copy_(self._encoding.decoded(sums, wide).flatten()[: self._buffer.numel()])
+        return Work(finish)
 
 
 def scattered(
-    communicator: Communicator,
-    buffer: torch.Tensor,
-    sizes: Sequence[int],
-    encoding: Encoding | None = None,
-    *,
-    channel: str = "",
+    communicator: Communicator, buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding | None = None, *, channel: str = ""
 ) -> tuple[torch.Tensor, Pending]:
     """Begin to add up parts of a buffer, each on its worker: ``Communicator.reduce_scatter`` by an exchange of all with all."""
-    first = sum(sizes[: communicator.rank])
-    part = buffer[first : first + sizes[communicator.rank]]
-    return part, _Scattered(communicator, buffer, part, sizes, encoding or Encoding(), channel)
-
-
-class _Scattered:
-    """Sums of which every worker wants its part alone; the parts are under way to them when this is made.
-
-    Args:
-        part: this worker's of the buffer, where its sums go.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        buffer: torch.Tensor,
-        part: torch.Tensor,
-        sizes: Sequence[int],
-        encoding: Encoding,
-        channel: str,
-    ):
-        self._own, self._encoding = part, encoding
-        wire, widths = _wire(buffer, sizes, encoding)
-        self._rows, self._pending = communicator.all_to_all(wire, sizes=widths, channel=channel)
-
-    def wait(self) -> None:
-        self._pending.wait()
-        if self._own.numel():
-            self._own.copy_(added_up(self._encoding.decoded(self._rows, _wide(self._own))))
-
-
-def _parts(buffer: torch.Tensor, workers: int) -> torch.Tensor:
-    """The parts of a buffer that each worker adds up, [workers, width], with zeros at the end of the last."""
     import torch
 
-    width = -(-buffer.numel() // workers)
-    return torch.nn.functional.pad(buffer, (0, width * workers - buffer.numel())).view(workers, width)
+    own, wire, widths = _section(buffer, sizes, communicator.rank), buffer, list(sizes)
+    if encoding is not None:
+        parts = [encoding.encoded(part.unsqueeze(0))[0] for part in torch.split(buffer, widths) if part.numel()]
+        wire, lengths = torch.cat(parts), iter(map(len, parts))
+        widths = [next(lengths) if size else 0 for size in sizes]
+    rows, pending = communicator.all_to_all(wire, sizes=widths, channel=channel)
+
+    def finish() -> None:
+        pending.wait()
+        if own.numel():
+            own.copy_(_sum_of((encoding or Encoding()).decoded(rows, _wide(own))))
+
+    return own, Work(finish)
 
 
-def _wire(buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding) -> tuple[torch.Tensor, list[int]]:
-    """What travels of parts of a buffer, one after the other, and how many elements of each."""
-    import torch
-
-    if type(encoding) is Encoding:
-        return buffer, list(sizes)
-    parts = torch.split(buffer, list(sizes))
-    return torch.cat([encoding.encoded(part.unsqueeze(0))[0] for part in parts if part.numel()]), [
-        encoding.width(size) for size in sizes
-    ]
+def _section(buffer: Any, sizes: Sequence[int], rank: int) -> Any:
+    first = sum(sizes[:rank])
+    return buffer[first : first + sizes[rank]]
 
 
-def added_up(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the rows, from the first to the last."""
+def _sum_of(rows: torch.Tensor) -> torch.Tensor:
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
@@ -236,7 +210,147 @@ def added_up(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(buffer: torch.Tensor) -> torch.dtype:
-    """The dtype that numbers are added in: their own, of half precision float32."""
     import torch
 
     return torch.float32 if buffer.is_floating_point() and buffer.element_size() < 4 else buffer.dtype
+
+
+class ArrayCommunicator:
+    """The other workers, reached by two functions of numpy arrays: MPI, Horovod, a library of your own. It needs no PyTorch.
+
+    ``burnish.DataParallel(communicator=ArrayCommunicator(...))``. With Horovod::
+
+        ArrayCommunicator(
+            hvd.rank(), hvd.size(), lambda array: hvd.allreduce(array, op=hvd.Sum), lambda array: hvd.allgather(array[None])
+        )
+
+    Every worker calls them in the same order, with arrays of one dtype and shape. The sums of all workers must be the same bits.
+
+    Args:
+        rank: of this worker, from 0.
+        size: how many workers there are.
+        all_reduce: returns the sum of an array over the workers.
+        all_gather: returns the arrays of all workers, [workers, ...], in the order of their ranks.
+        part: given a number of consecutive ranks, returns the communicator of those that this worker is among, for
+            ``norm="sync:<n>"``. None: what goes to some of the workers is gathered from all, which takes more bytes.
+
+    Raises:
+        ConfigurationError: a rank that is none of the workers'.
+    """
+
+    takes_arrays = True
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        all_reduce: Callable[[np.ndarray], np.ndarray],
+        all_gather: Callable[[np.ndarray], np.ndarray],
+        part: Callable[[int], ArrayCommunicator] | None = None,
+    ):
+        if not is_whole(rank) or not is_whole(size) or not 0 <= rank < size:
+            raise ConfigurationError(f"rank={rank!r}, size={size!r}: ranks count from 0 to one below the number of workers")
+        self.rank, self.size = rank, size
+        self._sum, self._rows, self._make_part = all_reduce, all_gather, part
+        self._parts: dict[int, ArrayCommunicator] = {}
+
+    def all_reduce(self, buffer: Any, *, group: int = 0, channel: str = "") -> Pending:
+        array = array_of(buffer)
+        if (among := self._among(group)).size != (group or self.size):
+            total, *rows = self._gathered(array, group)
+            np.copyto(array, total)
+            for row in rows:
+                array += row
+        else:
+            np.copyto(array, self._checked(among._sum(array.copy()), array.shape, array.dtype))
+        return DONE
+
+    def all_gather(self, buffer: Any, *, group: int = 0) -> Any:
+        return _like(buffer, self._gathered(array_of(buffer), group))
+
+    def all_to_all(
+        self, buffer: Any, *, sizes: Sequence[int] | None = None, group: int = 0, channel: str = ""
+    ) -> tuple[Any, Pending]:
+        place, rows = self.rank % (group or self.size), self._gathered(array_of(buffer), group)
+        own = rows[:, place] if sizes is None else np.stack([_section(row, sizes, place) for row in rows])
+        return _like(buffer, np.ascontiguousarray(own)), DONE
+
+    def all_to_all_uneven(self, buffer: Any, sizes: Sequence[Sequence[int]]) -> Any:
+        array = array_of(buffer)
+        padded = np.zeros(max(sum(row) for row in sizes), array.dtype)
+        padded[: array.size] = array
+        rows = self._gathered(padded, 0)
+        return _like(buffer, np.concatenate([_section(row, widths, self.rank) for row, widths in zip(rows, sizes, strict=True)]))
+
+    def reduce_scatter(self, buffer: Any, sizes: Sequence[int], *, channel: str = "") -> tuple[Any, Pending]:
+        return _section(buffer, sizes, self.rank), self.all_reduce(buffer, channel=channel)
+
+    def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> None:
+        """Return None, as ``shared_rows`` does: the numbers may lie anywhere."""
+
+    def shared_rows(self, count: int, *, channel: str = "") -> None:
+        """Return None: the bytes may lie anywhere."""
+
+    def _among(self, group: int) -> ArrayCommunicator:
+        if group in (0, self.size) or self._make_part is None:
+            return self
+        if group not in self._parts:
+            self._parts[group] = self._make_part(group)
+        return self._parts[group]
+
+    def _gathered(self, array: np.ndarray, group: int) -> np.ndarray:
+        """The arrays of the workers of a group. All groups come to an exchange at the same time, with arrays of one shape."""
+        among = self._among(group)
+        rows = self._checked(among._rows(array), (among.size, *array.shape), array.dtype)
+        first = 0 if among.size == (group or self.size) else self.rank // group * group
+        return rows[first : first + (group or self.size)]
+
+    def _checked(self, result: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        array = np.asarray(result)
+        if array.shape != shape or array.dtype != dtype:
+            raise WorkerError(
+                f"The communicator returned {array.dtype} of shape {list(array.shape)}, and {dtype} of {list(shape)} was "
+                "expected: all_reduce returns what it is given summed, all_gather [workers, ...]"
+            )
+        return array
+
+
+def _like(buffer: Any, array: np.ndarray) -> Any:
+    if isinstance(buffer, np.ndarray):
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def mpi(communicator: Any = None) -> ArrayCommunicator:
+    """Return the workers of an MPI run, for ``burnish.DataParallel(communicator=burnish.distributed.mpi())``.
+
+    Run with ``mpiexec -n 4 python script.py``. Needs mpi4py, and no PyTorch: train on ``engine="onnxruntime"``.
+
+    Args:
+        communicator: of mpi4py; None is ``MPI.COMM_WORLD``.
+
+    Raises:
+        EngineError: mpi4py is not installed, or finds no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EngineError(f"MPI cannot be used here ({error}): {install_command('mpi4py')}, and an MPI such as mpich") from error
+    comm = MPI.COMM_WORLD if communicator is None else communicator
+
+    def all_reduce(array: np.ndarray) -> np.ndarray:
+        total = np.empty_like(array)
+        comm.Allreduce(array, total, op=MPI.SUM)
+        return total
+
+    def all_gather(array: np.ndarray) -> np.ndarray:
+        rows = np.empty((comm.Get_size(), *array.shape), array.dtype)
+        comm.Allgather(np.ascontiguousarray(array), rows)
+        return rows
+
+    def part(group: int) -> ArrayCommunicator:
+        return mpi(comm.Split(comm.Get_rank() // group, comm.Get_rank()))
+
+    return ArrayCommunicator(comm.Get_rank(), comm.Get_size(), all_reduce, all_gather, part)

@@ -35,12 +35,8 @@ _from_mpi: tuple[str, int] | None = None
 class Place:
     """The place of this worker among the others.
 
-    Attributes:
-        rank, world_size: in the run.
-        local_rank: among the workers of this machine.
-        folder: where workers of one machine meet; empty if they meet at a port.
-        host, port: of the store at which they meet otherwise.
-        launcher_keeps_store: whether the store is in the process of torchrun; else it is in that of rank 0.
+    Workers of one machine meet in a ``folder``; if that is empty, at the store at ``host`` and ``port``, which torchrun or rank 0
+    keeps.
     """
 
     rank: int = 0
@@ -53,26 +49,20 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The address of the store, for messages."""
         return self.folder or f"{self.host}:{self.port}"
 
     @property
     def keeper(self) -> str:
-        """Who keeps the store, for messages; empty if nobody's end takes it along."""
+        """Who keeps the store; empty if it outlives each of the workers."""
         return "" if self.folder else "the launcher (torchrun)" if self.launcher_keeps_store else "rank 0"
 
     @classmethod
     def of_environment(cls) -> Place:
-        """Read what a launcher sets; a worker alone without a launcher.
-
-        Raises:
-            ConfigurationError: something is missing, or no number, or out of range.
-        """
+        """Read what a launcher sets, or raise ConfigurationError; without a launcher a worker is alone."""
         names = _launcher()
         if names is None:
             return cls()
-        world_size = _number(names[0], 1)
-        rank = _number(names[1], 0)
+        world_size, rank = _number(names[0], 1), _number(names[1], 0)
         if rank >= world_size:
             raise ConfigurationError(
                 f"{names[1]}={rank} is not below {names[0]}={world_size}: ranks count from 0. Start with torchrun"
@@ -87,45 +77,39 @@ class Place:
         return cls(rank, world_size, local_rank, "", host, port, launcher_keeps_store)
 
 
-def is_of_mpi() -> bool:
-    """Whether mpirun has started this process as one of several."""
-    names = _launcher()
-    return names is not None and names[0] in _MPI
-
-
-def is_worker() -> bool:
-    """Whether a launcher has started this process as a worker."""
-    return _launcher() is not None
-
-
-def written_size() -> str:
-    """Return the number of workers of the run as a launcher wrote it; empty without a launcher."""
-    names = _launcher()
-    return "" if names is None else os.environ[names[0]]
-
-
-def written_rank() -> str:
-    """Return the rank of this process as a launcher wrote it; "0" without a launcher."""
-    names = _launcher()
-    return "0" if names is None else os.environ.get(names[1], "0")
-
-
-def written_local_rank() -> str:
-    """Return the rank of this process on its machine as a launcher wrote it; that in the run if it wrote none."""
-    names = _launcher()
-    return written_rank() if names is None else os.environ.get(names[2], written_rank())
-
-
 def _launcher() -> tuple[str, str, str] | None:
-    """The variables of what has started this process as a worker. A job of one process by others than torchrun has none."""
+    """Return the variables of what started this process as a worker. A job of one process by others than torchrun has none."""
     for names in LAUNCHERS:
         if names[0] in os.environ and (names is LAUNCHERS[0] or os.environ[names[0]] != "1"):
             return names
     return None
 
 
+def is_of_mpi() -> bool:
+    """Return True if mpirun has started this process as one of several."""
+    names = _launcher()
+    return names is not None and names[0] in _MPI
+
+
+def is_worker() -> bool:
+    """Return True if a launcher has started this process as a worker."""
+    return _launcher() is not None
+
+
+def written() -> tuple[str, str, str]:
+    """Return, as a launcher wrote them, the number of workers, this one's rank, and that on its machine.
+
+    Without a launcher these are empty, "0" and "0"; a rank on the machine that is not written is that in the run.
+    """
+    names = _launcher()
+    if names is None:
+        return "", "0", "0"
+    rank = os.environ.get(names[1], "0")
+    return os.environ[names[0]], rank, os.environ.get(names[2], rank)
+
+
 def _address(launcher: str, rank: int) -> tuple[str, int]:
-    """Where the workers meet: as the environment says, or as the launcher that sets no address lets it be found out."""
+    """Return where the workers meet: as the environment says, or as a launcher that sets no address lets it be found out."""
     if launcher == "WORLD_SIZE" or "MASTER_ADDR" in os.environ or "MASTER_PORT" in os.environ:
         return _text("MASTER_ADDR", launcher), _number("MASTER_PORT", 1)
     if launcher in _MPI:
@@ -135,7 +119,7 @@ def _address(launcher: str, rank: int) -> tuple[str, int]:
 
 
 def _first_node() -> str:
-    """The first machine of a Slurm step, whose list is written like ``node[03-05,9],other``."""
+    """Return the first machine of a Slurm step, whose list is written like ``node[03-05,9],other``."""
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
         return "127.0.0.1"
     nodes = _text("SLURM_STEP_NODELIST", LAUNCHERS[3][0])
@@ -158,15 +142,13 @@ def _address_by_mpi(rank: int) -> tuple[str, int]:
     import numpy as np
 
     told = np.zeros(256, np.uint8)
+    is_alone = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == MPI.COMM_WORLD.Get_size()
     if rank == 0:
-        is_alone = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == MPI.COMM_WORLD.Get_size()
         host = "127.0.0.1" if is_alone else socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
             content = f"{host} {probe.getsockname()[1]}".encode()
         told[: len(content)] = np.frombuffer(content, np.uint8)
-    else:
-        MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     MPI.COMM_WORLD.Bcast(told, 0)
     found, port = told.tobytes().rstrip(b"\0").decode().split()
     _from_mpi = found, int(port)

@@ -1,21 +1,59 @@
-"""How a worker comes to be one of a run: by what its launcher sets, or in a process group that its script has made already."""
+"""How a worker joins the others of a run: by what its launcher sets, or in a process group that its script has made already.
+
+Workers find each other in the store of their launcher, of rank 0 or of a process group, or in a folder of one machine. Each
+enters where it runs, and waits until all have done so. Ranks are given in the environment; nobody is asked for one.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
+import socket
+import struct
 import sys
-from collections.abc import Callable
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import astuple
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from burnish.distributed.connection import environment, rendezvous, shared_memory
+from burnish.distributed.connection import environment, shared_memory
 from burnish.distributed.connection.backends import Backends, check_nccl
 from burnish.distributed.connection.environment import Place
 from burnish.distributed.connection.process_group import GRACE_SECONDS, ProcessGroup
-from burnish.distributed.connection.rendezvous import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting
-from burnish.distributed.connection.watch import Watch, first_line
+from burnish.distributed.connection.store import (
+    FIRST_CONTACT_SECONDS,
+    TIMEOUT_SECONDS,
+    FolderStore,
+    Location,
+    Meeting,
+    Store,
+    TorchStore,
+    check_folder,
+    first_line,
+    ranks,
+    torch_distributed,
+)
+from burnish.distributed.connection.watch import Watch
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.settings import is_natural_text
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The environment variables with the network interface that the backends of ``torch.distributed`` exchange by."""
+LOOPBACKS = {"linux": "lo", "darwin": "lo0"}
+_POLL_SECONDS = 0.02
+_RETRY_SECONDS = 0.2
+# How much longer than asked a connection may take: the library waits without an end for what accepts it and is silent.
+_SILENT_SECONDS = 3.0
+_SIOCGIFADDR = 0x8915
+
+# The server of a store lives in the process of rank 0 until that ends: others may still ask it. C++ does not keep it alive.
+_stores: dict[str, Any] = {}
+_meetings: dict[str, int] = {}
 _joined: ProcessGroup | None = None
 _joined_in: Any = None
 
@@ -56,119 +94,88 @@ def join(
         if not seconds > 0:
             raise ConfigurationError(f"{name}={seconds!r}: give a number of seconds above 0")
     global _joined, _joined_in
+    module = sys.modules.get("torch.distributed")
     if group is None and _joined is not None and not _joined.is_closed:
         group = _joined_in
-    elif group is None:
-        group = _default_group()
+    elif group is None and module is not None and module.is_available() and module.is_initialized():
+        group = module.group.WORLD
     place = Place.of_environment() if group is None else _place_in(group)
     own_device = _own_device(device, place.local_rank)
     if place.world_size == 1:
         return ProcessGroup(0, 1, own_device, timeout, first_contact)
     if _joined is not None and not _joined.is_closed and _joined_in is group and _joined.device == own_device:
         return _joined
-    rendezvous.torch_distributed()
+    distributed = torch_distributed()
     if own_device == "cpu" and share_memory:
         shared_memory.prepare()  # before workers wait for each other
-    _joined = _connected(place, group, own_device, timeout, first_contact, share_memory)
-    _joined_in = group
-    return _joined
-
-
-def _connected(place: Place, group: Any, device: str, timeout: float, first_contact: float, share_memory: bool) -> ProcessGroup:
-    """Meet the other workers, and find out by what they exchange."""
-    distributed = rendezvous.torch_distributed()
-    if device != "cpu":
+    elif own_device != "cpu":
         check_nccl()
         import torch
 
-        torch.cuda.set_device(device)
-    meeting = rendezvous.meet(place, first_contact) if group is None else rendezvous.meet_in_group(group, first_contact)
-    rendezvous.use_interface(meeting, place)
+        torch.cuda.set_device(own_device)
+    meeting = _meet(place, first_contact) if group is None else _meet_in_group(group, first_contact)
+    _use_interface(meeting, place)
     limit = timeout + GRACE_SECONDS
-    ends: Callable[[bool], None] | None = None
-    backends = None
-    if group is None and not place.folder and not distributed.is_initialized():
-        _initialize(meeting, place, device, limit)
-        ends = _end_default_group
-    if group is None and not place.folder:
-        group = distributed.group.WORLD
-    if group is not None:
-        backends = Backends.of_group(group, meeting.torch_store, device, limit)
+    is_initialized_here = group is None and not place.folder and not distributed.is_initialized()
+    if is_initialized_here:
+        try:
+            distributed.init_process_group(
+                "gloo" if own_device == "cpu" else "cpu:gloo,cuda:nccl",
+                store=meeting.torch_store,
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timedelta(seconds=limit),
+            )
+        except RuntimeError as error:
+            raise WorkerError(
+                f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: "
+                f"{first_line(error)}. Name the network interface that they reach each other by in {INTERFACES[0]}, and open the "
+                "ports between the machines"
+            ) from error
+    within = distributed.group.WORLD if group is None and not place.folder else group
     joined: ProcessGroup
 
     def abort() -> None:
         joined.abort()
         distributed.distributed_c10d._abort_process_group()
 
-    watch = Watch(
-        meeting.store,
-        meeting.address,
-        meeting.keeper,
-        place.rank,
-        [str(location) for location in meeting.locations],
-        timeout,
-        None if device == "cpu" else abort,  # a wait on GPUs blocks a thread within the driver; those on CPUs look up
-        meeting.has_ended,
-    )
+    # A wait on GPUs blocks a thread within the driver; those on CPUs look up.
+    watch = Watch(meeting, place.rank, timeout, None if own_device == "cpu" else abort)
     joined = ProcessGroup(
         place.rank,
         place.world_size,
-        device,
+        own_device,
         timeout,
         first_contact,
-        meeting,
-        backends,
-        watch,
+        meeting=meeting,
+        backends=None if within is None else Backends.of_group(within, meeting.torch_store, own_device, limit),
+        watch=watch,
         share_memory=share_memory,
+        on_close=_end_default_group if is_initialized_here else None,
     )
     watch.start()
-    if ends is not None:
-        joined.at_close(ends)
     joined.connect()
+    _joined, _joined_in = joined, group
     return joined
 
 
-def _initialize(meeting: Meeting, place: Place, device: str, limit: float) -> None:
-    """Make the default group of ``torch.distributed`` of the workers that have met."""
-    distributed = rendezvous.torch_distributed()
-    try:
-        distributed.init_process_group(
-            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-            store=meeting.torch_store,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=limit),
-        )
-    except RuntimeError as error:
-        raise WorkerError(
-            f"The workers have met at {place.address}, but rank {place.rank} cannot connect with another: {first_line(error)}. "
-            f"Name the network interface that they reach each other by in {rendezvous.INTERFACES[0]}, and open the ports between "
-            "the machines"
-        ) from error
+def has_joined() -> bool:
+    return _joined is not None
 
 
 def _end_default_group(broken: bool) -> None:
-    """End what ``_initialize`` began; if the run has failed, what is under way ends too, and nobody is waited for."""
-    distributed = rendezvous.torch_distributed()
-    if not distributed.is_initialized():
-        return
-    try:
-        if broken:
-            distributed.distributed_c10d._abort_process_group()
-        else:
-            distributed.destroy_process_group()
-    except RuntimeError:
-        pass  # the connections that it would end are broken
-
-
-def _default_group() -> Any:
-    """The default group of ``torch.distributed`` if the script has made it."""
-    module = sys.modules.get("torch.distributed")
-    return module.group.WORLD if module is not None and module.is_available() and module.is_initialized() else None
+    """End the group that ``join`` made; if the run is broken, end what is under way too, and wait for nobody."""
+    distributed = torch_distributed()
+    if distributed.is_initialized():
+        with suppress(RuntimeError):  # the connections that it would end are broken
+            if broken:
+                distributed.distributed_c10d._abort_process_group()
+            else:
+                distributed.destroy_process_group()
 
 
 def is_torch_group(group: Any) -> bool:
-    """Whether this is a process group of ``torch.distributed`` that this process is of."""
+    """Return True for a process group of ``torch.distributed`` that this process is in."""
     module = sys.modules.get("torch.distributed")
     return module is not None and module.is_available() and isinstance(group, module.ProcessGroup)
 
@@ -179,17 +186,11 @@ def _place_in(group: Any) -> Place:
             f"group={group!r} is no process group of torch.distributed that this process is of: give what "
             "torch.distributed.new_group() returned to its members, or None for the default group"
         )
-    local_rank = environment.written_local_rank() if environment.is_worker() else str(group.rank())
+    local_rank = environment.written()[2] if environment.is_worker() else str(group.rank())
     return Place(group.rank(), group.size(), int(local_rank) if is_natural_text(local_rank) else group.rank())
 
 
-def has_joined() -> bool:
-    """Whether this process has ever come to the other workers of a run."""
-    return _joined is not None
-
-
 def _own_device(device: str, local_rank: int) -> str:
-    """Return the device of this worker, such as ``cuda:1`` for ``cuda``."""
     if device == "cpu":
         return device
     import torch
@@ -204,3 +205,201 @@ def _own_device(device: str, local_rank: int) -> str:
             "start as many workers on it as it has GPUs, or train on cpu"
         )
     return f"cuda:{number}"
+
+
+def _meet(place: Place, first_contact: float) -> Meeting:
+    """Reach the store, or keep it, and wait there until all workers have come, for ``first_contact`` seconds."""
+    until = time.monotonic() + first_contact
+    # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
+    key = place.address
+    _meetings[key] = _meetings.get(key, 0) + 1
+    number = str(_meetings[key])
+    if place.folder:
+        folder = Path(place.folder)
+        check_folder(folder)
+        run, locations = _gathered(FolderStore(folder), number, place, until, first_contact, key)
+        store = FolderStore(folder / run)
+        store.folder.mkdir(mode=0o700, exist_ok=True)
+        torch_store = torch_distributed().FileStore(str(store.folder / "backends"), place.world_size)
+        return Meeting(store, torch_store, locations, key, place.keeper)
+    while True:
+        try:
+            if key not in _stores:
+                _stores[key] = _open(place, max(1.0, until - time.monotonic()), first_contact)
+            run, locations = _gathered(TorchStore(_stores[key]), number, place, until, first_contact, key)
+            break
+        except OSError as error:
+            # The store was that of a run that has come to its end: rank 0 of this one is about to come.
+            _stores.pop(key, None)
+            if time.monotonic() > until:
+                raise _not_reached(place, first_contact, error) from error
+            time.sleep(_RETRY_SECONDS)
+    torch_store = torch_distributed().PrefixStore(run, _stores[key])
+    return Meeting(TorchStore(torch_store), torch_store, locations, key, place.keeper)
+
+
+def _meet_in_group(group: Any, first_contact: float) -> Meeting:
+    """Wait in the store of a process group of ``torch.distributed`` until all of its workers have come."""
+    # A group that is written in Python does not tell its name and store itself.
+    known = torch_distributed().distributed_c10d
+    store = known._get_process_group_store(group)
+    place = Place(group.rank(), group.size())
+    address = f"the process group '{known._get_process_group_name(group)}'"
+    try:
+        # The store counts, as a process may be of several groups.
+        number = f"burnish.{store.add(f'burnish.meetings/{place.rank}', 1)}"
+        until = time.monotonic() + first_contact
+        run, locations = _gathered(TorchStore(store), number, place, until, first_contact, address)
+    except (OSError, RuntimeError) as error:
+        raise WorkerError(f"Rank {place.rank} cannot reach the store of {address}: {first_line(error)}") from error
+    torch_store = torch_distributed().PrefixStore(run, store)
+    return Meeting(TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store", group)
+
+
+def _gathered(hall: Store, number: str, place: Place, until: float, seconds: float, address: str) -> tuple[str, list[Location]]:
+    """Wait until all workers have come; return the name of their run, and where they are, by rank.
+
+    A store may hold what earlier runs left there, or those that were ended while they waited: each worker enters a token of its
+    own, and once more under that of rank 0. Rank 0 waits for those under its own, and answers with a new name and the tokens of
+    the run's workers. Of two of one rank the later one counts. The number of starts would not tell runs apart: each agent of
+    torchrun counts those of its own workers. Raises OSError if the store is gone.
+    """
+    token = secrets.token_hex(16)
+    hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(Location.own()), place.world_size]))
+    looks: dict[str, int] = {}
+    while True:
+        own, first = (_entry(hall, number, rank) for rank in (place.rank, 0))
+        if own is not None and own[0] != token:
+            raise _refused(place, address, f"another process has come as rank {place.rank}")
+        if place.rank == 0:
+            hall.add(f"{number}/{token}/looks", 1)
+        if first is not None and first[2] != place.world_size:
+            # One that looks no more is of an earlier run, when there were more or fewer workers.
+            count = hall.add(f"{number}/{first[0]}/looks", 0)
+            if looks.setdefault(first[0], count) != count:
+                raise _refused(place, address, f"it is one of {place.world_size} workers, and rank 0 of {first[2]}")
+        elif first is not None:
+            hall.set(f"{number}/{first[0]}/{place.rank}", token)
+        is_late = time.monotonic() > until
+        entries = [_entry(hall, number, rank) for rank in range(place.world_size)] if place.rank == 0 or is_late else []
+        missing = [
+            rank
+            for rank, entry in enumerate(entries)
+            if entry is None
+            or entry[2] != place.world_size
+            or (place.rank == 0 and hall.get(f"{number}/{token}/{rank}") != entry[0])
+        ]
+        if place.rank == 0 and not missing:
+            hall.set(f"{number}/run", json.dumps([secrets.token_hex(8), entries]))
+        name, of_run = json.loads(hall.get(f"{number}/run") or "[null, []]")
+        if any(entry[0] == token for entry in of_run):
+            return name, [Location(*location) for _, location, _ in of_run]
+        if is_late and not missing and of_run:
+            raise WorkerError(
+                f"Rank {place.rank} waits at {address} for a run to begin, where one has all its workers: end that, or choose "
+                "another port"
+            )
+        if is_late:
+            missing = missing or [0]
+            raise WorkerError(
+                f"{ranks(missing).capitalize()} of {place.world_size} {'has' if len(missing) == 1 else 'have'} not come to "
+                f"{address} in {seconds:g} s: see whether all workers were started, with the same address, and reach it"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _entry(hall: Store, number: str, rank: int) -> list[Any] | None:
+    """Return what a worker entered: its token, its location and the number of workers; None if it has not come, or has ended."""
+    text = hall.get(f"{number}/came/{rank}")
+    if text is None:
+        return None
+    token, location, world_size = json.loads(text)
+    return None if Location(*location).has_ended else [token, location, world_size]
+
+
+def _use_interface(meeting: Meeting, place: Place) -> None:
+    """Let backends use the loopback if all workers are of one machine, else the interface that the store is reached by.
+
+    What the user names stays. By itself Gloo takes what the machine's own name resolves to, on many machines the loopback, which
+    no other machine reaches.
+    """
+    if len({location.system for location in meeting.locations}) == 1:
+        for variable in INTERFACES if sys.platform in LOOPBACKS else ():
+            os.environ.setdefault(variable, LOOPBACKS[sys.platform])
+    elif sys.platform == "linux" and place.host and (name := _interface_towards(place.host, place.port)) is not None:
+        os.environ.setdefault(INTERFACES[0], name)
+
+
+def _open(place: Place, seconds: float, first_contact: float) -> Any:
+    is_server = place.rank == 0 and not place.launcher_keeps_store
+    outcome: Future[Any] = Future()
+
+    def open_store() -> None:
+        arguments = (place.host, place.port, None, is_server, timedelta(seconds=seconds))
+        try:
+            outcome.set_result(torch_distributed().TCPStore(*arguments, wait_for_workers=False, multi_tenant=is_server))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        if not is_server:
+            _wait_for_listener(place, time.monotonic() + seconds)
+        # A connection to what never answers blocks for ever: its thread is left to itself.
+        threading.Thread(target=open_store, name="burnish-open", daemon=True).start()
+        return outcome.result(seconds + _SILENT_SECONDS)
+    except TimeoutError as error:
+        raise WorkerError(
+            f"Rank {place.rank} waits for {place.keeper} at {place.address}, where something answers that is no worker of this "
+            "run: choose another port (MASTER_PORT; --master-port)"
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        if is_server:
+            raise WorkerError(
+                f"Rank 0 cannot wait for the others at {place.address}: {first_line(error)}. Choose another port (MASTER_PORT; "
+                "--master-port)"
+            ) from error
+        raise _not_reached(place, first_contact, error) from error
+
+
+def _wait_for_listener(place: Place, until: float) -> None:
+    """Wait until something listens where the store is: the library would write to stderr for each attempt before."""
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), max(1.0, until - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConnectionError(str(error)) from error
+        time.sleep(_RETRY_SECONDS)
+
+
+def _refused(place: Place, address: str, reason: str) -> WorkerError:
+    return WorkerError(
+        f"Rank {place.rank} is not let in at {address}: {reason}. Give every worker a rank of its own, and all the same "
+        "number of workers",
+        comes_again=True,
+    )
+
+
+def _not_reached(place: Place, seconds: float, error: Exception) -> WorkerError:
+    return WorkerError(
+        f"Rank {place.rank} has not reached {place.keeper} at {place.address} in {seconds:g} s: {first_line(error)}. See whether "
+        "it runs, and whether MASTER_ADDR and MASTER_PORT are reached from this machine"
+    )
+
+
+def _interface_towards(host: str, port: int) -> str | None:
+    import fcntl
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                with suppress(OSError):
+                    if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
+                        return name
+    except OSError:
+        return None
+    return None

@@ -1,13 +1,12 @@
-"""Exchanges between the workers of one machine through memory: nothing is copied into the system, and no thread computes beside.
+"""Exchanges between the workers of one machine through shared memory: small ones at once, larger ones piece by piece.
 
 Every worker of a group has a file in memory (``memfd_create``), which the others map too. It has no name in any folder, and is
-gone with the last process that maps it, however that ends. Workers offer each other their files by what they have already (the
-store of the run at first), and use them only where all of them can: on Linux, in one network namespace, as one user, with the
-engine's kernels. A container that cannot see another's processes does not get at their files, and a random token in each says
-that the file is the one that was offered.
+gone with the last process that maps it, however that ends. Workers offer each other their files through the run's store, and use
+them only if all of them can: on Linux, in one network namespace, as one user, with the engine's kernels. A container that cannot
+see another's processes cannot open their files, and a random token in each proves that it is the file that was offered.
 
-Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits looks up now
-and then, as in any exchange: at what the watch knows, and whether the processes that it waits for still run.
+Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits checks now and
+then what the watch knows, and whether the processes that it waits for still run.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ import select
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burnish.errors import WorkerError
+from burnish.engines.communicator import Pending
+from burnish.errors import EngineError, WorkerError
 from burnish.settings import is_switched_off
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 2**18
 """Up to this size, what a worker gives to an exchange goes through places that all exchanges of a group share."""
+PIECE_BYTES = 2**20
+SUM_BYTES = 4 * PIECE_BYTES
 SWITCH = "BURNISH_SHARED_MEMORY"
 OPERATIONS = ("sum", "min", "max", "gather")
 LOOK_UP_SECONDS = 0.5
-# Of a file: marks, then a token, then what is exchanged.
-_MARKS, _TOKEN, _HEADER = 512, 32, 4096
+# Of a file: marks, then a token, then what is exchanged. A piece has a header of its own.
+_MARKS, _TOKEN, _HEADER, _PIECE_HEADER = 512, 32, 4096, 8
 _DONE, _NOT_YET, _GONE, _DIFFERS = range(4)
 # From fcntl.h: the file neither grows nor shrinks, and that stays so.
 _F_ADD_SEALS, _SEAL_SIZE = 1033, 0x1 | 0x2 | 0x4
@@ -58,13 +61,24 @@ class Waiting(Protocol):
     def all_gather_json(self, value: Any, *, name: str = ...) -> list[Any]: ...
 
 
-class Files:
-    """A file of each worker of a group, mapped by all of them.
+class Work:
+    """An exchange that is under way. Until ``wait`` has returned, its tensors are neither read nor written."""
 
-    Attributes:
-        marks: those of each worker, int64.
-        own: this worker's.
-    """
+    def __init__(self, finish: Callable[[], None] | None = None):
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Wait until the exchange is done; on CUDA, until it stands in the current stream."""
+        if self._finish is not None:
+            self._finish()
+        self._finish = None
+
+
+DONE = Work()
+
+
+class Files:
+    """A file of each worker of a group, mapped by all of them; ``marks`` are their counters, int64, and ``own`` this worker's."""
 
     def __init__(self, group: Waiting, maps: Sequence[mmap.mmap], processes: Processes):
         import torch
@@ -76,14 +90,12 @@ class Files:
 
     @classmethod
     def open(cls, group: Waiting, size: int) -> Files | None:
-        """Map files with room for ``size`` bytes; called by all workers together.
-
-        None, on all of them, where one of them cannot.
-        """
+        """Map files with room for ``size`` bytes; all workers call this together, and all get None if one of them cannot."""
         file, offer = _offered(size) if group.shares_memory else (None, None)
         try:
             offers = group.all_gather_json(offer, name="offers to share memory")
-            mapped = None if file is None or not _are_of_one_place(offers) else _mapped(offers, file, group.rank, size)
+            places = {None if each is None else (each["system"], each["network"]) for each in offers}
+            mapped = None if file is None or len(places) != 1 else _mapped(offers, file, group.rank, size)
             usable = group.all_gather_json(mapped is not None, name="whether memory is shared")
         finally:
             if file is not None:
@@ -91,17 +103,12 @@ class Files:
         return cls(group, *mapped) if mapped is not None and all(usable) else None
 
     def tensors(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
-        """Return what each worker's file has room for, as numbers."""
         import torch
 
         return [torch.frombuffer(each, dtype=dtype, count=count, offset=_HEADER) for each in self._maps]
 
     def finish(self, name: str, attempt: Callable[[float], int]) -> None:
-        """Try something that may take the given seconds, until it is done.
-
-        Raises:
-            WorkerError: a worker is gone, or has not come to it in time, or gives something else.
-        """
+        """Try something that may take the given seconds until it is done, or raise WorkerError."""
         began = time.monotonic()
         while (outcome := attempt(LOOK_UP_SECONDS)) != _DONE:
             if outcome == _DIFFERS:
@@ -116,159 +123,71 @@ class Files:
 
 
 class Processes:
-    """The processes of other workers: which of them still run.
-
-    Args:
-        numbers: of the processes, by rank.
-    """
+    """The processes of other workers, by rank, and which of them have ended."""
 
     def __init__(self, numbers: Mapping[int, int]):
         self._ranks: dict[int, int] = {}
-        self._handles: list[int] = []
-        self._finalizer = weakref.finalize(self, _close, self._handles)
         self._poll = select.poll()
+        weakref.finalize(self, _close, self._ranks)
         for rank, number in numbers.items():
-            self._handles.append(os.pidfd_open(number))
-            self._ranks[self._handles[-1]] = rank
-            self._poll.register(self._handles[-1], select.POLLIN)
+            handle = os.pidfd_open(number)
+            self._ranks[handle] = rank
+            self._poll.register(handle, select.POLLIN)
 
     def ended(self) -> list[int]:
-        """The ranks of those that have ended."""
         return [self._ranks[handle] for handle, _ in self._poll.poll(0)]
 
 
-class Lane:
-    """Exchanges of small values, one after the other: each worker gives its own, and takes what all gave.
-
-    An exchange is taken at the latest when the next one begins. So two places for each worker are enough: who gives to an
-    exchange has taken from the one before, to which every other gave after it had taken from the one before that.
-
-    Args:
-        group: the workers.
-        files: with room for two places.
-
-    Attributes:
-        added: the dtypes of numbers that can be added up here.
-    """
-
-    def __init__(self, group: Waiting, files: Files):
-        import torch
-
-        self._rank, self._files = group.rank, files
-        self._slots = files.tensors(torch.uint8, 2 * SMALL_BYTES)
-        self._number = 0
-        self._pending: Taken | None = None
-        self._kernels = torch.ops.burnish
-        self.added = {torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32}
-        self._gathered = {torch.uint8, torch.int8, torch.int16, torch.float16, torch.bool}
-
-    @classmethod
-    def open(cls, group: Waiting) -> Lane | None:
-        """Return the lane of a group; None, on all workers, where they cannot share memory."""
-        files = Files.open(group, 2 * SMALL_BYTES)
-        return None if files is None else cls(group, files)
-
-    def takes(self, tensor: torch.Tensor, operation: str) -> bool:
-        """Whether an exchange goes this way: the same on all workers, who give tensors of one size and dtype."""
-        fits = tensor.nbytes <= SMALL_BYTES and tensor.is_contiguous()
-        return fits and (self.adds_up(tensor.dtype) or (operation == "gather" and tensor.dtype in self._gathered))
-
-    def adds_up(self, dtype: torch.dtype) -> bool:
-        """Whether numbers of this dtype can be added up here."""
-        return dtype in self.added
-
-    def begin(self, tensor: torch.Tensor, result: torch.Tensor, operation: str, name: str) -> Taken:
-        """Give a tensor; what comes of it is in ``result`` when what is returned has been waited for.
-
-        Args:
-            tensor: what this worker gives.
-            result: for ``gather`` [workers, ...]; else of the shape of ``tensor``, and may be that.
-            operation: one of ``OPERATIONS``.
-            name: what is exchanged, for messages.
-        """
-        if self._pending is not None:
-            self._pending.wait()
-        self._number += 1
-        code = OPERATIONS.index(operation)
-        self._kernels.shared_give.default(self._files.own, self._slots[self._rank], tensor, self._number, code)
-        self._pending = Taken(self, result, self._number, code, name)
-        return self._pending
-
-    def take(self, taken: Taken) -> None:
-        """Wait for an exchange that was begun, and let its result be there."""
-        take, marks, slots = self._kernels.shared_take.default, self._files.marks, self._slots
-        self._pending = None
-        self._files.finish(taken.name, lambda seconds: take(marks, slots, taken.result, taken.number, taken.operation, seconds))
+def _close(handles: Iterable[int]) -> None:
+    for handle in handles:
+        with suppress(OSError):
+            os.close(handle)
 
 
-class Taken:
-    """An exchange of a lane, under way."""
+class SharedRows:
+    """Numbers that each worker, in ``tensor``, shows to all others, again and again: ``show``, ``rows``, ``release``.
 
-    def __init__(self, lane: Lane, result: torch.Tensor, number: int, operation: int, name: str):
-        self.result, self.number, self.operation, self.name = result, number, operation, name
-        self._lane: Lane | None = lane
-
-    def wait(self) -> None:
-        """Wait until the result is there.
-
-        Raises:
-            WorkerError: a worker is gone, has not come to it in time, or gave something else.
-        """
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.take(self)
-
-
-class _Shared:
-    """Memory of each worker that the others read and write, in one exchange after the other.
-
-    Args:
-        group: the workers.
-        files: with room for what is exchanged.
-        dtype, count: of the numbers of each worker.
-        name: what is exchanged, for messages.
-
-    Attributes:
-        tensor: the numbers of this worker.
+    ``buffers`` are those of all workers.
     """
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str):
         import torch
 
-        self._group, self._rank, self._files, self._name = group, group.rank, files, name
-        self._buffers = files.tensors(dtype, count)
-        self.tensor = self._buffers[group.rank]
-        self._number = 0
-        self._settled = 0
+        self._group, self._rank, self._files, self.name = group, group.rank, files, name
+        self.buffers = files.tensors(dtype, count)
+        self.tensor = self.buffers[group.rank]
+        self._number = self._settled = 0
         self._kernels = torch.ops.burnish
 
-    def settle(self) -> None:
-        """Wait until no other worker reads or writes this one's numbers any more; before they are written anew.
-
-        Raises:
-            WorkerError: a worker is gone, or has not come to the exchange in time.
-        """
-        if self._settled < self._number:
-            settle, marks = self._kernels.shared_settle.default, self._files.marks
-            self._files.finish(self._name, lambda seconds: settle(marks, self._number, seconds))
-            self._settled = self._number
-
-    def _show(self) -> None:
-        """Let the others know that the numbers are there."""
-        self._group.count(self._name)
+    def show(self) -> None:
+        self._group.count(self.name)
         self._number += 1
         self._kernels.shared_show.default(self._files.own, self._number)
 
+    def settle(self) -> None:
+        """Wait until no other worker reads or writes this one's numbers any more; before they are written again."""
+        if self._settled < self._number:
+            settle, marks = self._kernels.shared_settle.default, self._files.marks
+            self._files.finish(self.name, lambda seconds: settle(marks, self._number, seconds))
+            self._settled = self._number
 
-class SharedBuffer(_Shared):
+    def rows(self) -> list[torch.Tensor]:
+        """Wait for what the workers show, and return it, by rank; it is read only."""
+        wait, marks = self._kernels.shared_await.default, self._files.marks
+        self._files.finish(self.name, lambda seconds: wait(marks, self._number, seconds))
+        return self.buffers
+
+    def release(self) -> None:
+        """End an exchange: the rows are read no more, and the others may write over them."""
+        self._kernels.shared_release.default(self._files.own, self._number)
+
+
+class SharedBuffer(SharedRows):
     """Numbers of which each worker has its own, and that are replaced by their sums, again and again.
 
     Each worker adds up a part of them, in the order of the ranks, and writes the sums of its part to all, or keeps them
     (``reduce_scatter``). What a worker has in its buffer is its own until it begins an exchange, and again when that is settled.
-
-    Args:
-        group, files, dtype, count, name: as of any shared memory.
-        under_way: the buffers of this group that are being exchanged.
+    ``under_way`` are the buffers of this group that are being exchanged.
     """
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
@@ -281,42 +200,23 @@ class SharedBuffer(_Shared):
         return self._begin(None)
 
     def reduce_scatter(self, sizes: Sequence[int]) -> SharedBuffer:
-        """Begin to replace this worker's section of the numbers by their sums; ``wait`` ends it. Other sections stay.
-
-        Args:
-            sizes: of the sections, which lie one after the other, by rank.
-        """
+        """Begin to replace this worker's section, of these sizes by rank, by its sums; ``wait`` ends it. Other sections stay."""
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))
-
-    def add_up(self, vector: torch.Tensor, name: str) -> None:
-        """Replace a vector of any length, of this dtype, by its sum over the workers."""
-        self._what = name
-        import torch
-
-        for piece in torch.split(vector, len(self.tensor)):
-            self.settle()
-            self.tensor[: len(piece)] = piece
-            self.all_reduce().wait()
-            piece.copy_(self.tensor[: len(piece)])
 
     def _begin(self, section: tuple[int, int] | None) -> SharedBuffer:
         self.settle()
         self._section = section
-        self._name = f"{'all-reduce' if section is None else 'reduce-scatter'} of {self._what}"
-        self._show()
+        self.name = f"{'all-reduce' if section is None else 'reduce-scatter'} of {self._what}"
+        self.show()
         self._under_way.append(self)
         return self
 
     def wait(self) -> None:
-        """Wait until ``tensor`` has the sums.
-
-        Raises:
-            WorkerError: a worker is gone, or has not come to it in time.
-        """
         # Of all buffers first: the others then find the sums that they wait for.
         while self._under_way:
-            self._under_way.pop(0)._add_up()
+            buffer = self._under_way.pop(0)
+            buffer._files.finish(buffer.name, buffer._attempt)
         if self._section is None:
             super().settle()
 
@@ -330,40 +230,199 @@ class SharedBuffer(_Shared):
             self._under_way.remove(self)
         return self not in self._under_way
 
-    def of(self, rank: int) -> torch.Tensor:
-        """The numbers of another worker."""
-        return self._buffers[rank]
-
-    def _add_up(self) -> None:
-        self._files.finish(self._name, self._attempt)
-
     def _attempt(self, seconds: float) -> int:
-        marks, buffers, rank, number = self._files.marks, self._buffers, self._rank, self._number
+        marks, buffers, rank, number = self._files.marks, self.buffers, self._rank, self._number
         if self._section is None:
             return int(self._kernels.shared_sum.default(marks, buffers, rank, number, seconds))
         return int(self._kernels.shared_section.default(marks, buffers, rank, *self._section, number, seconds))
 
 
-class SharedRows(_Shared):
-    """Bytes that each worker shows to all others, again and again: ``show``, ``rows``, ``release``."""
+class Memory:
+    """The exchanges of a group. Those that return nothing to wait for are done when their method returns.
 
-    def show(self) -> None:
-        """Begin an exchange: the others may read ``tensor`` now."""
-        self._show()
+    Small values go through places that all exchanges share, one after the other. An exchange is taken at the latest when the
+    next one begins. So two places for each worker are enough: who gives to an exchange has taken from the one before, to which
+    every other gave after it had taken from the one before that. Tensors are contiguous.
+    """
 
-    def rows(self) -> list[torch.Tensor]:
-        """Wait for what the workers show, and return it, by rank; to be read, and left as it is.
+    def __init__(self, group: Waiting, files: Files):
+        import torch
 
-        Raises:
-            WorkerError: a worker is gone, or has not come to it in time.
+        self._group, self._rank, self._files = group, group.rank, files
+        self._places = files.tensors(torch.uint8, 2 * SMALL_BYTES)
+        self._number = 0
+        self._pending: Pending = DONE
+        self._kernels = torch.ops.burnish
+        self._added = {torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32}
+        self._gathered = {*self._added, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bool}
+        self._pieces: SharedRows | None = None
+        self._sums: dict[torch.dtype, SharedBuffer | None] = {}
+        self._under_way: list[SharedBuffer] = []
+
+    @classmethod
+    def open(cls, group: Waiting) -> Memory | None:
+        files = Files.open(group, 2 * SMALL_BYTES)
+        return None if files is None else cls(group, files)
+
+    def all_reduce(self, tensor: torch.Tensor, operation: str, name: str) -> Pending:
+        """Begin to replace a tensor by its ``sum``, ``min`` or ``max`` over the workers, taken in the order of the ranks."""
+        name = f"all-reduce of {name}"
+        if tensor.dtype in self._added and _is_small(tensor):
+            return self._begin(tensor, tensor, operation, name)
+        import torch
+
+        vector, workers = tensor.detach().view(-1), self._group.world_size
+        # Workers that have come with other things are found out before anything is added up.
+        none = torch.empty(0, dtype=torch.uint8)
+        self._exchange(none, [0] * workers, [(0, none)] * workers, name, f"{operation} {tensor.dtype} {len(vector)}")
+        if operation == "sum" and tensor.dtype in self._added:
+            if tensor.dtype not in self._sums:
+                count = SUM_BYTES // tensor.itemsize
+                self._sums[tensor.dtype] = self._shared_buffer(tensor.dtype, count, name, under_way=[])
+            if (buffer := self._sums[tensor.dtype]) is not None:
+                buffer._what = name
+                with torch.inference_mode():
+                    for piece in torch.split(vector, len(buffer.tensor)):
+                        buffer.settle()
+                        buffer.tensor[: len(piece)] = piece
+                        buffer.all_reduce().wait()
+                        piece.copy_(buffer.tensor[: len(piece)])
+                return DONE
+        for piece in torch.split(vector, PIECE_BYTES // tensor.itemsize):
+            rows = piece.new_empty((workers, *piece.shape))
+            self._gather_pieces(rows, piece, name)
+            combine(rows, operation, piece)
+        return DONE
+
+    def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+        self._gather(rows, tensor, f"all-gather of {name}")
+
+    def _gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+        if tensor.dtype in self._gathered and _is_small(tensor):
+            self._begin(tensor, rows, "gather", name).wait()
+        else:
+            self._gather_pieces(rows, tensor, name)
+
+    def all_to_all(self, received: torch.Tensor, given: torch.Tensor, sizes: Sequence[Sequence[int]], name: str) -> None:
+        """Give each worker a part of a vector, and take those that are for this one, one after the other, by rank.
+
+        ``sizes`` says for each worker how many elements it gives to each.
         """
-        wait, marks = self._kernels.shared_await.default, self._files.marks
-        self._files.finish(self._name, lambda seconds: wait(marks, self._number, seconds))
-        return self._buffers
+        import torch
 
-    def release(self) -> None:
-        """End an exchange: the rows are read no more, and the others may write over them."""
-        self._kernels.shared_release.default(self._files.own, self._number)
+        width = given.itemsize
+        into = torch.split(as_bytes(received), [row[self._rank] * width for row in sizes])
+        firsts = [sum(row[: self._rank]) * width for row in sizes]
+        lengths = [sum(row) * width for row in sizes]
+        wanted, kind = list(zip(firsts, into, strict=True)), f"all to all {given.dtype} {sizes}"
+        self._exchange(as_bytes(given), lengths, wanted, f"all-to-all of {name}", kind)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, name: str) -> None:
+        name, ranks = f"broadcast of {name}", range(self._group.world_size)
+        if tensor.dtype in self._gathered and _is_small(tensor):
+            rows = tensor.new_empty((len(ranks), *tensor.shape))
+            self._gather(rows, tensor, name)
+            tensor.copy_(rows[source])
+            return
+        content = as_bytes(tensor)
+        lengths = [tensor.nbytes if rank == source else 0 for rank in ranks]
+        wanted = [(0, content if rank == source != self._rank else content[:0]) for rank in ranks]
+        self._exchange(content if self._rank == source else content[:0], lengths, wanted, name, f"broadcast {tensor.dtype}")
+
+    def shared_buffer(self, dtype: torch.dtype, count: int, name: str) -> SharedBuffer | None:
+        """Return numbers that are exchanged again and again; None if numbers of this dtype are not added up here."""
+        return self._shared_buffer(dtype, count, name, self._under_way) if dtype in self._added and count else None
+
+    def _shared_buffer(self, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]) -> SharedBuffer | None:
+        files = Files.open(self._group, count * dtype.itemsize)
+        return None if files is None else SharedBuffer(self._group, files, dtype, count, name, under_way)
+
+    def shared_rows(self, count: int, name: str) -> SharedRows | None:
+        import torch
+
+        files = Files.open(self._group, count) if count else None
+        return None if files is None else SharedRows(self._group, files, torch.uint8, count, f"all-gather of {name}")
+
+    def _begin(self, tensor: torch.Tensor, result: torch.Tensor, operation: str, name: str) -> Pending:
+        """Give a small tensor; ``result``, [workers, ...] for ``gather``, is there when what is returned has been waited for."""
+        self._group.count(name)
+        self._pending.wait()
+        self._number += 1
+        number, code = self._number, OPERATIONS.index(operation)
+        self._kernels.shared_give.default(self._files.own, self._places[self._rank], tensor, number, code)
+        take, marks, places = self._kernels.shared_take.default, self._files.marks, self._places
+
+        def finish() -> None:
+            self._files.finish(name, lambda seconds: take(marks, places, result, number, code, seconds))
+
+        self._pending = Work(finish)
+        return self._pending
+
+    def _gather_pieces(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+        into = as_bytes(rows).view(len(rows), -1)
+        self._exchange(as_bytes(tensor), [tensor.nbytes] * len(rows), [(0, row) for row in into], name, f"gather {tensor.dtype}")
+
+    def _exchange(
+        self, own: torch.Tensor, lengths: Sequence[int], wanted: Sequence[tuple[int, torch.Tensor]], name: str, kind: str
+    ) -> None:
+        """Show bytes of this worker to all, and copy some of theirs, piece by piece.
+
+        Each worker shows as many as ``lengths`` says. ``wanted`` says of each where what this worker wants begins, and where it
+        goes. All workers must be about the same ``kind``.
+        """
+        import torch
+
+        self._pieces = self._pieces or self.shared_rows(_PIECE_HEADER + PIECE_BYTES, name)
+        if (pieces := self._pieces) is None:
+            raise EngineError(
+                "The workers share memory for small exchanges, and there is none for larger ones: free memory, or set "
+                f"{SWITCH}=off"
+            )
+        code = zlib.crc32(f"{kind} {list(lengths)}".encode())
+        # What an engine made under inference is written to here, and so is what it did not.
+        with torch.inference_mode():
+            for begin in range(0, max(1, *lengths), PIECE_BYTES):
+                pieces.settle()
+                pieces.name = name
+                pieces.tensor[:_PIECE_HEADER].view(torch.int64).fill_(code)
+                piece = own[begin : begin + PIECE_BYTES]
+                pieces.tensor[_PIECE_HEADER : _PIECE_HEADER + len(piece)] = piece
+                pieces.show()
+                rows = pieces.rows()
+                if any(row[:_PIECE_HEADER].view(torch.int64).item() != code for row in rows):
+                    raise self._group.at_odds(name)
+                for row, (first, into) in zip(rows, wanted, strict=True):
+                    low, high = max(first, begin), min(first + len(into), begin + PIECE_BYTES)
+                    if low < high:
+                        into[low - first : high - first] = row[_PIECE_HEADER + low - begin : _PIECE_HEADER + high - begin]
+                pieces.release()
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes <= SMALL_BYTES and tensor.is_contiguous()
+
+
+def combine(rows: torch.Tensor, operation: str, into: torch.Tensor) -> None:
+    """Write the ``sum``, ``min`` or ``max`` of rows, taken from the first to the last, to a tensor; the first row is not kept."""
+    import torch
+
+    with torch.inference_mode():
+        total = rows[0]
+        for row in rows[1:]:
+            if operation == "sum":
+                total += row
+            else:
+                (torch.minimum if operation == "min" else torch.maximum)(total, row, out=total)
+        into.detach().copy_(total)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+_open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def leave() -> None:
@@ -373,9 +432,6 @@ def leave() -> None:
     for files in list(_open):
         torch.ops.burnish.shared_leave.default(files.own)
     _open.clear()
-
-
-_open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def prepare() -> bool:
@@ -388,7 +444,7 @@ def prepare() -> bool:
 
 
 def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
-    """A file with room for ``size`` bytes, and what others need to know to map it; None where this worker shares no memory."""
+    """Return a file with room for ``size`` bytes, and what others need to know to map it; None if no memory is shared here."""
     if not prepare():
         return None, None
     import fcntl
@@ -415,14 +471,7 @@ def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
         return None, None
 
 
-def _are_of_one_place(offers: Sequence[dict[str, Any] | None]) -> bool:
-    """Whether all workers offer memory, and run under one system in one network namespace."""
-    places = {None if offer is None else (offer["system"], offer["network"]) for offer in offers}
-    return len(places) == 1 and None not in places
-
-
 def _mapped(offers: Sequence[Any], own_file: int, rank: int, size: int) -> tuple[list[mmap.mmap], Processes] | None:
-    """The files that are offered, and who offers them; None where one is not to be had."""
     maps = []
     try:
         processes = Processes({other: offer["process"] for other, offer in enumerate(offers) if other != rank})
@@ -442,9 +491,3 @@ def _mapped(offers: Sequence[Any], own_file: int, rank: int, size: int) -> tuple
     except (OSError, AttributeError):
         return None
     return maps, processes
-
-
-def _close(handles: list[int]) -> None:
-    for handle in handles:
-        with suppress(OSError):
-            os.close(handle)

@@ -1,68 +1,78 @@
-"""The store that workers share, short texts by name: that of ``torch.distributed``, or on one machine files in a folder."""
+"""What workers know of each other before they exchange anything: where each runs, and a store of short texts by key.
+
+The store is one of ``torch.distributed``, or on one machine files in a folder.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
-from burnish.errors import ConfigurationError
+from burnish.errors import ConfigurationError, EngineError
+from burnish.installing import install_command
+
+TIMEOUT_SECONDS = 60.0
+FIRST_CONTACT_SECONDS = 300.0
+NO_TORCH = (
+    "Several workers exchange their gradients as PyTorch's tensors, and PyTorch is not installed: "
+    f"{install_command('torch')}, or train with one worker, or by MPI (burnish.distributed.mpi)"
+)
 
 
-class Store(Protocol):
-    """What workers tell each other. All methods raise OSError if the store is gone."""
+def check_torch() -> None:
+    """Raise EngineError if PyTorch is not installed, without the seconds that importing it takes."""
+    if importlib.util.find_spec("torch") is None:
+        raise EngineError(NO_TORCH)
+
+
+def torch_distributed() -> Any:
+    """Return the module ``torch.distributed``, or raise EngineError."""
+    try:
+        import torch.distributed as distributed
+    except ImportError as error:
+        raise EngineError(NO_TORCH) from error
+    if not distributed.is_available():
+        raise EngineError("This PyTorch was built without torch.distributed: install another build, or train with one worker")
+    return distributed
+
+
+@dataclass(frozen=True)
+class TorchStore:
+    """A store of ``torch.distributed``, such as the one that torchrun keeps. Methods raise OSError if it is gone."""
+
+    store: Any
 
     def set(self, key: str, value: str) -> None:
-        """Enter a value."""
-        ...
+        _answered(self.store.set, key, value)
 
     def get(self, key: str) -> str | None:
         """Return a value; None if none is entered."""
-        ...
+        # Its own ``get`` waits for a key that is missing.
+        if not _answered(self.store.check, [key]):
+            return None
+        return str(_answered(self.store.get, key).decode())
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which is 0 before, and return it."""
-        ...
+        return int(_answered(self.store.add, key, amount))
 
     def compare_set(self, key: str, expected: str, desired: str) -> None:
         """Enter a value if none is entered, or ``expected`` is."""
-        ...
-
-    def again(self) -> Store:
-        """Return the same store for another thread, which does not wait for this one."""
-        ...
-
-
-class TorchStore:
-    """A store of ``torch.distributed``, such as the one that torchrun keeps."""
-
-    def __init__(self, store: Any):
-        self._store = store
-
-    def set(self, key: str, value: str) -> None:
-        _answered(self._store.set, key, value)
-
-    def get(self, key: str) -> str | None:
-        # Its own ``get`` waits for a key that is missing.
-        if not _answered(self._store.check, [key]):
-            return None
-        text: str = _answered(self._store.get, key).decode()
-        return text
-
-    def add(self, key: str, amount: int) -> int:
-        return int(_answered(self._store.add, key, amount))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> None:
-        _answered(self._store.compare_set, key, expected, desired)
+        _answered(self.store.compare_set, key, expected, desired)
 
     def again(self) -> TorchStore:
+        """Return the same store for another thread, which does not wait for this one."""
         try:
-            return TorchStore(self._store.clone())
+            return TorchStore(self.store.clone())
         except RuntimeError:  # not every kind has a second connection; one that is gone says so when it is asked
             return self
 
@@ -74,11 +84,11 @@ def _answered(function: Callable[..., Any], *arguments: Any) -> Any:
         raise OSError(str(error)) from error
 
 
+@dataclass(frozen=True)
 class FolderStore:
     """A store of files, one for each key, in a folder that only the user can enter: no process of a run listens for others."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    folder: Path
 
     def set(self, key: str, value: str) -> None:
         draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
@@ -112,20 +122,18 @@ class FolderStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder, which the system releases for a process that ends."""
-        import fcntl
+        import fcntl  # whose locks the system releases for a process that ends
 
         with (self.folder / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
-def check_folder(folder: Path) -> None:
-    """See that workers can meet in a folder, and that nobody else can enter it; it is made if it is missing.
+Store = TorchStore | FolderStore
 
-    Raises:
-        ConfigurationError: it is another user's, or others may enter it, or it cannot be had.
-    """
+
+def check_folder(folder: Path) -> None:
+    """Make a folder for workers to meet in if it is missing; raise ConfigurationError if anybody else can enter it."""
     remedy = "name a folder of your own that nobody else can enter (chmod 700), on a local disk"
     if os.name != "posix":
         raise ConfigurationError("Workers of one machine meet in a folder whose owner the system knows, which this one does not")
@@ -143,3 +151,68 @@ def check_folder(folder: Path) -> None:
     else:
         return
     raise ConfigurationError(f"Workers cannot meet in '{folder}', which {reason}: {remedy}")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a worker runs: its machine, its number there, and what tells one running system and its network from others."""
+
+    host: str
+    process: int
+    system: str
+
+    @classmethod
+    def own(cls) -> Location:
+        host = socket.gethostname()
+        try:
+            # Containers of one machine, and namespaces that stand in for machines, are taken for machines.
+            spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+            system = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {spaces}"
+        except OSError:
+            system = host
+        return cls(host, os.getpid(), system)
+
+    @property
+    def has_ended(self) -> bool:
+        if self.system != Location.own().system or os.name != "posix":
+            return False
+        try:
+            os.kill(self.process, 0)
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.host}, process {self.process}"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Workers that have found each other.
+
+    ``torch_store`` is ``store`` as one of ``torch.distributed``, for the backends that find each other by it. ``address`` and
+    ``keeper`` are for messages; the keeper is empty if the store outlives each worker. ``group`` is the process group that they
+    were found in, if any.
+    """
+
+    store: Store
+    torch_store: Any
+    locations: Sequence[Location]
+    address: str
+    keeper: str
+    group: Any = None
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 1, 2 and 5``; of more than six, the first."""
+    names = [str(number) for number in sorted(numbers)]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    if len(names) > 6:
+        return f"ranks {', '.join(names[:6])} and {len(names) - 6} more"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without the traces that libraries append."""
+    return str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Signs of life: which worker of a run is gone, late or cut off, found out next to the exchange of data.
+"""Heartbeats: which worker of a run is gone, late or cut off, found out by way of the store.
 
 Every second, each worker counts up a number in the store that all of them share, from a thread of its own. Each watches the next
 rank, and the first cause that any of them finds is entered for all. This is needed because a connection that breaks names no
@@ -11,10 +11,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from burnish.distributed.connection.store import Store
+from burnish.distributed.connection.store import Meeting, Store, first_line, ranks
 
 INTERVAL_SECONDS = 1.0
 SEARCH_SECONDS = 4.0
@@ -31,14 +31,7 @@ NO_CAUSE = ""
 
 @dataclass
 class Life:
-    """What is known of another worker, as it was last read.
-
-    Attributes:
-        changed: when another ``count`` was read than before, by this worker's clock.
-        count: the number that it counts up; None before the first reading.
-        operations: how many exchanges it had begun.
-        left: whether it left the run in good order.
-    """
+    """The last reading of another worker: ``changed``, by this worker's clock, when its ``count`` was another than before."""
 
     changed: float
     count: int | None = None
@@ -66,61 +59,31 @@ class Barrier:
 
 
 class Watch:
-    """Beats for this worker and watches the others.
+    """Beats for this worker and watches the others, in a thread of its own, which alone asks the store while others wait.
 
-    Args:
-        store: what the workers share; the thread asks it alone, as it would have to wait for another.
-        address: where the store is, for messages.
-        keeper: who keeps it, for messages; empty if it outlives each of them.
-        rank: of this worker.
-        places: of all workers, by rank, for messages: host and process.
-        patience: seconds of silence after which a worker, or the store, counts as gone.
-        on_cause: called once, from the thread, when a cause is known.
-        has_ended: tells if the process of a rank is known to run no more; asked every second, from the thread.
-
-    Attributes:
-        operations: how many exchanges this worker has begun.
-        comes_again: whether a new start of the run would end by the same cause, where one is known.
+    After ``patience`` seconds of silence a worker, or the store, counts as gone. ``on_cause`` is called once, from the thread,
+    when a cause is known; ``comes_again`` tells if a new start of the run would end by it too. ``operations`` counts the
+    exchanges that this worker has begun.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        address: str,
-        keeper: str,
-        rank: int,
-        places: Sequence[str],
-        patience: float,
-        on_cause: Callable[[], None] | None = None,
-        has_ended: Callable[[int], bool] = lambda rank: False,
-    ):
-        self.rank = rank
-        self.world_size = len(places)
-        self.patience = patience
+    def __init__(self, meeting: Meeting, rank: int, patience: float, on_cause: Callable[[], None] | None = None):
+        self.rank, self.world_size, self.patience = rank, len(meeting.locations), patience
         self.operations = 0
         self.comes_again = False
-        self._address = address
-        self._keeper = keeper
-        self._store = store
-        self._places = places
-        self._on_cause, self._has_ended = on_cause, has_ended
+        self._meeting, self._on_cause = meeting, on_cause
         self._looked = 0.0
-        now = time.monotonic()
+        self._contact = now = time.monotonic()
         self._lives = {other: Life(changed=now) for other in range(self.world_size) if other != rank}
         self._cause: str | None = None
         self._declared: tuple[str, bool] | None = None  # a cause, and whether it comes again
-        self._contact = now
         self._search: Search | None = None
         self._barrier: Barrier | None = None
-        self._ending = threading.Event()
-        self._hurry = threading.Event()
-        self._entered = threading.Event()
+        self._ending, self._hurry, self._entered = threading.Event(), threading.Event(), threading.Event()
         # Other launchers may end before their workers, such as a shell that starts them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -130,10 +93,7 @@ class Watch:
         self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
     def declare(self, cause: str, comes_again: bool = False) -> None:
-        """Tell every worker why the run ends; an earlier cause stands. Returns when it is entered, or cannot be.
-
-        ``comes_again`` says that a new start of the run would end so too.
-        """
+        """Tell every worker why the run ends; an earlier cause stands. Returns when it is entered, or cannot be."""
         self._declared = self._declared or (cause, comes_again)
         self._hurry.set()
         self._entered.wait(2 * INTERVAL_SECONDS)
@@ -152,19 +112,15 @@ class Watch:
         return barrier.complete
 
     def cause(self) -> str | None:
-        """Return why the run cannot go on, as far as anybody knows by now."""
+        """Return why the run cannot go on, as far as any worker knows by now."""
         if self._cause is None and time.monotonic() - self._contact > self.patience:
-            gone = f"the machine of {self._keeper} is gone, or the link to it is cut"
-            why = gone if self._keeper else "the disk that it is on does not answer"
-            self._find(f"there has been no contact with the store at {self._address} for {self.patience:g} s: {why}")
+            gone = f"the machine of {self._meeting.keeper} is gone, or the link to it is cut"
+            why = gone if self._meeting.keeper else "the disk that it is on does not answer"
+            self._find(f"there has been no contact with the store at {self._meeting.address} for {self.patience:g} s: {why}")
         return self._cause
 
     def search(self, ended: Collection[int] = ()) -> str | None:
-        """After a connection broke: return who is gone, within a few seconds; None if all others show signs of life.
-
-        Args:
-            ended: workers of which it is known that they run no more; it remains to be found out whether they said why.
-        """
+        """After a connection broke: return who is gone, within a few seconds; None if all others show signs of life."""
         search = self._look_closely(ended)
         if self._cause is None and self._contact > search.began:
             gone = self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left()
@@ -184,7 +140,7 @@ class Watch:
         if self._cause is not None:
             return self._cause
         if self._contact <= search.began:
-            return f"the store at {self._address} does not answer either: the link to it may be cut"
+            return f"the store at {self._meeting.address} does not answer either: the link to it may be cut"
         behind = [rank for rank, life in self._lives.items() if life.operations < self.operations]
         return (
             self._said(self._in_doubt(search), "shows no sign of life", "show no sign of life")
@@ -194,9 +150,8 @@ class Watch:
         )
 
     def _said(self, numbers: Sequence[int], of_one: str, of_several: str) -> str:
-        """What is said of workers, with where a single one runs, for that is to be looked at; empty if there are none."""
         if len(numbers) == 1:
-            return f"rank {numbers[0]} of {self.world_size} ({self._places[numbers[0]]}) {of_one}"
+            return f"rank {numbers[0]} of {self.world_size} ({self._meeting.locations[numbers[0]]}) {of_one}"
         return f"{ranks(numbers)} {of_several}" if numbers else ""
 
     def _who_left(self) -> str:
@@ -221,33 +176,31 @@ class Watch:
     def _run(self) -> None:
         beat = 0
         try:
-            store = self._store.again()
+            store = self._meeting.store.again()
             while not self._ending.is_set():
                 self._round(store, beat)
                 if time.monotonic() > self._looked + INTERVAL_SECONDS:
                     self._looked = time.monotonic()
                     self._look_for_ended(store)
                 beat += 1
-                if self._hurry.wait(self._interval):
+                interval = SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
+                if (barrier := self._barrier) is not None and not barrier.complete:
+                    interval = BARRIER_INTERVAL_SECONDS + BARRIER_INTERVAL_SECONDS_PER_WORKER * self.world_size
+                if self._hurry.wait(interval):
                     self._hurry.clear()
             self._enter(store)
-            self._beat(store, beat, leaves=self._declared is None)
+            store.set(f"life/{self.rank}", json.dumps([beat, self.operations, self._declared is None]))
             self._let_first_end(store)
         except (OSError, ValueError) as error:
             if not self._ending.is_set():
-                kept = f"{self._keeper}, which keeps the store at {self._address},"
-                self._find(f"{kept if self._keeper else f'the folder {self._address}'} is gone ({first_line(error)})")
-
-    @property
-    def _interval(self) -> float:
-        if self._barrier is not None and not self._barrier.complete:
-            return BARRIER_INTERVAL_SECONDS + BARRIER_INTERVAL_SECONDS_PER_WORKER * self.world_size
-        return SEARCH_INTERVAL_SECONDS if self._search else INTERVAL_SECONDS
+                keeper, address = self._meeting.keeper, self._meeting.address
+                kept = f"{keeper}, which keeps the store at {address}," if keeper else f"the folder {address}"
+                self._find(f"{kept} is gone ({first_line(error)})")
 
     def _round(self, store: Store, beat: int) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
             self._declared = self._declared or (f"the launcher of rank {self.rank} (torchrun) is gone", False)
-        self._beat(store, beat)
+        store.set(f"life/{self.rank}", json.dumps([beat, self.operations, False]))
         self._enter(store)
         if (barrier := self._barrier) is not None and not barrier.complete:
             come = store.add(barrier.key, 0 if barrier.entered else 1)
@@ -255,8 +208,7 @@ class Watch:
         if entered := store.get(CAUSE):
             self._find(*json.loads(entered))
         following = (self.rank + 1) % self.world_size
-        watched = list(self._lives) if self._search else [following]
-        for rank in watched:
+        for rank in list(self._lives) if self._search else [following]:
             self._read(store, rank)
         now = time.monotonic()
         life = self._lives[following]
@@ -268,14 +220,11 @@ class Watch:
     def _look_for_ended(self, store: Store) -> None:
         """Find workers that run no more: at a barrier no connection breaks."""
         for rank, life in self._lives.items():
-            if self._cause is None and not life.left and self._has_ended(rank):
+            if self._cause is None and not life.left and self._meeting.locations[rank].has_ended:
                 self._read(store, rank)  # it may have left in good order
                 if not life.left:
                     self._declared = self._declared or (self._said([rank], "is gone", "are gone"), False)
                     self._hurry.set()
-
-    def _beat(self, store: Store, beat: int, leaves: bool = False) -> None:
-        store.set(f"life/{self.rank}", json.dumps([beat, self.operations, leaves]))
 
     def _let_first_end(self, store: Store) -> None:
         """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why.
@@ -299,7 +248,6 @@ class Watch:
             time.sleep(BARRIER_INTERVAL_SECONDS)
 
     def _enter(self, store: Store) -> None:
-        """Enter what was declared, if nothing is entered yet."""
         if self._declared is not None and not self._entered.is_set():
             store.compare_set(CAUSE, NO_CAUSE, json.dumps(self._declared))
             self._entered.set()
@@ -309,11 +257,10 @@ class Watch:
         if entered is None:
             return
         count, operations, left = json.loads(entered)
-        life = self._lives[rank]
+        life, search = self._lives[rank], self._search
         if count != life.count:
             life.count, life.changed = count, time.monotonic()
         life.operations, life.left = operations, left
-        search = self._search
         if search is not None and search.first.setdefault(rank, count) != count:
             search.alive.add(rank)
 
@@ -322,18 +269,3 @@ class Watch:
             self.comes_again, self._cause = comes_again, cause
             if self._on_cause is not None:
                 self._on_cause()
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 1, 2 and 5``; of more than six, the first."""
-    names = [str(number) for number in sorted(numbers)]
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    if len(names) > 6:
-        return f"ranks {', '.join(names[:6])} and {len(names) - 6} more"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without the traces that libraries append."""
-    return str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,9 +1,9 @@
-"""Optimizer state in shares: each worker keeps and computes that of its parameters alone, and gives the others what they become.
+"""Sharded optimizer state (ZeRO, stage 1): each worker keeps and updates only its share of the parameters.
 
-Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020, stage 1. A
-gradient is added up on the worker that updates its parameter, and what the update computes of it is computed there. If
-something is computed of what different workers have, such as the norm of all gradients, each gives the others what enters it:
-the sums of squares, not the gradients. So the numbers are those of workers that have all gradients.
+Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020. A gradient is
+summed on the worker that updates its parameter, and what the update computes of it is computed there. If something depends on
+what different workers have, such as the norm of all gradients, they exchange what enters it: sums of squares, not gradients. So
+the numbers are those of workers that have all gradients.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
-from burnish.distributed.graphs.merge_exchanges import next_order
-from burnish.graph import (
-    Builder,
-    attribute_value,
-    constant_array,
-    remove_node,
-    replace_uses,
-    replace_value,
-    static_shape,
-    zeros_like,
-)
+from burnish.distributed.exchanges import next_order, replace_by_exchanged
+from burnish.distributed.runner import SpreadRunner, as_bytes, from_bytes, gathered
+from burnish.engines import ProgramRunner
+from burnish.engines.base import Arrays
+from burnish.engines.communicator import Communicator
+from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses, static_shape, zeros_like
 from burnish.graph.uses import ancestors_of, producer_of, read_by
 from burnish.operators.collectives import (
     ALL_REDUCE_FINISH,
@@ -37,21 +32,18 @@ from burnish.operators.collectives import (
     gather_owned,
 )
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
-from burnish.program.signature import Role, Signature
+from burnish.program.signature import Entry, Role, Signature
 from burnish.rewriting.remove_unused import remove_unused
 
 GRADIENT, NEXT = "grad:", "next:"
-"""What the outputs of a training graph that are gradients, and the next values of state entries, begin with."""
+"""How the names of a training graph's outputs begin, for gradients and for the next values of state entries."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Who keeps what.
+    """Which of the ``workers`` keeps what: ``owners`` is the rank by parameter, named as in the state.
 
-    Attributes:
-        workers: how many there are.
-        owners: rank by parameter, named as in the state.
-        slots: for every state entry that one worker alone keeps, its parameter.
+    ``slots`` has the parameter of every state entry that one worker alone keeps. A worker keeps those ``of`` its rank.
     """
 
     workers: int
@@ -59,23 +51,17 @@ class Shares:
     slots: Mapping[str, str]
 
     def of(self, rank: int) -> frozenset[str]:
-        """The state entries that this worker alone keeps."""
         return frozenset(slot for slot, parameter in self.slots.items() if self.owners[parameter] == rank)
 
     def not_of(self, rank: int) -> frozenset[str]:
-        """The state entries that others keep."""
         return frozenset(self.slots) - self.of(rank)
 
 
 def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
-    """Divide the parameters that train among workers, so that each has about as many bytes of gradients and optimizer state.
+    """Divide the trained parameters among workers, so that each has about as many bytes of gradients and optimizer state.
 
-    Args:
-        signature: of the program.
-        workers: how many there are.
-        slots: what the optimizer declares; averages of parameters, which are evaluated with, stay on all workers, and so do
-            tables of which a step writes some rows: all workers get those.
-        parts: state entries of which each worker has its own part.
+    Averages of parameters, which are evaluated with, stay on all workers, and so do tables of which a step writes some rows, and
+    ``parts``: entries of which each worker has its own part. ``slots`` are those that the optimizer declares.
     """
     by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
     trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
@@ -108,7 +94,6 @@ def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
     name_gradients(grad.graph)
 
     def shard(model: ir.Model) -> None:
-        """Leave the updates of this worker's share, with the exchanges that they take."""
         plan = _Plan(model.graph, shares)
         plan.scatter()
         plan.gather()
@@ -123,7 +108,7 @@ def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
 
 
 def name_gradients(graph: ir.Graph) -> None:
-    """Let every exchange of a bucket say, in place, the gradients of which parameters it exchanges."""
+    """Write to the exchange of every bucket, in place, the names of the parameters whose gradients it exchanges."""
     names: dict[ir.Value, str] = {}
     for output in graph.outputs:
         if (output.name or "").startswith(GRADIENT):
@@ -136,7 +121,6 @@ def name_gradients(graph: ir.Graph) -> None:
 
 
 def _start_of(finish: ir.Node) -> ir.Node:
-    """The node that begins an exchange, by the one that ends it."""
     buffer = finish.inputs[0]
     start = None if buffer is None else buffer.producer()
     assert start is not None
@@ -144,19 +128,18 @@ def _start_of(finish: ir.Node) -> ir.Node:
 
 
 class _Plan:
-    """Who computes what of a step, the same on all workers: each value is computed by all, or by one.
+    """Which worker computes what of a step, the same on all: each value is computed by all, or by one.
 
     The graph of the step is rewritten in place.
     """
 
     def __init__(self, graph: ir.Graph, shares: Shares):
         self._graph, self._shares = graph, shares
+        # The worker that alone computes a value, and the workers that need one.
         self._places: dict[ir.Value, int] = {
             value: shares.owners[shares.slots[name]] for value in graph.inputs if (name := value.name or "") in shares.slots
         }
-        """Who computes a value that not all do."""
         self._wanted: defaultdict[ir.Value, frozenset[int]] = defaultdict(frozenset)
-        """Who needs a value, for what it returns."""
         for value in graph.outputs:
             owner = self._owner_of(value)
             self._wanted[value] |= frozenset(range(shares.workers)) if owner is None else {owner}
@@ -169,7 +152,6 @@ class _Plan:
         return frozenset().union(*(self._wanted[output] for output in node.outputs))
 
     def _owner_of(self, output: ir.Value) -> int | None:
-        """Who updates the parameter that an output of the graph belongs to; None for what all compute."""
         name = (output.name or "").removeprefix(NEXT)
         return self._shares.owners.get(self._shares.slots.get(name, name))
 
@@ -212,15 +194,11 @@ class _Plan:
             builder = Builder(self._graph)
             when = builder.tensor(conditions[index].when) if index >= 0 else None
             results = gather_owned(builder.tensors(values), [self._places[value] for value in values], when)
-            node = results[0].value.producer()
-            assert node is not None
-            node.attributes["order"] = ir.AttrInt64("order", order)
-            for value, result in zip(values, results, strict=True):
-                replace_value(value, result.value, but=node)
+            replace_by_exchanged(values, results, order)
         self._graph.sort()
 
     def _conditions(self) -> list[_Condition]:
-        """What the next parameters wait for and the state alone decides, such as that enough micro-batches have been added up."""
+        """The conditions of an update that the state alone decides, such as that enough micro-batches have been added up."""
         found: dict[ir.Value, None] = {}
         for output in self._graph.outputs:
             chosen: ir.Value | None = output if (output.name or "").startswith(f"{NEXT}param/") else None
@@ -228,36 +206,38 @@ class _Plan:
                 chosen = writer.inputs[0]
             while (node := producer_of(chosen, "Where")) is not None:
                 when, chosen = node.inputs[:2]
-                if when is not None and _is_scalar(when) and _is_of_state(when):
-                    found[when] = None
+                if when is not None and _is_scalar(when):
+                    read = (value.name or "" for value in ancestors_of(when) if value.is_graph_input())
+                    if all(name.startswith(STATE) for name in read):  # it is known before the step computes anything
+                        found[when] = None
         return [_Condition(self._graph, when) for when in found]
 
     def _crossing(self) -> dict[ir.Value, int]:
-        """What one worker computes and others need; with how many such exchanges, one after another, the others have it."""
-        gathered: dict[ir.Value, int] = {}
+        """The values that one worker computes and others need, each with how many exchanges, one after another, it takes."""
+        crossing: dict[ir.Value, int] = {}
         levels: dict[ir.Value, int] = {}
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
         for node in self._graph:
             by = self._wanted_of(node)
             read = list(dict.fromkeys(read_by(node)))
-            placed = [value for value in read if value in self._places and value not in gathered]
+            placed = [value for value in read if value in self._places and value not in crossing]
             ranks = {self._places[value] for value in placed}
-            level = max((gathered.get(value, levels.get(value, 0)) for value in read), default=0)
+            level = max((crossing.get(value, levels.get(value, 0)) for value in read), default=0)
             if len(ranks) == 1 and (by <= ranks or not all(map(_is_scalar, placed))):
                 self._places.update(dict.fromkeys(node.outputs, ranks.pop()))
             elif placed and by:
-                gathered |= {value: levels.get(value, 0) + 1 for value in placed}
-                level = max([level, *(gathered[value] for value in placed)])
+                crossing |= {value: levels.get(value, 0) + 1 for value in placed}
+                level = max([level, *(crossing[value] for value in placed)])
             levels |= dict.fromkeys(node.outputs, level)
-            gathered |= {value: level + 1 for value in node.outputs if value in following and value in self._places}
+            crossing |= {value: level + 1 for value in node.outputs if value in following and value in self._places}
         for value in self._graph.outputs:
-            if value in self._places and value not in gathered and self._owner_of(value) != self._places[value]:
-                gathered[value] = levels.get(value, 0) + 1
-        return gathered
+            if value in self._places and value not in crossing and self._owner_of(value) != self._places[value]:
+                crossing[value] = levels.get(value, 0) + 1
+        return crossing
 
 
 class _Condition:
-    """A boolean scalar ``when`` that all workers know, and what of a step is not needed, or stays as it is, while it is false."""
+    """A boolean scalar ``when`` that all workers know; while it is false, some values are not needed or stay as they are."""
 
     def __init__(self, graph: ir.Graph, when: ir.Value):
         self.when = when
@@ -268,14 +248,14 @@ class _Condition:
                 self._needed.update(list(dict.fromkeys(read_by(node)))[2 * self._decides(node) :])
 
     def leaves(self, value: ir.Value) -> bool:
-        """Whether a value is one that workers need not be given while the scalar is false."""
+        """Return True if workers need not be given a value while the scalar is false."""
         return value not in self._needed or self._is_present(value, self._present.get(value.name or ""))
 
     def _decides(self, node: ir.Node) -> bool:
         return node.op_type == "Where" and node.domain == "" and node.inputs[0] is self.when
 
     def _is_present(self, value: ir.Value | None, present: ir.Value | None, rows: Sequence[int] | None = None) -> bool:
-        """Whether a value is then what a state entry is at present; of ``rows`` it does not matter what they are."""
+        """Return True if a value is then the present one of a state entry, but for ``rows``, which do not matter."""
         if (node := producer_of(value, "ScatterND")) is not None:
             written, read = _rows_of(node), producer_of(node.inputs[2], "Gather")
             copies = read is not None and read.inputs[0] is present and _rows_of(read) == written
@@ -286,18 +266,12 @@ class _Condition:
 
 
 def _rows_of(node: ir.Node) -> list[int]:
-    """The rows that a node reads or writes, if they are constant."""
     array = constant_array(node.inputs[1])
     return [] if array is None else [int(row) for row in array.reshape(-1)]
 
 
-def _is_of_state(value: ir.Value) -> bool:
-    """Whether a value is computed of the optimizer's counters alone, and known before the step computes anything."""
-    return all((read.name or "").startswith(STATE) for read in ancestors_of(value) if read.is_graph_input())
-
-
 def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
-    """Take away what other workers compute, from a graph of all of them; ``others`` are the state entries that they keep."""
+    """Remove what other workers compute; ``others`` are the state entries that they keep."""
     graph.outputs[:] = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
     gathers = [node for node in graph if GATHER_OWNED.is_of(node)]
@@ -317,7 +291,7 @@ def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
 
 
 def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
-    """Let a worker wait for the sums of its own gradients; returns what says that it has."""
+    """Let a worker wait for the sums of its own gradients; returns a value that is there when it has."""
     own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
     operands = Builder(graph, before=node).tensors(node.inputs[index] for index in (0, *(1 + index for index in own)))
     *sums, end = REDUCE_SCATTER_FINISH.emit(*operands)
@@ -327,7 +301,7 @@ def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
 
 
 def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:
-    """A value of the dtype and shape of what another worker computes."""
+    """Return a value of the dtype and shape of what another worker computes."""
     present = inputs.get((result.name or "").removeprefix(NEXT))
     if present is not None and present.dtype == result.dtype:
         return present
@@ -342,3 +316,46 @@ def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mappi
 def _is_scalar(value: ir.Value) -> bool:
     extents = static_shape(value)
     return extents is not None and math.prod(extents) == 1
+
+
+class ShardedRunner(SpreadRunner):
+    """A runner of one worker's share of the optimizer's state. ``state`` is an exchange once a step was taken."""
+
+    def __init__(
+        self,
+        runner: ProgramRunner,
+        communicator: Communicator,
+        shares: Shares,
+        entries: Sequence[Entry],
+        state: Mapping[str, np.ndarray],
+    ):
+        super().__init__(runner, communicator)
+        self._names, self._shares = [entry.name for entry in entries], shares
+        kept = map(shares.of, range(communicator.size))
+        self._kept = [[entry for entry in entries if entry.name in names] for names in kept]
+        self._remember(state)
+
+    def _spread(self) -> Mapping[str, str]:
+        return self._shares.slots
+
+    def state(self) -> Arrays:
+        whole = super().state()
+        return {name: whole[name] for name in self._names}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._runner.load_state(state)
+        self._remember(state)
+
+    def _remember(self, state: Mapping[str, np.ndarray]) -> None:
+        others = (kept for rank, kept in enumerate(self._kept) if rank != self._communicator.rank)
+        self._known = {entry.name: np.array(state[entry.name]) for kept in others for entry in kept}
+
+    def _whole(self, own: Arrays) -> Arrays:
+        rank = self._communicator.rank
+        share = {entry.name: own[entry.name] for entry in self._kept[rank]}
+        size = max(1, *(sum(entry.bytes for entry in kept) for kept in self._kept))
+        others: Arrays = {}
+        for other, content in enumerate(gathered(self._communicator, as_bytes(share, size))):
+            if other != rank:
+                others |= from_bytes(content, {entry.name: (entry.numpy_dtype, entry.extents) for entry in self._kept[other]})
+        return others

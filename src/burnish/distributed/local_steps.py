@@ -1,18 +1,17 @@
-"""Workers that step alone for a number of steps, and then become one again: local SGD and DiLoCo.
+"""Local steps: workers step alone for a number of steps, and then average their states (local SGD, DiLoCo).
 
 Sources: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo: distributed
 low-communication training of language models", 2023. A round begins with one state on all workers. In it each trains on its own
-parts of the batches, as if it were the only one, and nothing is exchanged. At its end, with n_r the samples that worker r saw in
-it and N their sum, every number x of the state that steps change, parameters, running statistics and the optimizer's, becomes::
+parts of the batches, and nothing is exchanged. At its end, with n_r the samples that worker r saw in it and N their sum, every
+number x of the state that steps change (parameters, running statistics, the optimizer's) becomes::
 
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
 Running statistics may be those of rank 0 instead. Parameters under ``burnish.optim.diloco`` take an outer step, and rows that the
-program holds stay. Whole numbers, such as
-counters, and masks are those of the first of the workers that have taken the most steps. Random keys differ between workers by an
-offset of the rank.
+program holds stay. Whole numbers, such as counters, and masks are those of the first of the workers that have taken the most
+steps. Random keys differ between workers by an offset of the rank.
 
-Where a runtime's optimizations broke the graph on one worker, and it was opened again with fewer there, all workers have the next
+If a runtime's optimizations broke the graph on one worker, and it was opened again with fewer there, all workers have the next
 round's graph with as few.
 """
 
@@ -24,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from burnish import optim
-from burnish.distributed.graphs.samples import sample_axes
-from burnish.distributed.runners.distributed_state import SpreadRunner
+from burnish.distributed.runner import SpreadRunner, gathered, summed
+from burnish.distributed.samples import sample_axes
 from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
-from burnish.engines.communicator import Communicator, array_of, buffer_of
+from burnish.engines.communicator import Communicator
+from burnish.engines.split_graph import parted
 from burnish.errors import ConfigurationError
 from burnish.graph.pruning_mark import changing_masks
 from burnish.norms import Sync, get
@@ -42,16 +42,15 @@ from burnish.rewriting.precision import FULL
 from burnish.rewriting.precision import get as precision_of
 
 RANK_WORDS = np.array([0x1F83D9AB, 0x5BE0CD19], np.uint32)
-"""Told apart from the words of seeds and streams: the fractions of the roots of 13 and 17."""
+"""Fractions of the roots of 13 and 17, which no words of seeds and streams begin with."""
 
 
 def outer_of(program: Program) -> DiLoCo | None:
-    """The outer optimizer of a program; None where it has none."""
     return next((layer for layer in _optimizers(program) if isinstance(layer, DiLoCo)), None)
 
 
 def check_local_steps(program: Program) -> None:
-    """Raise ConfigurationError where a program cannot be trained by workers that step alone."""
+    """Raise ConfigurationError if a program cannot be trained by workers that step alone."""
     layers = program.options.get("norm_layers", {})
     synchronized = next((name for name, policy in layers.items() if isinstance(get(policy), Sync)), None)
     if synchronized is not None:
@@ -74,18 +73,10 @@ def check_local_steps(program: Program) -> None:
 
 
 class LocalSteps(SpreadRunner):
-    """A runner whose worker steps alone, and is made one with the others at the end of each round.
+    """A runner whose worker steps alone, and is averaged with the others at the end of each round.
 
-    A round ends after every so many steps, and where the state is asked for. An empty part counts as a step in which the worker
-    does nothing; what is reported of it is NaN.
-
-    Args:
-        runner: of this worker, opened with ``worker_start(state, rank)``.
-        communicator: to the others.
-        program: what it runs.
-        every: steps to a round.
-        state: the state that all workers begin with.
-        statistics: what running statistics become, ``mean`` or ``rank0``.
+    A round ends after ``every`` steps, and when the state is asked for. An empty part counts as a step in which the worker does
+    nothing, and reports NaN. ``runner`` was opened with ``worker_start(state, rank)``.
     """
 
     def __init__(
@@ -119,7 +110,6 @@ class LocalSteps(SpreadRunner):
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next step is the last of a round; the same on all workers."""
         return self._steps + 1 == self._every
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -134,7 +124,7 @@ class LocalSteps(SpreadRunner):
         return outputs
 
     def synchronize(self) -> None:
-        """End the round; all workers do at the same time. Nothing where none has begun."""
+        """End the round, if one has begun; all workers do so at the same time."""
         if self._steps:
             self.load_state(self._joined())
 
@@ -146,7 +136,6 @@ class LocalSteps(SpreadRunner):
         return self.own_state()
 
     def state_entry(self, name: str) -> np.ndarray:
-        """Return what this worker has."""
         return self._common_key()[name] if name == self._key else self._runner.state_entry(name)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -165,31 +154,29 @@ class LocalSteps(SpreadRunner):
 
     def _common_key(self) -> Arrays:
         """The random key without the worker's offset."""
-        if self._key is None:
-            return {}
-        return {self._key: self._runner.state_entry(self._key) - offset_of(self._communicator.rank)}
+        key = self._key
+        return {} if key is None else {key: self._runner.state_entry(key) - offset_of(self._communicator.rank)}
 
     def _joined(self) -> Arrays:
-        """The state that the workers' states come to."""
         state = self.own_state()
         changing = [name for name in state if name in self._updated]
-        outer = self._outer_entries()
+        names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
+        slots = {f"param/{name}": OUTER_MOMENTUM.entry(name) for name in (names if self._outer is not None else ())}
+        outer = {name: slot for name, slot in slots.items() if slot in self._start}
         whole = [name for name in changing if state[name].dtype.kind in "iub" or name in self._masks]
         mean = [name for name in changing if name not in whole and name not in outer.values()]
         counts = np.array([self._samples, self._taken, self._runner.reopened], np.int64)
         content = np.concatenate([counts, *(state[name].reshape(-1).astype(np.int64) for name in whole)])
-        rows = array_of(self._communicator.all_gather(buffer_of(self._communicator, content)))
+        rows = gathered(self._communicator, content)
         self._runner.reopen(int(rows[:, 2].max()))
         samples = rows[:, 0]
         weight = samples[self._communicator.rank] / samples.sum() if samples.any() else 1.0 / len(rows)
-        joined = dict(
-            zip(whole, _parted(rows[int(np.argmax(rows[:, 1])), len(counts) :], [state[name] for name in whole]), strict=True)
-        )
+        most = rows[int(np.argmax(rows[:, 1])), len(counts) :]
+        joined = dict(zip(whole, parted(most, [state[name] for name in whole]), strict=True))
         wide: Any = np.float64 if any(state[name].dtype == np.float64 for name in mean) else np.float32
-        moved = [self._moved(name, state[name].astype(wide), wide(weight)).reshape(-1) for name in mean]
-        buffer = buffer_of(self._communicator, np.concatenate(moved) if moved else np.zeros(1, wide))
-        self._communicator.all_reduce(buffer).wait()
-        steps = _parted(array_of(buffer)[: sum(part.size for part in moved)], [state[name].astype(wide) for name in mean])
+        moved = [self._moved(name, state[name].astype(wide), wide(weight)) for name in mean]
+        flat = np.concatenate([part.reshape(-1) for part in moved]) if moved else np.zeros(1, wide)
+        steps = parted(summed(self._communicator, flat), moved)
         for name, step in zip(mean, steps, strict=True):
             if name in self._of_rank0:
                 joined[name] = step.astype(state[name].dtype)
@@ -206,34 +193,22 @@ class LocalSteps(SpreadRunner):
         return {**state, **joined}
 
     def _moved(self, name: str, value: np.ndarray, weight: Any) -> np.ndarray:
-        """What this worker gives to the sum over the workers for an entry of the state."""
+        """Return this worker's term of the sum over the workers for an entry of the state."""
         if name not in self._of_rank0:
             return (value - self._start[name].astype(value.dtype)) * weight
         return value if self._communicator.rank == 0 else np.zeros_like(value)
 
-    def _outer_entries(self) -> dict[str, str]:
-        """For each parameter that takes an outer step, the state entry of its momentum."""
-        names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
-        slots = {f"param/{name}": OUTER_MOMENTUM.entry(name) for name in names}
-        return {name: slot for name, slot in slots.items() if self._outer is not None and slot in self._start}
-
 
 def worker_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
-    """Return the state that a worker begins a round with: that of all, with a random key of its own."""
+    """Return the state that a worker begins a round with: the common one, with a random key of its own."""
     return state if key is None else {**state, key: state[key] + offset_of(rank)}
 
 
 def offset_of(rank: int) -> np.ndarray:
-    """What a worker's random key differs by from the common one: uint32, shape [2]; of the first worker nothing."""
+    """Return the difference of a worker's random key from the common one: uint32, shape [2]; 0 for the first worker."""
     offset: np.ndarray = mix_array(RANK_WORDS + np.uint32(rank)) - mix_array(RANK_WORDS)
     return offset
 
 
 def _optimizers(program: Program) -> list[object]:
     return list(layers_of(optim.get(program.options["optimizer"]))) if "optimizer" in program.options else []
-
-
-def _parted(content: np.ndarray, like: list[np.ndarray]) -> list[np.ndarray]:
-    """The parts of a row, of these shapes and dtypes."""
-    parts = np.split(content, np.cumsum([array.size for array in like])[:-1]) if like else []
-    return [part.reshape(array.shape).astype(array.dtype) for part, array in zip(parts, like, strict=True)]

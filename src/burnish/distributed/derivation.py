@@ -13,21 +13,13 @@ import onnx_ir as ir
 
 from burnish.compiler.executable import Executable
 from burnish.compiler.update import joined_signature
-from burnish.distributed.graphs.accumulation import accumulates, exchanging_for_updates, join_parts
-from burnish.distributed.graphs.buckets import bucket_gradients
-from burnish.distributed.graphs.merge_exchanges import number_exchanges, share_exchanges
-from burnish.distributed.graphs.replication import check_replicated
-from burnish.distributed.graphs.samples import place_samples
-from burnish.distributed.graphs.synchronization import (
-    effective_policies,
-    groups_of_statistics,
-    join_statistics,
-    keep_statistics,
-    synchronize,
-)
-from burnish.distributed.graphs.table_shards import TableShards, look_up_rows, sum_over_workers
+from burnish.distributed.accumulation import accumulates, exchanging_for_updates, join_parts
+from burnish.distributed.batch_normalization import synchronize
+from burnish.distributed.exchanges import bucket_gradients, check_replicated, number_exchanges, share_exchanges
+from burnish.distributed.samples import place_samples
+from burnish.distributed.sharded_tables import TableShards, look_up_rows, sum_over_workers
 from burnish.errors import ConfigurationError
-from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_node
+from burnish.graph import Builder, attribute_value, replace_node
 from burnish.norms import NormPolicy
 from burnish.operators.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
 from burnish.operators.row_gradients import COALESCE_ROWS
@@ -46,20 +38,11 @@ def derive(
     statistics: str = "mean",
     shards: TableShards | None = None,
 ) -> Executable:
-    """Return an executable with the exchanges of this many workers in its training graph.
+    """Return an executable with the exchanges of this many workers in its training graph; the given one is left as it is.
 
-    Args:
-        executable: of one worker, lowered to a target that keeps collectives (``Target.among_workers``); left as it is.
-        workers: how many.
-        norm: what layers of the policy ``train`` do.
-        bucket_size: bytes of gradients in one exchange.
-        share: let layers that do not wait for each other share an exchange.
-        statistics: what running statistics become, ``mean`` or ``rank0``.
-        shards: tables of which each worker holds a part; ``table_shards.holding_rows`` makes of the result what one of them runs.
-
-    Raises:
-        ConfigurationError: the program has no graph to derive one from, or what it computes of a batch cannot be computed of its
-            parts.
+    It was lowered to a target that keeps collectives (``Target.among_workers``). The options are those of ``DataParallel``, with
+    the tables of which each worker holds a part as ``shards``: ``sharded_tables.holding_rows`` makes of the result what one
+    worker runs.
     """
     if not executable.semantic:
         raise ConfigurationError(
@@ -74,19 +57,10 @@ def derive(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
         )
-    graph.opset_imports.setdefault(BURNISH_DOMAIN, 1)
     accumulating = workers > 1 and accumulates(executable)
-    policies = effective_policies(graph, norm, workers)
     updates = {entry.name: entry.updates for entry in entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
-    of_rank0 = statistics == "rank0"
-    groups = groups_of_statistics(graph, policies, workers, updates) if of_rank0 else {}
     # Gradients that accumulate stay each worker's own: no sums of them are taken here.
-    elements = synchronize(graph, policies, workers, spare=not accumulating)
-    given = join_statistics(graph, policies, workers, of_rank0=of_rank0)
-    given |= {workers: elements[0]} if elements else {}
-    if workers > 1:
-        groups = {output: groups.get(output, workers) for output in updates}
-        keep_statistics(graph, {name: given[group] for name, group in groups.items() if group in given}, updates)
+    synchronize(graph, norm, workers, updates, of_rank0=statistics == "rank0", spare=not accumulating)
     join_parts(graph, accumulating)
     spread = () if shards is None else shards.extents
     exchange_rows(graph, workers, spread)

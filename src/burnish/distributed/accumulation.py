@@ -1,19 +1,24 @@
-"""Accumulation of several workers: each adds up the gradients of its own parts, and one exchange sums them for the update.
+"""Gradient accumulation on several workers: each adds up its own gradients, and one exchange sums them for the update.
 
-A sum over micro-batches and one over workers may be taken in either order. In between, what a worker has accumulated is its own:
-the state of the run is the sum over the workers (``runners.accumulating``).
+The sums over micro-batches and over workers may be taken in either order. Until the update, what a worker has accumulated is its
+own, and the state of the run is the sum over the workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
 from burnish.compiler.executable import Executable
-from burnish.distributed.graphs.merge_exchanges import next_order
-from burnish.distributed.graphs.replication import check_replicated
+from burnish.distributed.exchanges import check_replicated, next_order, set_order
+from burnish.distributed.runner import SpreadRunner, summed
+from burnish.engines import ProgramRunner
+from burnish.engines.base import Arrays
+from burnish.engines.communicator import Communicator
+from burnish.engines.split_graph import parted
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.graph.uses import ancestors_of
 from burnish.operators.collectives import (
@@ -35,10 +40,7 @@ COUNT_ENTRY = COUNT.entry()
 
 
 def accumulates(executable: Executable) -> bool:
-    """Whether gradients are accumulated as the reverse pass leaves them: nothing around the accumulation reads them.
-
-    A transform in a chain around it needs the gradient of each whole micro-batch.
-    """
+    """Return True if gradients are accumulated as the reverse pass leaves them; a chain around that needs whole ones."""
     for layer in layers_of(optim.get(executable.options["optimizer"])):
         if isinstance(layer, Accumulate):
             return layer.every > 1
@@ -48,7 +50,6 @@ def accumulates(executable: Executable) -> bool:
 
 
 def accumulated_entries(executable: Executable) -> tuple[str, ...]:
-    """The state entries of which each worker has its own part."""
     slots = optim.slots_by_options(executable.options["optimizer"])
     return tuple(entry.name for entry in executable.signature.state if slot_of(entry.name, slots).is_partial)
 
@@ -70,10 +71,14 @@ def exchanging_for_updates(executable: Executable) -> Executable:
 def exchange_accumulated(graph: ir.Graph) -> None:
     """Exchange, in place, the accumulated gradients of a step's graph, in the buckets of the gradients.
 
-    A bucket is begun as soon as its gradients are added: what adds them is moved to just after what computes them.
+    What adds the gradients of a bucket is moved to just after what computes them, and its exchange begins there.
     """
     join_parts(graph, accumulating=True)
-    needed = {mark: _needed_for(mark) for mark in graph if ALL_REDUCE_WHERE.is_of(mark)}
+    needed: dict[ir.Node, set[ir.Node]] = {}
+    for mark in [node for node in graph if ALL_REDUCE_WHERE.is_of(node)]:
+        read = [ancestors_of(value, back_to=OWN_GRADIENTS.is_of) for value in mark.inputs if value is not None]
+        producers = (value.producer() for value in set[ir.Value]().union(*read))
+        needed[mark] = {producer for producer in producers if producer is not None}
     for bucket in [node for node in graph if OWN_GRADIENTS.is_of(node)]:
         members = [mark for mark, nodes in needed.items() if bucket in nodes]
         if members:
@@ -81,21 +86,14 @@ def exchange_accumulated(graph: ir.Graph) -> None:
         bucket.attributes.pop("order")  # which its exchange has now
     in_update = [node for node in graph if ALL_REDUCE.is_of(node) and "order" not in node.attributes]
     for order, node in enumerate(in_update, next_order(graph)):
-        node.attributes["order"] = ir.AttrInt64("order", order)
+        set_order(node, order)
 
 
 def join_parts(graph: ir.Graph, accumulating: bool) -> None:
-    """Exchange, in place, figures of gradients if these are each worker's own; leave those of whole gradients alone."""
+    """Exchange, in place, figures of gradients that are each worker's own; leave those of whole gradients alone."""
     for node in [node for node in graph if PARTS_OF.is_of(node)]:
         own = Builder(graph, before=node).tensors(node.inputs)
         replace_node(node, all_reduce(own, "count") if accumulating else own)
-
-
-def _needed_for(mark: ir.Node) -> set[ir.Node]:
-    """The nodes that compute what a mark reads, back to the bucket of its gradient, which is among them."""
-    operands = [value for value in mark.inputs if value is not None]
-    values = set[ir.Value]().union(*(ancestors_of(operand, back_to=OWN_GRADIENTS.is_of) for operand in operands))
-    return {producer for value in values if (producer := value.producer()) is not None}
 
 
 def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed: set[ir.Node]) -> None:
@@ -116,3 +114,42 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
     results = ALL_REDUCE_FINISH.emit(*builder.tensors([buffer.value, *(mark.inputs[0] for mark in marks)]))
     for mark, result in zip(marks, results, strict=True):
         replace_node(mark, result)
+
+
+class AccumulatingRunner(SpreadRunner):
+    """A runner that adds what its worker accumulated to what the others did, when the state is asked for.
+
+    ``runner`` was opened with ``part_of`` the state of the run, in which each worker has its part of the ``accumulated`` entries.
+    Between an update and the next micro-batch there is nothing to add, and nothing is exchanged.
+    """
+
+    def __init__(
+        self, runner: ProgramRunner, communicator: Communicator, accumulated: Sequence[str], state: Mapping[str, np.ndarray]
+    ):
+        super().__init__(runner, communicator)
+        self._accumulated = accumulated
+        self._known = self._sums_of(state)
+
+    def _spread(self) -> Sequence[str]:
+        return () if self._holds_all else self._accumulated
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._runner.load_state(part_of(state, self._accumulated, self._communicator.rank))
+        self._known = self._sums_of(state)
+
+    @property
+    def _holds_all(self) -> bool:
+        return int(self._runner.state_entry(COUNT_ENTRY)) == 0
+
+    def _sums_of(self, state: Mapping[str, np.ndarray]) -> Arrays:
+        return {name: np.array(state[name]) for name in self._accumulated} if int(state[COUNT_ENTRY]) else {}
+
+    def _whole(self, own: Arrays) -> Arrays:
+        parts = [own[name] for name in self._accumulated]
+        flat = np.concatenate([part.reshape(-1) for part in parts], dtype=np.float64)
+        return dict(zip(self._accumulated, parted(summed(self._communicator, flat), parts), strict=True))
+
+
+def part_of(state: Mapping[str, np.ndarray], accumulated: Sequence[str], rank: int) -> Mapping[str, np.ndarray]:
+    """Return the state that a worker begins with: the first has what was accumulated, the others nothing."""
+    return state if rank == 0 else {**state, **{name: np.zeros_like(state[name]) for name in accumulated}}

@@ -1,16 +1,23 @@
-"""Where a worker's samples stand among those of the batch: their share of it, their masks, and that there may be none.
+"""A worker's samples among those of the batch: their share of it, their random numbers, and parts without samples.
 
-A worker tells its graph how many samples it has, in an input of their own: a part without samples is run on a stand-in for them
-(``runners.parts``), whose numbers count nowhere.
+A worker tells its graph how many samples it has, in an input of its own. Many operators have no result for nothing, such as a
+mean, or a reshape that infers an extent. So a part without samples runs on a stand-in, and gives zeros to every exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 
+import numpy as np
 import onnx_ir as ir
 
+from burnish.distributed.runner import SpreadRunner, as_bytes, from_bytes, gathered
+from burnish.engines import ProgramRunner
+from burnish.engines.base import Arrays
+from burnish.engines.communicator import Communicator
+from burnish.engines.row_writes import RowWriter
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.graph.operators import RANDOM_OPERATORS
@@ -24,8 +31,8 @@ from burnish.operators.collectives import (
     all_gather,
 )
 from burnish.operators.semantic import semantic_operator
-from burnish.program.layout import samples_first
-from burnish.program.signature import Entry, Role
+from burnish.program.layout import samples_first, stand_in
+from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.random import Places
 from burnish.sample_axes import sample_inputs
 
@@ -42,7 +49,7 @@ def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
 
 
 def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
-    """Return the inputs whose samples are counted, each of samples of its own, the first with each symbol; and their axes.
+    """Return the inputs whose samples are counted, with their axes: the first input with each symbolic extent.
 
     There are none if the size of the model's batch is fixed: its samples are as many in every step.
     """
@@ -57,16 +64,13 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 class Samples:
     """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
 
-    The training graph gets an input for the numbers of samples.
-
-    Attributes:
-        first: the first input that has samples; None if the model has no such input.
-        entry: the new input: int64, one number for each of ``counted_inputs``; None if there are none.
+    ``first`` is the first input that has samples, if any. ``entry`` is the graph's new input: int64, one number for each of
+    ``counted_inputs``; None if there are none. Of an input's samples there are ``total`` in the batch, of which ``start`` stand
+    before this worker's; all counts are int64 [1].
     """
 
     def __init__(self, graph: ir.Graph, data: Sequence[Entry], workers: int):
-        self._graph = graph
-        self._workers = workers
+        self._graph, self._workers = graph, workers
         self._inputs = {value.name: value for value in graph.inputs}
         self._axes = sample_axes(data)
         self.first = next(iter(self._axes), None)
@@ -79,7 +83,7 @@ class Samples:
 
     @cached_property
     def own(self) -> Tensor:
-        """How many samples this worker has, int64 [1]."""
+        """How many samples this worker has."""
         builder = self._builder
         if not self._counted:
             assert self.first is not None
@@ -90,39 +94,33 @@ class Samples:
         return builder.op("Slice", numbers, builder.integers([0]), builder.integers([1]), shape=[1])
 
     def rows(self, name: str) -> Tensor:
-        """How many samples of an input the values of this worker's graph are of, int64 [1]: its own, or those of a stand-in."""
+        """How many samples of an input the values of this worker's graph are of: its own, or those of a stand-in."""
         builder, axis = self._builder, self._axes[name]
         value = builder.tensor(self._inputs[name])
         return builder.once(("rows", name), lambda: builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
 
     def total(self, name: str) -> Tensor:
-        """How many samples of an input the batch has, int64 [1]."""
         return self._builder.once(("total", name), lambda: self._sum(self._counts(name)))
 
     def start(self, name: str) -> Tensor:
-        """How many samples of an input stand in the batch before this worker's, int64 [1]."""
-        builder = self._builder
-
         def emit() -> Tensor:
-            rank = WORKER_RANK(builder=builder)
-            before = builder.cast(builder.op("Less", builder.integers(range(self._workers)), rank), INT64)
+            rank = WORKER_RANK(builder=self._builder)
+            before = self._builder.cast(self._builder.op("Less", self._builder.integers(range(self._workers)), rank), INT64)
             return self._sum(self._counts(name) * before)
 
-        return builder.once(("start", name), emit)
+        return self._builder.once(("start", name), emit)
 
     def _counts(self, name: str) -> Tensor:
         """How many samples of an input each worker has, int64 [workers]."""
-        builder = self._builder
 
         def emit() -> Tensor:
-            gathered, column = self._gathered, self._counted.index(name) if self._counted else 0
-            return builder.op("Gather", gathered, builder.scalar(column, INT64), axis=1, shape=[self._workers])
+            everyone, column = self._gathered, self._counted.index(name) if self._counted else 0
+            return self._builder.op("Gather", everyone, self._builder.scalar(column, INT64), axis=1, shape=[self._workers])
 
-        return builder.once(("counts", name), emit)
+        return self._builder.once(("counts", name), emit)
 
     @cached_property
     def _gathered(self) -> Tensor:
-        """What each worker has, int64 [workers, inputs]."""
         return all_gather(self._builder.tensor(self._numbers) if self._counted else self.own, self._workers, "samples")
 
     def _sum(self, counts: Tensor) -> Tensor:
@@ -130,18 +128,13 @@ class Samples:
 
     @cached_property
     def _builder(self) -> Builder:
-        """Emits in front of everything."""
         return Builder(self._graph, before=next(iter(self._graph)))
 
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry | None:
     """Rewrite, in place, what depends on which samples of the batch a worker has; ``data`` are the model's inputs.
 
-    Returns:
-        The input that the graph got, for the numbers of samples; None if they are as many in every step.
-
-    Raises:
-        ConfigurationError: workers cannot draw for their samples what one process would.
+    Returns the input that the graph got, for the numbers of samples; None if they are as many in every step.
     """
     samples = Samples(graph, data, workers)
     if workers > 1:
@@ -153,7 +146,6 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
             _shift_places(graph, node, places, samples)
     if samples.entry is not None:
         for node in [node for node in graph if semantic_operator(node) in GUARDED]:
-            # A worker without samples gives zeros to the exchange.
             node.resize_inputs(len(node.inputs) + 1)
             node.replace_input_with(len(node.inputs) - 1, samples.own.value)
             node.attributes["counted"] = ir.AttrInt64("counted", 1)
@@ -190,7 +182,7 @@ def _put_share(graph: ir.Graph, node: ir.Node, samples: Samples, workers: int) -
 
 
 def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Samples) -> None:
-    """Let rows or columns be numbered as those of the whole batch are, if samples are among them.
+    """Number rows or columns as those of the whole batch are, if samples are among them.
 
     A worker's place ``(a n + i) f + b``, of slower place a, the i-th of its n samples and faster place b out of f, is
     ``(a N + s + i) f + b`` among those of all N samples, of which s stand before the worker's own.
@@ -219,3 +211,54 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
     numbers = builder.op("Range", first, extent, step)
     times = numbers / builder.op("Max", rows * faster, 1)
     replace_node(node, numbers + times * ((total - rows) * faster) + before)
+
+
+class PartRunner(SpreadRunner):
+    """A runner that tells the step how many samples its worker has, and gives it others if it has none.
+
+    The stand-in is the last part that had samples. A worker that has had none yet gets the part of one that has: all workers say
+    what they have in the first step, and in those that follow it until one of them has had samples.
+    """
+
+    def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):
+        super().__init__(runner, communicator)
+        (numbers,) = signature.inputs_of(Role.SAMPLES)
+        self._numbers = numbers.name
+        self._counted = counted_inputs(signature.inputs_of(Role.DATA))
+        self._batch_inputs = signature.inputs_of(Role.DATA, Role.LABEL)
+        self._signature = signature
+        self._last: Arrays | None = None
+        self._all_have_stand_in = communicator.size == 1
+
+    @property
+    def row_writer(self) -> RowWriter | None:
+        return self._runner.row_writer  # every worker writes the rows of all
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        counts = np.array([inputs[name].shape[axis] for name, axis in self._counted.items()], np.int64)
+        part = {entry.name: inputs[entry.name] for entry in self._batch_inputs}
+        self._last = part if counts[0] else self._last
+        if not self._all_have_stand_in:
+            self._share_stand_in(part)
+        if not counts[0]:
+            counts[:] = 0
+            empty = [entry for entry in self._batch_inputs if not part[entry.name].size]
+            part = self._last or part | {entry.name: stand_in(entry, part[entry.name].shape, self._signature) for entry in empty}
+        return self._runner.step({**inputs, **part, self._numbers: counts})
+
+    def _share_stand_in(self, part: Arrays) -> None:
+        """Give the workers that have had no samples yet the part of the first one that has had some; all do this together."""
+        given = self._last or part
+        form = [self._last is not None, *(extent for array in given.values() for extent in array.shape)]
+        forms = gathered(self._communicator, np.array(form, np.int64))
+        has_samples = forms[:, 0]
+        self._all_have_stand_in = bool(has_samples.any())
+        if has_samples.all() or not has_samples.any():
+            return
+        first = int(np.argmax(has_samples))
+        extents = iter(forms[first, 1:].tolist())
+        wanted = {name: (array.dtype, tuple(islice(extents, array.ndim))) for name, array in given.items()}
+        if first != self._communicator.rank:
+            given = {name: np.zeros(shape, dtype) for name, (dtype, shape) in wanted.items()}
+        content = gathered(self._communicator, as_bytes(given))[first]
+        self._last = self._last or from_bytes(content, wanted)

@@ -1,0 +1,238 @@
+"""Synchronized batch normalization: workers exchange the moments of their parts of the batch, and the sums of its gradient.
+
+With S1 = Σ dy and S2 = Σ dy (x - mean) over all workers and n their elements per channel, r the inverse deviation:
+``dx = scale r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. The sums that dx needs are the gradients
+of scale and bias: these take no exchange of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Builder, Tensor, remove_node, replace_node
+from burnish.norms import NormPolicy, Renorm, Sync, Train, get
+from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
+from burnish.operators import Operation
+from burnish.operators.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
+from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING, correction
+from burnish.operators.normalization.synchronized import (
+    BATCH_NORM_APPLY,
+    BATCH_NORM_GRAD_APPLY,
+    BATCH_NORM_GRAD_MERGE,
+    BATCH_NORM_GRAD_SUMS,
+    BATCH_NORM_MERGE,
+    BATCH_NORM_MOMENTS,
+    Statistics,
+    halves,
+)
+from burnish.operators.semantic import semantic_operator
+
+DOUBLE = ir.DataType.DOUBLE
+STATISTICS = ("mean", "rank0")
+"""How workers that normalize by different statistics agree on running ones."""
+LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
+
+
+def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
+    """Return the policy that each policy of the graph's layers, as text, means for this many workers; ``norm`` is ``train``.
+
+    Raises ConfigurationError for a group that does not divide the workers, and for a layer in a branch that not all may take.
+    """
+    for node in graph.all_nodes():
+        if (layer := node.metadata_props.get(BRANCH_METADATA)) is not None:
+            raise ConfigurationError(
+                f"the batch normalization '{layer}' is in a branch, and workers cannot exchange its statistics there: freeze it, "
+                f"norm={{'{layer}': 'frozen'}}, or train alone"
+            )
+    policies: dict[str, NormPolicy] = {}
+    for node in graph:
+        text = node.metadata_props.get(POLICY_METADATA)
+        if text is not None and text not in policies:
+            policies[text] = norm if isinstance(get(text), Train) else get(text)
+            check_group(policies[text], workers)
+    return policies
+
+
+def check_group(policy: NormPolicy, workers: int) -> None:
+    """Raise ConfigurationError if the size of a policy's groups of workers does not divide the number of workers."""
+    if isinstance(policy, Sync) and policy.group is not None and workers % policy.group:
+        raise ConfigurationError(
+            f"norm: '{policy}' takes statistics over groups of {policy.group} workers, and there are {workers}: give a size "
+            f"that divides {workers}"
+        )
+
+
+def synchronize(
+    graph: ir.Graph, norm: NormPolicy, workers: int, updates: Mapping[str, str], *, of_rank0: bool = False, spare: bool = True
+) -> None:
+    """Rewrite, in place, layers that normalize by statistics of several workers, their gradients, and running statistics.
+
+    ``updates`` has, by the output with the next value of a running statistic, the input with its present one. If workers have
+    different statistics, running ones take those of rank 0 (``of_rank0``), or the average by elements. ``spare`` gives scale and
+    bias the gradients of the whole batch at once, without an exchange of their own.
+    """
+    made = _Synchronization(graph, effective_policies(graph, norm, workers), workers, spare)
+    groups = dict.fromkeys(updates, workers) | (made.groups_of_statistics(updates) if of_rank0 else {})
+    whole = made.synchronize_layers()
+    given = made.join_statistics(of_rank0) | whole
+    if workers > 1:
+        _keep_statistics(graph, {output: given[group] for output, group in groups.items() if group in given}, updates)
+
+
+@dataclass(frozen=True)
+class _Synchronization:
+    graph: ir.Graph
+    policies: Mapping[str, NormPolicy]
+    workers: int
+    spare: bool
+
+    def _group_of(self, node: ir.Node) -> int | None:
+        """How many workers a node's statistics are taken over: 0 for all; None if each has its own."""
+        policy = self.policies[node.metadata_props[POLICY_METADATA]]
+        if isinstance(policy, Renorm):
+            return 0
+        if not isinstance(policy, Sync):
+            return None
+        return 0 if policy.group in (None, self.workers) else policy.group
+
+    def _givers(self, node: ir.Node) -> int:
+        group = self._group_of(node)
+        return 1 if group is None else group or self.workers
+
+    def synchronize_layers(self) -> dict[int, Tensor]:
+        """Rewrite layers; return, by number of workers, how many elements a layer of the whole batch has, float64 [1]."""
+        counts: dict[int, Tensor] = {}
+        for node in [node for node in self.graph if semantic_operator(node) in LAYERS]:
+            if POLICY_METADATA not in node.metadata_props:
+                continue  # groups of samples within a worker's part
+            group = self._group_of(node)
+            if group is not None:
+                count = self._synchronize_layer(node, group)
+                if group == 0:
+                    counts.setdefault(self.workers, count)
+        return counts
+
+    def _synchronize_layer(self, node: ir.Node, group: int) -> Tensor:
+        builder = Builder(self.graph, before=node)
+        op = Operation(node, builder)
+        x, scale, bias = (op.required(index) for index in range(3))
+        moments, pivot = BATCH_NORM_MOMENTS.emit(x)
+        gathered = all_gather(moments, self.workers, "moments", group)
+        statistics = Statistics(*BATCH_NORM_MERGE.emit(gathered, scale, epsilon=op.attribute("epsilon")))
+        gain = statistics.gain
+        if BATCH_RENORM_TRAINING.is_of(node):
+            r, d = correction(op, statistics.mean, statistics.inverse_std)
+            gain, bias = gain * r, bias + scale * d
+        y = BATCH_NORM_APPLY(x, pivot, statistics.center, gain, bias)
+        for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
+            if not BATCH_NORM_GRAD.is_of(user):
+                raise ConfigurationError(
+                    f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by "
+                    f"{user.op_type} '{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or "
+                    "train with one worker"
+                )
+            self._synchronize_gradient(user, group, scale, pivot, statistics)
+        for user, _ in list(node.outputs[1].uses()):
+            if SHARD_COUNT.is_of(user):
+                number = builder.op("Reshape", statistics.count, builder.integers([]), shape=[])
+                user.outputs[0].replace_all_uses_with(builder.cast(number, user.outputs[0].dtype or scale.dtype).value)
+                remove_node(user)
+        replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
+        return statistics.count
+
+    def _synchronize_gradient(self, node: ir.Node, group: int, own_scale: Tensor, pivot: Tensor, merged: Statistics) -> None:
+        builder = Builder(self.graph, before=node)
+        dy, x, scale, pivot, count, center, precise, gain = builder.tensors(
+            [*node.inputs[:3], *(each.value for each in (pivot, merged.count, merged.center, merged.precise, merged.gain))]
+        )
+        if scale.value is not own_scale.value:
+            gain = builder.cast(builder.cast(scale, DOUBLE) * precise, scale.dtype)
+        sums = BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
+        (total,) = all_reduce((sums,), "sums", group)
+        slope, offset, *whole = BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
+        dx = BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
+        own_flow, own_products = halves(sums, scale)
+        own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
+        for output, gradient in zip(node.outputs[1:], whole, strict=True) if group == 0 and self.spare else ():
+            # The sum over all workers is there already, in place of an exchange that alone reads this worker's part.
+            users = list(output.uses())
+            if len(users) == 1 and ALL_REDUCE.is_of(users[0][0]) and len(users[0][0].inputs) == 1:
+                replace_node(users[0][0], gradient)
+        replace_node(node, (dx, *own))
+
+    def groups_of_statistics(self, updates: Mapping[str, str]) -> dict[str, int]:
+        """Return, for each running statistic, how many workers, from rank 0 on, have the statistics that rank 0 has."""
+        groups: dict[str, int] = {}
+        for node in [node for node in self.graph if SHARD_MEAN.is_of(node)]:
+            found, pending = set(node.outputs), list(node.outputs)
+            while pending:
+                value = pending.pop()
+                name = value.name or ""
+                if value.is_graph_output() and name in updates:
+                    # Layers that share it may differ: it changes in a step in which all of them have statistics.
+                    groups[name] = min(groups.get(name, self.workers), self._givers(node))
+                elif value.is_graph_output():
+                    raise ConfigurationError(
+                        f"DataParallel: statistics='rank0': the running statistics of '{node.metadata_props[LAYER_METADATA]}' "
+                        f"are read in the step that updates them, for '{name}': take statistics='mean'"
+                    )
+                following = {output for user, _ in value.uses() for output in user.outputs} - found
+                found |= following
+                pending += following
+        return groups
+
+    def join_statistics(self, of_rank0: bool) -> dict[int, Tensor]:
+        """Exchange the statistics that running ones take in, if workers have those of their own parts.
+
+        With ``of_rank0``, a group of rank 0 gives those that it has in common: they are there too if rank 0's part is empty.
+        Returns numbers that are 0 if all parts are empty, float64 [1], by how many workers give theirs.
+        """
+        counts: dict[int, Tensor] = {}
+        rank = WORKER_RANK(builder=Builder(self.graph, before=next(iter(self.graph)))) if of_rank0 else None
+        for node in [node for node in self.graph if SHARD_MEAN.is_of(node) or SHARD_COUNT.is_of(node)]:
+            builder = Builder(self.graph, before=node)
+            if SHARD_COUNT.is_of(node):
+                replace_node(node, builder.tensors(node.inputs[:1]))
+                continue
+            mean, variance, weight = builder.tensors(node.inputs)
+            if self._group_of(node) == 0:
+                replace_node(node, (mean, variance))
+                continue
+            given: tuple[Tensor, ...] = (builder.cast(mean, DOUBLE), builder.cast(variance, DOUBLE))
+            givers = self.workers
+            if rank is None:
+                share = builder.cast(weight, DOUBLE)
+                number = builder.op("Reshape", share, builder.integers([1]), shape=[1])
+                given = (given[0] * share, given[1] * share, number)
+            else:
+                givers = self._givers(node)
+                gives = builder.op("Less", builder.tensor(rank.value), builder.scalar(givers, ir.DataType.INT64), shape=[])
+                one, zero = builder.cast(builder.integers([1]), DOUBLE), builder.scalar(0.0, DOUBLE)
+                # A product with 0 would let through what is not finite on another worker.
+                given = tuple(builder.op("Where", gives, tensor, zero, like=tensor) for tensor in (*given, one))
+            means, variances, total = all_reduce(given, "average")
+            counts.setdefault(givers, total)
+            total = builder.op("Max", total, 1.0)
+            replace_node(node, (builder.cast(means / total, mean.dtype), builder.cast(variances / total, variance.dtype)))
+        return counts
+
+
+def _keep_statistics(graph: ir.Graph, counts: Mapping[str, Tensor], updates: Mapping[str, str]) -> None:
+    """Leave running statistics as they are in a step without samples for them: with a count, a number [1], of 0."""
+    builder = Builder(graph)
+    present = {value.name: value for value in graph.inputs}
+    has_samples: dict[ir.Value, Tensor] = {}
+    for index, output in enumerate(graph.outputs):
+        name = output.name or ""
+        if name in counts:
+            count = counts[name].value
+            if count not in has_samples:
+                has_samples[count] = builder.op("Greater", builder.tensor(count), 0.0, shape=[1])
+            before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
+            kept = builder.op("Where", has_samples[count], following, before, like=before)
+            graph.outputs[index] = kept.value
+            output.name, kept.value.name = None, name

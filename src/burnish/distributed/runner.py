@@ -1,0 +1,98 @@
+"""The base of runners around an engine's own, for workers that hold different parts of the state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from burnish.engines import ProgramRunner
+from burnish.engines.base import NOTHING, Arrays
+from burnish.engines.communicator import Communicator, array_of, buffer_of
+
+
+class SpreadRunner(ProgramRunner):
+    """A runner of one worker's part of the state, that looks to its session like one of the whole.
+
+    ``state`` is an exchange, which all workers make at the same time. A subclass says what of the state is spread.
+    """
+
+    def __init__(self, runner: ProgramRunner, communicator: Communicator):
+        self._runner, self._communicator = runner, communicator
+        # What others hold of the state, while this worker knows it; until the next step.
+        self._known: Arrays | None = None
+
+    @property
+    def is_spread(self) -> bool:
+        return bool(self._spread()) or self._runner.is_spread
+
+    @property
+    def route(self) -> str | None:
+        return self._runner.route
+
+    def _spread(self) -> Collection[str]:
+        """The entries that other workers hold, or parts of them."""
+        return ()
+
+    def _whole(self, own: Arrays) -> Arrays:
+        """Return the whole of these entries; an exchange."""
+        return {}
+
+    def own_state(self) -> Arrays:
+        return self._runner.own_state()
+
+    def take_part(self) -> None:
+        self.state()
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        outputs = self._runner.step(inputs)
+        self._known = None
+        return outputs
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._runner.evaluate(inputs, instead)
+
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
+        return self._runner.predict(inputs, instead)
+
+    def state(self) -> Arrays:
+        state = self._runner.state()
+        if self._spread():
+            state |= self._whole(state) if self._known is None else self._known
+        return state
+
+    def state_entry(self, name: str) -> np.ndarray:
+        """As for any runner; for an entry that is spread this is an exchange, like ``state``."""
+        return self.state()[name] if name in self._spread() else self._runner.state_entry(name)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._runner.load_state(state)
+
+
+def gathered(communicator: Communicator, array: np.ndarray) -> np.ndarray:
+    """Return the arrays of all workers, [workers, ...]; they are of one dtype and shape."""
+    return array_of(communicator.all_gather(buffer_of(communicator, array)))
+
+
+def summed(communicator: Communicator, array: np.ndarray) -> np.ndarray:
+    """Return the sum of an array over the workers, in the memory of ``array``."""
+    buffer = buffer_of(communicator, array)
+    communicator.all_reduce(buffer).wait()
+    return array_of(buffer)
+
+
+def as_bytes(arrays: Mapping[str, np.ndarray], size: int = 0) -> np.ndarray:
+    """Return the content of arrays, one after the other, as a vector of at least ``size`` bytes."""
+    return np.frombuffer(b"".join(array.tobytes() for array in arrays.values()).ljust(size, b"\0"), np.uint8).copy()
+
+
+def from_bytes(content: np.ndarray, forms: Mapping[str, tuple[np.dtype, Any]]) -> Arrays:
+    """Return the arrays of these dtypes and shapes that ``as_bytes`` made a vector of."""
+    arrays, begin = {}, 0
+    for name, (dtype, shape) in forms.items():
+        end = begin + dtype.itemsize * math.prod(shape)
+        arrays[name] = content[begin:end].copy().view(dtype).reshape(shape)
+        begin = end
+    return arrays
