@@ -9,7 +9,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from types import FunctionType
@@ -108,6 +108,11 @@ def _value(text: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return text
+
+
+def split(values: Sequence[str]) -> list[str]:
+    """Return the values of an option that may be given several times, or with commas between."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def is_switched_off(variable: str) -> bool:

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import onnx
 import pytest
-import typer
 
-from burnish.cli.compilation_values import read_sample_axis
+from burnish.compiler.option_texts import read_sample_axis
+from burnish.errors import ConfigurationError
 from burnish.program import Program
 
 
@@ -98,7 +98,7 @@ shared (float[steps, s1, 2] x, float[steps, 1, 2] places) => (float[steps, s1, 2
     [(["x:1"], "write NAME=AXIS"), (["x=-1"], "write NAME=AXIS"), (["x=1", "x=0"], "'x' has an axis already")],
 )
 def test_an_axis_that_is_written_otherwise_is_refused(text, said):
-    with pytest.raises(typer.BadParameter, match=said):
+    with pytest.raises(ConfigurationError, match=said):
         read_sample_axis(text)
 
 

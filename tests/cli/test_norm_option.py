@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import typer
 
-from burnish.cli.compilation_values import read_norms
+from burnish.compiler.option_texts import read_norms
+from burnish.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_what_is_given_is_read_as_policies(given, policies):
 
 @pytest.mark.parametrize("given", [["train", "frozen"], ["stem=frozen", "ghost:32"], ["=frozen"], ["stem="]])
 def test_several_policies_need_patterns(given):
-    with pytest.raises(typer.BadParameter, match="with several --norm, each is PATTERN=POLICY, such as 'stem\\*=frozen'"):
+    with pytest.raises(ConfigurationError, match="with several --norm, each is PATTERN=POLICY, such as 'stem\\*=frozen'"):
         read_norms(given)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from burnish.cli.compilation_values import read_recompute
+from burnish.compiler.option_texts import read_recompute
+from burnish.compiler.options import CompileOptions
 
 
 @pytest.mark.parametrize(
@@ -26,9 +27,12 @@ def test_what_is_given_is_read(given, read):
 
 @pytest.mark.slow
 def test_a_budget_is_for_the_batch_that_the_run_has(run):
-    assert read_recompute(["1.5GB"], 32) == "1.5GB:batch=32"
-    assert read_recompute(["1.5GB:batch=16"], 32) == "1.5GB:batch=16"
-    assert read_recompute(["layers"], 32) == "layers"
+    def planned(text):
+        return CompileOptions(recompute=read_recompute([text])).for_batch(32).recompute.options()
+
+    assert planned("1.5GB") == "1500000000B:batch=32"
+    assert planned("1.5GB:batch=16") == "1500000000B:batch=16"
+    assert planned("layers") == "layers"
     train = ("train", "model.onnx", "--data", "data.npz", "--batch-size", "16", "-o", "again")
     text = run(*train, "--recompute", "18KB").stdout
     assert "planned peak of a step at batch 16: " in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.compilation_values import read_batch, read_bind, read_extents, read_norms, read_sample_axis
-from burnish.cli.console import cell, counted, errors, output, split
+from burnish.cli.console import cell, counted, errors, output
+from burnish.cli.data_options import read_extents
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.cli.program_lines import what_trains
 from burnish.errors import EngineError, GradientError
@@ -56,7 +56,8 @@ def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -
     try:
         program = compilation.program(model)
     except GradientError as error:
-        lacking = summarize(model, batch=compilation.batch, bind=read_bind(compilation.bind or []))["lacking"]
+        options = compilation.options
+        lacking = summarize(model, batch=options.batch, bind=options.bind)["lacking"]
         if len(lacking) > 1:
             raise GradientError(f"{error}. In all, these lack one: {'; '.join(lacking)}") from error
         raise
@@ -91,21 +92,14 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
     if is_program(model) or "loss" in compilation.named:
         return program
     from burnish.comparison import Projection
-    from burnish.compiler.compile import compile
+    from burnish.compiler.from_model import program_from
+    from burnish.graph import garbage_kept
 
     read = [prediction["output"] for prediction in program.options["predictions"]]
-    with warnings.catch_warnings():
+    options = replace(compilation.options, loss=Projection(outputs=len(read)), outputs=read)
+    with warnings.catch_warnings(), garbage_kept():
         warnings.simplefilter("ignore")  # the program was warned of already
-        return compile(
-            model,
-            loss=Projection(outputs=len(read)),
-            trainable=split(compilation.trainable) if compilation.trainable else None,
-            norm=read_norms(compilation.norm or []),
-            outputs=read,
-            batch=read_batch(compilation.batch),
-            sample_axis=read_sample_axis(compilation.sample_axis or []),
-            bind=read_bind(compilation.bind or []),
-        )
+        return program_from(model, options)
 
 
 def _check_gradients(program: Program, probing: Probing) -> None:

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument
-from burnish.cli.compilation_values import read_extents
-from burnish.cli.console import cell, counted, errors, output, split
-from burnish.cli.data_options import check_data_options
+from burnish.cli.console import cell, counted, errors, output
+from burnish.cli.data_options import check_data_options, read_extents
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.files.file_writing import check_output, write_text
+from burnish.settings import split
 
 if TYPE_CHECKING:
     from burnish.comparison import Comparison

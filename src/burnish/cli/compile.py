@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from burnish.cli.compilation_options import COMPILATION, Compilation, is_program
+from burnish.cli.compilation_options import Compilation, is_program
 from burnish.cli.console import counted, output
+from burnish.cli.optimizer_options import COMPILATION
 from burnish.cli.option_groups import takes_options
 from burnish.cli.program_lines import planned_line
 from burnish.cli.schedule_options import check_schedule, has_end, with_schedule
@@ -41,8 +42,9 @@ def compile(
 
     An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
     """
-    check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
-    if steps is not None and not has_end(compilation.schedule):
+    optimizer = compilation.optimizer
+    check_schedule(optimizer.schedule, optimizer.warmup, optimizer.lr)
+    if steps is not None and not has_end(optimizer.schedule):
         raise typer.BadParameter("--steps is for a --schedule that has an end, such as cosine; leave it out")
     if is_program(model):
         raise ModelError(
@@ -51,7 +53,7 @@ def compile(
         )
     check_output(folder, "--output", is_folder=folder.suffix != ".onnx", read=[model])
     program = compilation.program(model, target=target)
-    program = with_schedule(program, compilation.schedule, compilation.warmup, steps, "give --steps, the steps of the whole")
+    program = with_schedule(program, optimizer.schedule, optimizer.warmup, steps, "give --steps, the steps of the whole")
     program.save(folder)
     console = output()
     console.print(f"{folder}: the program of {model}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,11 +83,6 @@ def warn_with_rank(rank: int) -> None:
         return f"[rank {rank}] {plain(message, category, filename, lineno, line)}"
 
     warnings.formatwarning = formatted
-
-
-def split(values: Sequence[str]) -> list[str]:
-    """Return the values of an option that may be given several times, or with commas between."""
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from burnish.settings import is_natural_text, split
+
 
 def check_data_options(
     *sources: str | None,
@@ -57,3 +59,18 @@ def check_data_options(
             f"{pixels} says what is done to the pixels of images and of arrays of bytes, and '{source}' is {form.short}, whose "
             "numbers are taken as they are: leave it out"
         )
+
+
+def read_extents(texts: list[str]) -> dict[str, int]:
+    """Return {name: extent} of ``NAME=N``.
+
+    Raises:
+        typer.BadParameter: a text is written otherwise.
+    """
+    extents = {}
+    for text in split(texts):
+        name, _, size = text.partition("=")
+        if not name or not is_natural_text(size) or int(size) < 1:
+            raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
+        extents[name] = int(size)
+    return extents

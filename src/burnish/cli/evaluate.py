@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from burnish.cli.compilation_values import read_metrics, read_outputs
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import check_data_options
 from burnish.cli.model_options import (
@@ -24,9 +23,10 @@ from burnish.cli.model_options import (
     print_table,
     write_csv,
 )
-from burnish.cli.option_groups import takes_options
+from burnish.cli.option_groups import takes_options, values_of
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def evaluate(
     if path is not None:
         check_output(path, "--output", read=[data])
     check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named, missing=missing)
-    named_metrics = read_metrics(metrics) if metrics else None
-    opened = saved.open(model, loss=loss, metrics=named_metrics, outputs=read_outputs(outputs))
+    opened = saved.open(model, **values_of(CompileOptions, loss=loss, metrics=metrics, outputs=outputs))
     names, settings = opened.described.classes, pixels.settings()
     text = texts.settings_for(model, data, opened.described)
     options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}

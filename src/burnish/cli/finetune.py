@@ -137,7 +137,7 @@ class _Stages:
             integers, compilation = None, compilation_of(self.choices, stage)
             if earlier is not None and stage.get("quantized"):
                 integers = QuantizedStage(self.folder, earlier, self.choices, *options, self.course).begun(self.results.resume)
-                compilation = replace(compilation, loss=integers.loss)
+                compilation = replace(compilation, options=replace(compilation.options, loss=integers.loss))
             run = TrainingRun(
                 self.folder / START if integers is None else integers.start,
                 *options,

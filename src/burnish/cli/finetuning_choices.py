@@ -14,14 +14,14 @@ import typer
 
 from burnish.cli.adapter_options import AdapterOptions
 from burnish.cli.compilation_options import Compilation, SampleAxisOption
-from burnish.cli.compilation_values import read_metrics, read_outputs, read_sample_axis
 from burnish.cli.console import output
 from burnish.cli.optimizer_options import OptimizerOptions
-from burnish.cli.option_groups import OptionGroup
+from burnish.cli.option_groups import OptionGroup, values_of
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
 from burnish.cli.train_options import Course, Data, Results
 from burnish.cli.tuned_files import ACCURACIES, CURVES, QUANTIZED
+from burnish.compiler.options import CompileOptions
 from burnish.errors import CheckpointError
 from burnish.files.file_writing import write_text
 from burnish.settings import is_natural_text
@@ -154,13 +154,14 @@ def choose(
     from burnish.training.finetuning import check_quantized, plan, transfer
 
     read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
+    asked = values_of(CompileOptions, outputs=tuning.outputs, sample_axis=tuning.sample_axis, metrics=tuning.metrics)
     prepared, dataset = transfer(
         model,
         data.data,
-        output=read_outputs(tuning.outputs),
-        sample_axis=read_sample_axis(tuning.sample_axis or []),
+        output=asked.get("outputs"),
+        sample_axis=asked.get("sample_axis"),
         loss=tuning.loss,
-        metrics=read_metrics(tuning.metrics) if tuning.metrics else None,
+        metrics=asked.get("metrics"),
         freeze_until=tuning.freeze_until,
         head=tuning.head,
         folded_norm=tuning.folded_norm,
@@ -339,12 +340,13 @@ def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Comp
             group=scaled or None,
             freeze=frozen or None,
             layer_decay=None if stage.get("quantized") else choices["layer_decay"],
+            schedule=choices["schedule"],
+            warmup=warmup_steps(steps, choices["schedule"]),
         ),
-        schedule=choices["schedule"],
-        warmup=warmup_steps(steps, choices["schedule"]),
-        outputs=choices["outputs"],
-        batch=None if stage.get("quantized") else choices["batch"],
-        metrics=choices["metrics"],
-        loss=choices["loss"],
-        cached_features="auto" if stage["cached"] else None,
+        options=CompileOptions(
+            **values_of(CompileOptions, outputs=choices["outputs"], metrics=choices["metrics"]),
+            batch=None if stage.get("quantized") else choices["batch"],
+            loss=choices["loss"],
+            cached_features="auto" if stage["cached"] else None,
+        ),
     )

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from burnish.cli.compilation_options import BatchOption, BindOption
-from burnish.cli.compilation_values import read_batch, read_bind, read_outputs
 from burnish.cli.console import counted, echo, output
+from burnish.cli.option_groups import values_of
+from burnish.compiler.options import CompileOptions
 
 CONSTANTS_SHOWN = 10
 CLASSES_SHOWN = 20
@@ -45,7 +46,7 @@ def inspect(
     if program is not None and bind:
         raise typer.BadParameter(f"--bind is for a model, and '{model}' is a program, compiled with its own: leave it out")
     if program is None:
-        summary = judge(model, read_outputs(outputs), read_batch(batch), read_bind(bind or []))
+        summary = judge(model, **values_of(CompileOptions, outputs=outputs, batch=batch, bind=bind))
     else:
         summary = summarize_program(program)
     if as_json:

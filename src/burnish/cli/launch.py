@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +28,9 @@ from burnish.cli.console import errors
 from burnish.distributed.connection import environment
 from burnish.errors import ConfigurationError, WorkerError, comes_again
 from burnish.settings import is_natural_text
+
+if TYPE_CHECKING:
+    from burnish.norms import NormPolicy
 
 INTERRUPTED = 130
 REFUSED = 2
@@ -145,7 +149,9 @@ def check_count(workers: int) -> None:
         )
 
 
-def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_every_step: bool = True) -> None:
+def check_together(
+    workers: int, engine: str, norm: str | NormPolicy | Mapping[str, str | NormPolicy], at_every_step: bool = True
+) -> None:
     """Refuse, before any worker starts, what each of them would refuse.
 
     Args:
@@ -167,7 +173,7 @@ def check_together(workers: int, engine: str, norm: str | Mapping[str, str], at_
     check_torch()
     if not at_every_step:
         return
-    for name in (norm,) if isinstance(norm, str) else norm.values():
+    for name in norm.values() if isinstance(norm, Mapping) else (norm,):
         check_group(policy(name), workers)
     # PyTorch's can exchange values, and importing it would take the launcher longer than all else.
     if engine not in ("auto", "torch"):

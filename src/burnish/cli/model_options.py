@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.cli.compilation_options import SampleAxisOption
-from burnish.cli.compilation_values import read_sample_axis
 from burnish.cli.console import cell, counted, echo
 from burnish.cli.engine_options import KernelsOption, chosen_engine
-from burnish.cli.option_groups import OptionGroup
+from burnish.cli.option_groups import OptionGroup, values_of
+from burnish.compiler.options import CompileOptions
 from burnish.errors import DataError, escaped
 from burnish.files.file_writing import replacing
 
@@ -78,8 +78,9 @@ class SavedModel(OptionGroup):
         """
         from burnish.training.trained_model import open_model
 
-        engine, axes = chosen_engine(self.engine, self.kernels), read_sample_axis(self.sample_axis or [])
-        chosen: dict[str, Any] = {"best": self.best, "average": self.average, "sample_axis": axes, "engine": engine}
+        chosen: dict[str, Any] = {"best": self.best, "average": self.average}
+        chosen["engine"] = chosen_engine(self.engine, self.kernels)
+        chosen |= values_of(CompileOptions, sample_axis=self.sample_axis)
         return open_model(model, program=self.program, **chosen, **objective)
 
 

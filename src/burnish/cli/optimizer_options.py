@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
+from burnish.cli.schedule_options import CONSTANT
+from burnish.settings import split
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer
     from burnish.optim.groups import Overrides
     from burnish.program import Program
 
+COMPILATION = "Compilation"
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
@@ -94,6 +96,19 @@ class OptimizerOptions(OptionGroup):
             help="Keep an average of the weights, which is evaluated and exported: ema, swa, or with settings (ema:decay=0.99).",
         ),
     ] = None
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="Learning rate over the steps, computed in the program: constant, cosine, linear, one_cycle or another name of "
+            "docs/schedules.md; settings behind a colon (step:every=100).",
+            rich_help_panel=COMPILATION,
+        ),
+    ] = CONSTANT
+    warmup: Annotated[
+        int,
+        typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
+    ] = 0
 
     def built(self) -> Optimizer:
         """Return the optimizer with groups, transforms of the gradients and an average around it, and accumulation outermost.

@@ -7,14 +7,19 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, get_args
 
 import typer
 
+from burnish.errors import ConfigurationError
+from burnish.options import Options, declarations, read_options
+
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options of one topic. Each field of a subclass is an option of the commands that take it, or a group (``takes_options``).
+    """Options of one topic. Each field of a subclass is an option of the commands that take it, a group, or ``Options`` that
+    are declared for Python and the command line at once (``takes_options``).
 
     Attributes:
         panel: where the help lists these options.
@@ -71,8 +76,41 @@ def takes_options(
     return decorate
 
 
+def values_of(options: type[Options], **texts: Any) -> dict[str, Any]:
+    """Return the values of options by name, from what the command line gives; one that it does not give is left out.
+
+    Raises:
+        typer.BadParameter: a text says no value.
+    """
+    try:
+        return read_options(options, texts)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def declared_option(options: type[Options], name: str, panel: str | None = None) -> Any:
+    """Return the option of the command line that stands for one that ``options`` declares."""
+    declared = declarations(options)[name][1]
+    spelled = f"--{name.replace('_', '-')}"
+    return typer.Option(spelled, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel)
+
+
+def _declared_parameter(options: type[Options], name: str) -> inspect.Parameter:
+    field, declared = declarations(options)[name]
+    kind: Any = GenericAlias(list, (declared.kind,)) if declared.several else declared.kind
+    is_given = isinstance(field.default, declared.kind) and not declared.several
+    default = field.default if is_given else None
+    kind = kind if is_given else kind | None
+    declared_as = Annotated[kind, declared_option(options, name)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=declared_as)
+
+
+def _is(parameter: inspect.Parameter, kind: type) -> bool:
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, kind)
+
+
 def _is_group(parameter: inspect.Parameter) -> bool:
-    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, OptionGroup)
+    return _is(parameter, OptionGroup)
 
 
 def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
@@ -80,13 +118,33 @@ def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
     return {name: option for name, option in inspect.signature(group, eval_str=True).parameters.items() if name != "named"}
 
 
-def _options_of(group: type[OptionGroup]) -> list[inspect.Parameter]:
-    """Return the options of a group and of those in it, in their order."""
-    return [
-        option
-        for parameter in _fields_of(group).values()
-        for option in (_options_of(parameter.annotation) if _is_group(parameter) else (_in_panel(parameter, group.panel),))
-    ]
+def _options_of(group: type[OptionGroup]) -> Sequence[inspect.Parameter]:
+    """Return the options of a group, of those in it, and those that ``Options`` in it declare, in their order.
+
+    What the group has by the name of a declared option stands in its place.
+    """
+    own, placed = _fields_of(group), set[str]()
+    options: list[inspect.Parameter] = []
+
+    def add(name: str) -> None:
+        if name in placed:
+            return
+        placed.add(name)
+        parameter = own[name]
+        if _is_group(parameter):
+            options.extend(_options_of(parameter.annotation))
+        elif _is(parameter, Options):
+            for each, (_, declared) in declarations(parameter.annotation).items():
+                if each in own:
+                    add(each)
+                elif declared.help:
+                    options.append(_in_panel(_declared_parameter(parameter.annotation, each), group.panel))
+        else:
+            options.append(_in_panel(parameter, group.panel))
+
+    for name in own:
+        add(name)
+    return options
 
 
 def _with_help(option: inspect.Parameter, text: str) -> inspect.Parameter:
@@ -105,10 +163,14 @@ def _in_panel(option: inspect.Parameter, panel: str | None) -> inspect.Parameter
 
 def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[str]) -> OptionGroup:
     """Return a group with the values of its options; one that the command does not have is at its default."""
-    arguments = {}
-    for name, parameter in _fields_of(group).items():
+    arguments, own = {}, _fields_of(group)
+    for name, parameter in own.items():
         if _is_group(parameter):
             arguments[name] = _built(parameter.annotation, values, named)
+        elif _is(parameter, Options):
+            declared = declarations(parameter.annotation)
+            texts = {each: values[each] for each in declared if each in values and each not in own}
+            arguments[name] = parameter.annotation(**values_of(parameter.annotation, **texts))
         elif name in values:
             arguments[name] = values[name]
     return group(**arguments, named=tuple(option.name for option in _options_of(group) if option.name in named))

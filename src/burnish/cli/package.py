@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from burnish.cli.compilation_values import read_extents
 from burnish.cli.console import output
+from burnish.cli.data_options import read_extents
 from burnish.errors import ModelError
 from burnish.files.file_writing import check_output
 

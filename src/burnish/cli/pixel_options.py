@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
-from burnish.settings import read_number
+from burnish.settings import read_number, split
 
 if TYPE_CHECKING:
     from burnish.data import DataSpec

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from burnish.cli.compilation_options import SampleAxisOption
-from burnish.cli.compilation_values import read_sample_axis
 from burnish.cli.console import counted, output
 from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
-from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.cli.option_groups import OptionGroup, takes_options, values_of
 from burnish.cli.pixel_options import Pixels
 from burnish.cli.text_options import TextOptions
+from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output
 
 BATCH = 32
@@ -104,7 +104,7 @@ def quantize(
         )
     if activations is None and data is not None:
         raise typer.BadParameter("--data is for the ranges of activations, and --activations none leaves them: leave it out")
-    calibration, read, axes = None, 0, read_sample_axis(sample_axis or [])
+    calibration, read, axes = None, 0, values_of(CompileOptions, sample_axis=sample_axis).get("sample_axis")
     if data is not None:
         opened = open_model(model, sample_axis=axes, to_evaluate=False)
         text = texts.settings_for(model, data, opened.described)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from burnish.cli.compilation_options import Compilation
-from burnish.cli.console import split
 from burnish.cli.option_groups import OptionGroup
-from burnish.settings import read_whole
+from burnish.settings import read_whole, split
 
 if TYPE_CHECKING:
     from burnish.data import DataDescription, Text
@@ -114,8 +113,8 @@ def for_language(compilation: Compilation, options: TextOptions) -> Compilation:
         return compilation
     chosen: dict[str, Any] = {} if "loss" in compilation.named else {"loss": LANGUAGE_LOSS}
     if "metrics" not in compilation.named:
-        chosen["metrics"] = list(LANGUAGE_METRICS)
-    return replace(compilation, **chosen)
+        chosen["metrics"] = LANGUAGE_METRICS
+    return replace(compilation, options=replace(compilation.options, **chosen))
 
 
 def _lengths(text: str | None) -> tuple[int, ...] | None:

@@ -8,7 +8,6 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.compilation_values import read_norms
 from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
 from burnish.cli.data_options import check_data_options
 from burnish.cli.option_groups import takes_options
@@ -48,7 +47,7 @@ def train(
     is_program(model)  # refuses the folder of a run
     folder = run_folder(model, results)
     check_results(folder, results, watching, data, model)
-    check_schedule(compilation.schedule, compilation.warmup, compilation.optimizer.lr)
+    check_schedule(compilation.optimizer.schedule, compilation.optimizer.warmup, compilation.optimizer.lr)
     workers.check()
     watching.check()
     check_seeds(repetition.seeds, results, watching.report, workers.total)
@@ -64,7 +63,7 @@ def train(
     command = context.meta["burnish.arguments"]
     if workers.total > 1 and not launch.is_worker():
         each_step = "synchronize_every" not in settings
-        launch.check_together(workers.total, course.engine, read_norms(compilation.norm or []), each_step)
+        launch.check_together(workers.total, course.engine, compilation.options.norm, each_step)
         launch.launch(command, workers.count, workers.max_restarts, launch.resuming(command), workers.machines())
         return
     if workers.count > 1:

@@ -143,8 +143,8 @@ class TrainingRun:
         program, train_set, eval_set = prepared
         course = {
             "lr": rate_of(program.options["optimizer"] if self.optimizer is None else self.optimizer.options()),
-            "schedule": self.compilation.schedule,
-            "warmup": self.compilation.warmup,
+            "schedule": self.compilation.optimizer.schedule,
+            "warmup": self.compilation.optimizer.warmup,
             "epochs": self.course.epochs,
         }
         program = self._with_schedule(program, len(train_set))
@@ -268,7 +268,7 @@ class TrainingRun:
                 check_names(program.metadata)
         done = "loaded" if is_program(self.model) else "compiled"
         self._say(f"{self.model}: {done} in {seconds:.1f} s; {what_trains(program, not self.is_tuning)}")
-        if self.compilation.recompute:
+        if self.compilation.options.recompute is not None:
             self._say(planned_line(program, self.course.batch_size))
         data = self.data
         spec = DataSpec.by(program, earlier)
@@ -341,7 +341,7 @@ class TrainingRun:
             )
         steps = self.course.epochs * batches_per_epoch(program, samples, self.course.batch_size, self.group.world_size)
         remedy = "give fewer --warmup steps, or more --epochs"
-        schedule, warmup = self.compilation.schedule, self.compilation.warmup
+        schedule, warmup = self.compilation.optimizer.schedule, self.compilation.optimizer.warmup
         return with_schedule(program, schedule, warmup, steps, remedy, self.earlier_updates, self.optimizer)
 
     def _trainer(self, program: Program, train_set: Dataset, eval_set: Dataset | None, callbacks: Sequence[Callback]) -> Trainer:

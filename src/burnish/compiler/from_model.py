@@ -24,9 +24,9 @@ from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.memory_limit import memory_saving, program_with
 from burnish.compiler.modules import Norm, held_rows_of, take_module
 from burnish.compiler.objectives import check_classes, objective_doubts
+from burnish.compiler.options import CompileOptions
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
-    HoldRows,
     ModelState,
     Trainable,
     find_held_rows,
@@ -34,7 +34,7 @@ from burnish.compiler.selection import (
     hold_frozen,
     settle_policies,
 )
-from burnish.compiler.sparse_tables import SparseOption, SparseRequest, warning_of
+from burnish.compiler.sparse_tables import SparseRequest, warning_of
 from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ConfigurationError, DenseGradientWarning, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import integer_weights
@@ -58,52 +58,22 @@ from burnish.program.signature import GraphSignature
 from burnish.program.weights import Weights
 from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.compute_integers import compute_integers
-from burnish.rewriting.precision import Precision
 from burnish.rewriting.precision import get as get_precision
-from burnish.rewriting.recompute_request import RecomputeOption
 from burnish.rewriting.stages import RECOGNIZED
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
-from burnish.settings import is_whole
-from burnish.targets import TargetLike, target_of
+from burnish.targets import target_of
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
 
-DEFAULT_LOSS = "cross_entropy"
 
-
-def program_from(
-    source: Source,
-    *,
-    example_inputs: Any,
-    dynamic_shapes: Any,
-    verify: bool,
-    loss: losses.LossLike,
-    optimizer: str | optim.Optimizer,
-    trainable: Trainable,
-    norm: str | NormPolicy | Mapping[str, str | NormPolicy],
-    metrics: Sequence[str | metrics.Metric] | None,
-    precision: Precision,
-    outputs: str | Sequence[str] | None,
-    output: str | None,
-    running_variance: str | None,
-    recompute: RecomputeOption,
-    memory: str | int | None,
-    hold_rows: HoldRows,
-    sparse: SparseOption,
-    cached_features: CachedFeatures,
-    batch: str | None,
-    sample_axis: AskedAxes,
-    bind: Bind,
-    steps_per_epoch: int | None,
-    target: TargetLike,
-) -> Program:
-    """Compile a model into a training program. ``burnish.compile`` documents the options and has their defaults."""
-    runtime, saving = target_of(target), memory_saving(memory, recompute)
-    module, source, trainable, norm = take_module(source, example_inputs, dynamic_shapes, verify, trainable, norm, sample_axis)
-    in_file, model, trainable = _opened_to_train(source, batch, bind, trainable, sample_axis)
-    objective, predictions = _objective(in_file, model, _requested_loss(loss, output), outputs)
-    axes, updater = _result_axes(model, predictions), optim.get(optimizer)
+def program_from(source: Source, options: CompileOptions) -> Program:
+    """Compile a model into a training program."""
+    runtime, saving = target_of(options.target), memory_saving(options.memory, options.recompute)
+    module, source, trainable, norm = take_module(source, options)
+    in_file, model, trainable = _opened_to_train(source, options, trainable)
+    objective, predictions = _objective(in_file, model, _requested_loss(options), options.outputs)
+    axes, updater = _result_axes(model, predictions), optim.get(options.optimizer)
     if isinstance(objective, losses.ConnectionistTemporalClassification):
         for prediction in predictions:
             objective.check_samples(prediction.name, axes.get(prediction.name))
@@ -111,11 +81,11 @@ def program_from(
     updater = with_aliases(updater, state.aliases)
     state, frozen, asked_for, policies = _selected(model, norm, state, updater)
     trained, departures = {*state.trainable} - frozen, tuple(find_departures(in_file))
-    in_vain = norm_without_effect(norm, running_variance, [*asked_for])
+    in_vain = norm_without_effect(norm, options.running_variance, [*asked_for])
     doubts = (*_doubts(in_file, trained, norm, trainable), *frozen_without_statistics(policies), *in_vain)
     _warn_of_objective(predictions, objective, doubts)
-    held_rows = find_held_rows(model, state, held_rows_of(module, state, hold_rows))
-    backbone = _backbone(model, cached_features, module, trained, policies, predictions, objective)
+    held_rows = find_held_rows(model, state, held_rows_of(module, state, options.hold_rows))
+    backbone = _backbone(model, options.cached_features, module, trained, policies, predictions, objective)
     if backbone is not None:
         axes |= backbone.axes
         model, state = backbone.rest, state_within(state, backbone.rest)
@@ -126,51 +96,45 @@ def program_from(
         backbone=backbone,
         predictions=predictions,
         loss=objective,
-        metrics=_resolve_metrics(metrics, objective),
+        metrics=_metrics(options, objective),
         data=_names(model.graph.inputs),  # before what is lifted becomes inputs too
         result_axes=axes,
         **_norms(backbone, asked_for, policies),
-        running_variance=_resolve_running_variance(running_variance, model),
+        running_variance=_running_variance(options, model),
         target=runtime,
         state=state,
         held_rows={name: rows for name, rows in held_rows.items() if name in state.parameters},
-        sparse=SparseRequest.of(sparse, state.trainable, state.aliases),
+        sparse=SparseRequest.of(options.sparse, state.trainable, state.aliases),
         rounded=rounded_weights(in_file, state),  # before these become inputs
         weights=_lifted(in_file, model, state),
         optimizer=updater,
-        precision=get_precision(precision),
+        precision=get_precision(options.precision),
         norm=_norm_option(norm),
         departures=departures,
         as_it_came=in_file.meta.get(SOURCE),
-        **_as_loaded(batch, bind, steps_per_epoch),
-        **({} if module is None else _of_module(module, objective, outputs, state, sample_axis)),
+        batch=options.batch,
+        bind=described_bindings(options.bind or {}),
+        steps_per_epoch=options.steps_per_epoch,
+        **({} if module is None else _of_module(module, objective, options, state)),
     )
     program = program_with(saving, compilation.program_that_computes_again)
-    _warn_of_result(compilation, program, _held_by_the_file(in_file, bind) if trainable is None else {})
+    _warn_of_result(compilation, program, _held_by_the_file(in_file, options.bind) if trainable is None else {})
     return program
 
 
-def inference_from(
-    source: Source,
-    *,
-    loss: losses.LossLike | None,
-    metrics: Sequence[str | metrics.Metric] | None,
-    outputs: str | Sequence[str] | None,
-    sample_axis: AskedAxes,
-    target: TargetLike,
-) -> Inference:
-    """Compile a model to predict and to be evaluated with. ``compile_inference`` of ``compile.py`` documents the options."""
-    runtime = target_of(target)
-    in_file, model = _opened(source, "inference", sample_axis=sample_axis)
+def inference_from(source: Source, options: CompileOptions, *, evaluates: bool) -> Inference:
+    """Compile a model to predict with, and to be evaluated with if ``evaluates``."""
+    runtime = target_of(options.target)
+    in_file, model = _opened(source, "inference", options.sample_axis)
     departures = "; ".join(find_departures(in_file))
-    objective, predictions = _objective(in_file, model, DEFAULT_LOSS if loss is None else loss, outputs, is_read=loss is not None)
+    objective, predictions = _objective(in_file, model, options.loss, options.outputs, is_read=evaluates)
     layers = batch_normalizations(model.graph)
     compilation = Compilation(
         model=model,
         in_file=in_file,
         predictions=predictions,
         loss=objective,
-        metrics=_resolve_metrics(metrics, objective),
+        metrics=_metrics(options, objective),
         data=_names(model.graph.inputs),
         result_axes=_result_axes(model, predictions),
         layers=layer_names(layers),
@@ -180,25 +144,18 @@ def inference_from(
     )
     graphs: dict[str, ir.Model] = {}
     signatures: dict[str, GraphSignature] = {}
-    for name in ("predict",) if loss is None else ("predict", "evaluate"):
+    for name in ("predict", "evaluate") if evaluates else ("predict",):
         graphs[name], signatures[name] = finish(getattr(compilation, name)(), name, runtime)
         compute_integers(graphs[name], runtime.float64)
     said = f"inference does not compute what the file of this model computes: {departures}"
     _warn_of_objective(predictions, objective, [said] if departures else [])
-    reported = ("loss", "loss_terms", "metrics", "predictions") if loss is not None else ()
-    options = {name: value for name, value in compilation.options().items() if name in reported}
-    return Inference(graphs["predict"], graphs.get("evaluate"), signatures, options, dict(model.metadata_props))
-
-
-def _as_loaded(batch: str | None, bind: Bind, steps_per_epoch: int | None) -> dict[str, Any]:
-    """What a program keeps of how its model was loaded, and of how long its epochs are."""
-    if steps_per_epoch is not None and (not is_whole(steps_per_epoch) or steps_per_epoch < 1):
-        raise ConfigurationError(f"steps_per_epoch={steps_per_epoch!r}: give a whole number of 1 or more")
-    return {"batch": batch, "bind": described_bindings(bind or {}), "steps_per_epoch": steps_per_epoch}
+    reported = ("loss", "loss_terms", "metrics", "predictions") if evaluates else ()
+    noted = {name: value for name, value in compilation.options().items() if name in reported}
+    return Inference(graphs["predict"], graphs.get("evaluate"), signatures, noted, dict(model.metadata_props))
 
 
 def _opened(
-    source: Source, purpose: str, batch: str | None = None, bind: Bind = None, sample_axis: AskedAxes = None
+    source: Source, purpose: str, sample_axis: AskedAxes, batch: str | None = None, bind: Bind = None
 ) -> tuple[ir.Model, ir.Model]:
     """Return a model in the dtypes of its file, and the one that computes in float32 what it has in sixteen bits.
 
@@ -269,26 +226,16 @@ def _result_axes(model: ir.Model, predictions: Iterable[Prediction]) -> dict[str
     return result_axes(model.graph, [*model.graph.outputs, *(prediction.value for prediction in predictions)])
 
 
-def _opened_to_train(
-    source: Source, batch: str | None, bind: Bind, trainable: Trainable, sample_axis: AskedAxes
-) -> tuple[ir.Model, ir.Model, Trainable]:
+def _opened_to_train(source: Source, options: CompileOptions, trainable: Trainable) -> tuple[ir.Model, ir.Model, Trainable]:
     """Return both, and what trains: of a model with adapters these alone, where nothing else is said."""
-    in_file, model = _opened(source, "burnish.compile", batch, bind, sample_axis)
+    in_file, model = _opened(source, "burnish.compile", options.sample_axis, options.batch, options.bind)
     adapters = read_adapters(model.metadata_props).trained or None
     return in_file, model, adapters if trainable is None else trainable
 
 
-def _requested_loss(loss: losses.LossLike, output: str | None) -> losses.LossLike:
-    """Return the loss, or the one that reads the output in which the model computes its own.
-
-    Raises:
-        ConfigurationError: both are given.
-    """
-    if output is None:
-        return loss
-    if loss != DEFAULT_LOSS:
-        raise ConfigurationError(f"loss and output: the model computes its loss as '{output}', so leave loss out, or output")
-    return losses.output(output)
+def _requested_loss(options: CompileOptions) -> losses.LossLike:
+    """Return the loss, or the one that reads the output in which the model computes its own."""
+    return options.loss if options.output is None else losses.output(options.output)
 
 
 def _objective(
@@ -331,30 +278,18 @@ def _norms(
     return {"layers": layer_names(layers), "policies": settled, "auto_frozen": auto_frozen}
 
 
-def _of_module(
-    module: ExportedModule,
-    objective: losses.Loss,
-    outputs: str | Sequence[str] | None,
-    state: ModelState,
-    sample_axis: AskedAxes,
-) -> dict[str, Any]:
+def _of_module(module: ExportedModule, objective: losses.Loss, options: CompileOptions, state: ModelState) -> dict[str, Any]:
     """Return what a compilation holds of a module beside its graph."""
     counted = {name: (start, module.batches_per_call[name]) for name, start in module.counted_batches.items()}
-    return {"evaluation": _evaluation(module, objective, outputs, state, sample_axis), "counted_batches": counted}
+    return {"evaluation": _evaluation(module, objective, options, state), "counted_batches": counted}
 
 
-def _evaluation(
-    module: ExportedModule,
-    objective: losses.Loss,
-    outputs: str | Sequence[str] | None,
-    state: ModelState,
-    sample_axis: AskedAxes,
-) -> Evaluation | None:
+def _evaluation(module: ExportedModule, objective: losses.Loss, options: CompileOptions, state: ModelState) -> Evaluation | None:
     """Return the form of a module in which it is evaluated, where that differs from the one in which it trains."""
     if module.inference is None:
         return None
-    in_file, model = _opened(module.inference, "burnish.compile", sample_axis=sample_axis)
-    predictions = evaluated_predictions(model, outputs, objective)
+    in_file, model = _opened(module.inference, "burnish.compile", options.sample_axis)
+    predictions = evaluated_predictions(model, options.outputs, objective)
     present = state_within(state, model)
     _lifted(in_file, model, present)
     return Evaluation(in_file, model, predictions)
@@ -431,29 +366,11 @@ def _warn_of_result(compilation: Compilation, program: Program, held: Mapping[st
     warnings.warn(UntrainedWeightsWarning(problem, OPTIONS, weights), stacklevel=5)
 
 
-def _resolve_metrics(requested: Sequence[str | metrics.Metric] | None, loss: losses.Loss) -> tuple[metrics.Metric, ...]:
-    if requested is None:
-        requested = loss.default_metrics
-    if isinstance(requested, str):
-        requested = (requested,)
-    if not isinstance(requested, Iterable):
-        raise ConfigurationError(f"metrics must be None, or a list of names or objects of burnish.metrics, not {requested!r}")
-    resolved = {metric.name: metric for metric in map(metrics.get, requested)}
-    for metric in resolved.values():
-        # A program holds its metrics by name, and they are looked up when it is opened.
-        if not metrics.is_known(metric):
-            raise ConfigurationError(
-                f"metrics: burnish.metrics.METRICS does not lead from '{metric.name}' to this metric, and a program finds those "
-                f"that it was compiled with there: enter METRICS['{metric.name.partition(':')[0]}'] = {type(metric).__name__}"
-            )
-    return tuple(resolved.values())
+def _metrics(options: CompileOptions, loss: losses.Loss) -> tuple[metrics.Metric, ...]:
+    requested = loss.default_metrics if options.metrics is None else options.metrics
+    return tuple(map(metrics.get, requested))
 
 
-def _resolve_running_variance(requested: str | None, model: ir.Model) -> RunningVariance:
-    if requested is None:
-        return default_running_variance(model)
-    try:
-        return RunningVariance(requested)
-    except ValueError:
-        rules = ", ".join(f"'{rule.value}'" for rule in RunningVariance)
-        raise ConfigurationError(f"running_variance: unknown rule '{requested}'; choose among {rules}") from None
+def _running_variance(options: CompileOptions, model: ir.Model) -> RunningVariance:
+    rule = options.running_variance
+    return default_running_variance(model) if rule is None else RunningVariance(rule)

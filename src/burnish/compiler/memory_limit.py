@@ -38,7 +38,7 @@ class MemoryLimit:
     batch: int
 
 
-def memory_saving(memory: str | int | None, recompute: RecomputeOption = None) -> MemoryLimit | Recompute | None:
+def memory_saving(memory: str | int | None, recompute: RecomputeOption | Recompute = None) -> MemoryLimit | Recompute | None:
     """Read the two options that save memory, of which one may be given.
 
     Args:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from burnish.compiler.options import CompileOptions
 from burnish.compiler.selection import HoldRows, ModelState, Trainable
 from burnish.importer import Source, exported_module
 from burnish.norms import CUMULATIVE, Auto, BatchStatistics, NormPolicy
 from burnish.norms import get as get_policy
-from burnish.sample_axes import AskedAxes
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 Norm = str | NormPolicy | Mapping[str, str | NormPolicy]
 
 
-def take_module(
-    source: Source,
-    example_inputs: Any,
-    dynamic_shapes: Any,
-    verify: bool,
-    trainable: Trainable,
-    norm: Norm,
-    sample_axis: AskedAxes,
-) -> tuple[ExportedModule | None, Source, Trainable, Norm]:
+def take_module(source: Source, options: CompileOptions) -> tuple[ExportedModule | None, Source, Trainable, Norm]:
     """Export a module; return that, what is compiled of it, what of it trains and how it normalizes.
 
     The user's selection comes before ``requires_grad``, and the user's policies before the modes of the layers. Without a module
@@ -37,10 +29,10 @@ def take_module(
     Raises:
         ConfigurationError, UnsupportedOperatorError: see ``exported_module``.
     """
-    module = exported_module(source, example_inputs, dynamic_shapes, verify, sample_axis)
+    module = exported_module(source, options.example_inputs, options.dynamic_shapes, options.verify, options.sample_axis)
     if module is None:
-        return None, source, trainable, norm
-    return module, module.model, _trainable_of(module, trainable), _norm_of(module, norm)
+        return None, source, options.trainable, options.norm
+    return module, module.model, _trainable_of(module, options.trainable), _norm_of(module, options.norm)
 
 
 def _trainable_of(module: ExportedModule, trainable: Trainable) -> Trainable:

@@ -1,40 +1,35 @@
-"""What the texts of compilation options mean: lists, ``NAME=VALUE`` pairs, patterns."""
+"""What the texts of options of the compiler mean, on the command line and in files: lists, ``NAME=VALUE`` pairs, patterns."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from burnish.cli.console import split
-from burnish.settings import is_natural_text, read_whole
+from burnish.errors import ConfigurationError
+from burnish.settings import is_natural_text, read_whole, split
 from burnish.untrusted import read_json
 
 
-def read_recompute(texts: list[str], batch_size: int | None = None) -> str | list[str] | None:
-    """Return ``layers`` or a budget as it is, and anything else as patterns; a budget without a batch is for ``batch_size``."""
+def read_tables(texts: list[str]) -> str | list[str]:
+    """Return ``auto`` alone as it is, and anything else as patterns."""
+    return "auto" if texts == ["auto"] else texts
+
+
+def read_recompute(texts: list[str]) -> str | list[str] | None:
+    """Return ``layers`` or a budget as it is, and anything else as patterns."""
     if len(texts) != 1:
         return texts or None
-    text = texts[0]
-    what, _, setting = text.partition(":")
-    if what[:1].isdigit():
-        return text if setting or batch_size is None else f"{what}:batch={batch_size}"
-    return text if what == "layers" else texts
+    what = texts[0].partition(":")[0]
+    return texts[0] if what[:1].isdigit() or what == "layers" else texts
 
 
-def read_memory(text: str | None, batch_size: int | None = None) -> str | None:
-    """Return a limit of memory; one without a batch is for ``batch_size``."""
-    return text if text is None or ":" in text or batch_size is None else f"{text}:batch={batch_size}"
-
-
-def read_batch(text: str | None) -> str | None:
+def read_batch(text: str) -> str:
     """Return what ``--batch`` says.
 
     Raises:
-        typer.BadParameter: it is another word than ``open``, such as a number of samples.
+        ConfigurationError: it is another word than ``open``, such as a number of samples.
     """
-    if text not in (None, "open"):
-        raise typer.BadParameter(
+    if text != "open":
+        raise ConfigurationError(
             f"--batch {text}: the only choice is 'open', for a model that was exported for one sample at a time; how many "
             "samples a batch of training has is --batch-size"
         )
@@ -45,7 +40,7 @@ def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
     """Return what ``--sample-axis`` says: an axis for all inputs, or that of each; None where it says nothing.
 
     Raises:
-        typer.BadParameter: a text is neither an axis nor a name with one, or names an input twice.
+        ConfigurationError: a text is neither an axis nor a name with one, or names an input twice.
     """
     if len(texts) == 1 and is_natural_text(texts[0]):
         return int(texts[0])
@@ -53,12 +48,12 @@ def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
     for text in texts:
         name, separator, axis = text.rpartition("=")
         if not separator or not name or not (is_natural_text(axis) or axis.lower() == "none"):
-            raise typer.BadParameter(
+            raise ConfigurationError(
                 f"--sample-axis {text}: write NAME=AXIS, such as 'x=1', 'grid=none' for an input without samples, or one number "
                 "for all inputs"
             )
         if name in axes:
-            raise typer.BadParameter(f"--sample-axis {text}: '{name}' has an axis already: give it once")
+            raise ConfigurationError(f"--sample-axis {text}: '{name}' has an axis already: give it once")
         axes[name] = int(axis) if is_natural_text(axis) else None
     return axes or None
 
@@ -67,15 +62,15 @@ def read_bind(texts: list[str]) -> dict[str, Any]:
     """Return the values that inputs are fixed to: read as JSON where possible, else as text.
 
     Raises:
-        typer.BadParameter: a text is not a name with a value, or names an input twice.
+        ConfigurationError: a text is not a name with a value, or names an input twice.
     """
     bound: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name or not value:
-            raise typer.BadParameter(f"--bind {text}: write NAME=VALUE, such as 'sr=16000' or 'state=0'")
+            raise ConfigurationError(f"--bind {text}: write NAME=VALUE, such as 'sr=16000' or 'state=0'")
         if name in bound:
-            raise typer.BadParameter(f"--bind {text}: '{name}' is fixed to a value already: give it once")
+            raise ConfigurationError(f"--bind {text}: '{name}' is fixed to a value already: give it once")
         try:
             bound[name] = read_json(value.lower() if value.lower() in ("true", "false") else value)
         except ValueError:
@@ -83,26 +78,11 @@ def read_bind(texts: list[str]) -> dict[str, Any]:
     return bound
 
 
-def read_extents(texts: list[str]) -> dict[str, int]:
-    """Return {name: extent} of ``NAME=N``.
-
-    Raises:
-        typer.BadParameter: a text is written otherwise.
-    """
-    extents = {}
-    for text in split(texts):
-        name, _, size = text.partition("=")
-        if not name or not is_natural_text(size) or int(size) < 1:
-            raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
-        extents[name] = int(size)
-    return extents
-
-
 def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
     """Return the rows to hold, by the name of their weight.
 
     Raises:
-        typer.BadParameter: a text is not a name with rows.
+        ConfigurationError: a text is not a name with rows.
     """
     held: dict[str, list[int]] = {}
     for text in texts:
@@ -112,14 +92,14 @@ def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
         except ValueError:
             numbers = []
         if not separator or not name or not numbers:
-            raise typer.BadParameter(f"--hold-rows {text}: write NAME=ROWS, such as 'emb.weight=0' or 'emb.weight=0,1'")
+            raise ConfigurationError(f"--hold-rows {text}: write NAME=ROWS, such as 'emb.weight=0' or 'emb.weight=0,1'")
         held.setdefault(name, []).extend(numbers)
     return held
 
 
-def read_outputs(outputs: str | None) -> str | list[str] | None:
+def read_outputs(outputs: str) -> str | list[str]:
     """Return one name as it is, several as a list."""
-    return outputs if outputs is None or "," not in outputs else split([outputs])
+    return split([outputs]) if "," in outputs else outputs
 
 
 def read_metrics(texts: list[str]) -> list[str]:
@@ -137,7 +117,7 @@ def read_norms(texts: list[str]) -> str | dict[str, str]:
     """Return a policy name, or {pattern: policy}.
 
     Raises:
-        typer.BadParameter: there are several policies without patterns.
+        ConfigurationError: there are several policies without patterns.
     """
     parts = split(texts)
     if not parts:
@@ -160,6 +140,6 @@ def read_norms(texts: list[str]) -> str | dict[str, str]:
                 return value
             separator = ""
         if not separator or not pattern or not policy:
-            raise typer.BadParameter(f"'{value}': with several --norm, each is PATTERN=POLICY, such as 'stem*=frozen'")
+            raise ConfigurationError(f"'{value}': with several --norm, each is PATTERN=POLICY, such as 'stem*=frozen'")
         policies[pattern] = policy
     return policies

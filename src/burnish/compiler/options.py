@@ -1,0 +1,300 @@
+"""What ``burnish.compile`` is asked for: each option declared once, for Python, the command line and files of options.
+
+Nothing heavy is imported here: what checks an option is imported when one is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from burnish.compiler import option_texts as texts
+from burnish.errors import ConfigurationError
+from burnish.options import Options, option
+from burnish.settings import is_whole, split
+
+if TYPE_CHECKING:
+    from burnish import losses, metrics, optim
+    from burnish.compiler.cached_features import CachedFeatures
+    from burnish.compiler.selection import HoldRows, Trainable
+    from burnish.compiler.sparse_tables import SparseOption
+    from burnish.importer import Bind
+    from burnish.norms import NormPolicy
+    from burnish.rewriting.precision import Precision
+    from burnish.rewriting.recompute_request import Recompute, RecomputeOption
+    from burnish.sample_axes import AskedAxes
+    from burnish.targets import TargetLike
+
+DEFAULT_LOSS = "cross_entropy"
+
+
+def _read_loss(loss: Any) -> Any:
+    from burnish import losses
+
+    is_name = isinstance(loss, str) and not loss.endswith(".onnx")  # a graph is read when the model is there
+    return losses.get(loss) if is_name else loss
+
+
+def _read_optimizer(optimizer: Any) -> Any:
+    from burnish import optim
+
+    return optim.get(optimizer)
+
+
+def _check_norm(norm: Any) -> Any:
+    from burnish.norms import get
+
+    for policy in norm.values() if isinstance(norm, Mapping) else [norm] if isinstance(norm, str) else ():
+        get(policy)
+    return norm
+
+
+def _read_metrics(requested: Any) -> Any:
+    from burnish import metrics
+
+    if not isinstance(requested, Iterable):
+        raise ConfigurationError(f"metrics must be None, or a list of names or objects of burnish.metrics, not {requested!r}")
+    resolved = {metric.name: metric for metric in map(metrics.get, [requested] if isinstance(requested, str) else requested)}
+    for metric in resolved.values():
+        # A program holds its metrics by name, and they are looked up when it is opened.
+        if not metrics.is_known(metric):
+            raise ConfigurationError(
+                f"metrics: burnish.metrics.METRICS does not lead from '{metric.name}' to this metric, and a program finds those "
+                f"that it was compiled with there: enter METRICS['{metric.name.partition(':')[0]}'] = {type(metric).__name__}"
+            )
+    return tuple(resolved.values())
+
+
+def _read_precision(precision: Any) -> Any:
+    from burnish.rewriting.precision import get
+
+    return get(precision)
+
+
+def _check_running_variance(rule: Any) -> Any:
+    from burnish.norms import RunningVariance
+
+    rules = [each.value for each in RunningVariance]
+    if rule not in rules:
+        choice = ", ".join(f"'{each}'" for each in rules)
+        raise ConfigurationError(f"running_variance: unknown rule '{rule}'; choose among {choice}")
+    return rule
+
+
+def _read_recompute(asked: Any) -> Any:
+    from burnish.rewriting.recompute_request import get
+
+    return get(asked)
+
+
+def _check_steps(steps: Any) -> Any:
+    if not is_whole(steps) or steps < 1:
+        raise ConfigurationError(f"steps_per_epoch={steps!r}: give a whole number of 1 or more")
+    return steps
+
+
+def _read_target(target: Any) -> Any:
+    from burnish.targets import target_of
+
+    return target_of(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions(Options):
+    """What a model is compiled with. Values are checked here as far as that needs no model.
+
+    Args:
+        example_inputs, dynamic_shapes: of a module: what it is called with, and which axes are open (``burnish.load``). A module
+            also says what trains (``requires_grad``), which rows are held (``padding_idx``) and what each batch normalization
+            does (``train()``, ``eval()``, ``momentum``): ``trainable``, ``hold_rows`` and ``norm`` may say otherwise.
+        loss: a name out of ``burnish.losses.LOSSES``, with settings behind a colon (``huber:delta=0.5``); an object of
+            ``burnish.losses``; or an ONNX graph (path, ``ModelProto`` or ``onnx_ir.Model``) whose inputs are named as the model's
+            outputs, or else are labels.
+        optimizer: a name out of ``burnish.optim.OPTIMIZERS``, with settings behind a colon (``rmsprop:centered=true``), or an
+            object of ``burnish.optim``.
+        trainable: None trains every weight, of a model with adapters (``burnish.surgery.lora``) these alone; else names,
+            shell-style patterns, or a predicate over (name, array).
+        hold_rows: {initializer name: rows of axis 0, counted from 0} that training leaves as they are, bit for bit, whatever the
+            optimizer: ``{"embedding.weight": [0]}`` for the row of ``nn.Embedding(padding_idx=0)``, which no file names.
+        sparse: which embedding tables keep the gradient of the rows that a batch reads alone: a step then reads and writes no
+            other rows, of the table or of the optimizer's state. None: no table. ``auto``: each that Gather alone reads, on axis
+            0, where the weights come out the same (SGD without momentum, Adagrad, row-wise Adagrad; no weight decay). Names or
+            patterns: these, also where the optimizer moves rows without a gradient (momentum, Adam, weight decay), which then
+            miss that until a batch reads them.
+        norm: policy of batch normalization layers, or {pattern: policy}: ``auto`` (``train``, but ``frozen`` where none of the
+            layer's parameters trains), ``train``, ``frozen`` (scale and bias train), ``frozen:all`` (they do not either),
+            ``sync``, ``ghost:<size>``, ``renorm``, or an object of ``burnish.norms``.
+            Settings come behind a colon, with commas between: ``train:momentum=cumulative``.
+        metrics: names or objects of ``burnish.metrics``; by default accuracy where the loss is over class indices.
+        outputs: the output the loss reads, or the outputs in order where it reads several; any other value of the model will
+            do, by its name. By default all outputs, or all floating-point ones, if there are as many. A final activation that
+            the loss applies itself (cross-entropy: Softmax) is stepped over, however it is written.
+        output: the output of a model that computes its loss itself, in place of ``loss``; its labels are inputs of the model.
+        precision: ``float32``: computed in the dtypes of the model, and in float32 what it has in float16 or bfloat16.
+            ``float16`` or ``bfloat16``: mixed precision, products in sixteen bits; or its settings (``burnish.MixedPrecision``).
+            Weights that train are float32 always. ``predict`` and exports stay in the dtypes of the model.
+        running_variance: ``onnx`` (population variance) or ``pytorch`` (unbiased); by default PyTorch's for a model that
+            PyTorch exported, the standard's for any other.
+        recompute: None keeps every activation that the backward reads. Else activations are computed again in the backward, and
+            gradients keep their bits: ``layers`` (only what passes between segments of the network is kept), a budget in bytes
+            for the step's planned peak (a number, or ``1.5GB``; as little as fits is computed again), or patterns of nodes. A
+            batch size to plan for comes behind a colon: ``1.5GB:batch=16``.
+        memory: the most that a step may take on ONNX Runtime: the state, twice where it is updated, the batch, and all values
+            between; a number of bytes or ``64MB``, for a batch of one, or ``64MB:batch=16``. As little as fits is computed again.
+            What is planned is run, in a process of its own, where the system tells how much memory that takes (Linux).
+        cached_features: where a frozen backbone ends, whose results are computed once for each sample: the name of a value, or of
+            a node, whose first output is meant; several names; or ``auto``, right before what trains. ``step``, ``grad`` and
+            ``evaluate`` then take these values, by their names, in place of the inputs that they are computed from, and a graph
+            ``features`` computes them (``Session.features``); its weights are constants, in ``predict`` too, and no state. A
+            ``Trainer`` computes the features before the first epoch. Nothing before them may train, draw at random (Dropout),
+            or normalize by the batch.
+        batch: None: batches have the extents that the model gives its inputs. ``open``: a model that was exported at batch 1
+            trains on batches of any size (``burnish.load`` says which inputs hold samples).
+        sample_axis: along which axis of the model's inputs the samples of a batch stand. Data sets have them along axis 0,
+            always; loaders, ``Trainer``, ``evaluate`` and ``predict`` over data sets move them there and back, and
+            ``Session.step`` takes the model's own layout. None: the model tells, by a name such as ``batch`` or by what its nodes
+            do. An integer holds for all inputs; {input: axis} for each, and None there means that the input has no samples, and
+            is the same for all: ``{"x": 1, "grid": None}``. Of a module it also says which axes are open, unless
+            ``dynamic_shapes`` does.
+        bind: {input: value}: inputs that are fixed to a value, and that the program and its exports do not have:
+            ``{"sr": 16000, "state": 0}`` (``burnish.load`` says what it may be). An If that they decide becomes its branch.
+        steps_per_epoch: of the training, for a quantized model whose observed ranges stay after a number of epochs.
+        target: the runtime that the graphs are lowered for: a name, the TOML file of one (``burnish.targets``), or a
+            ``burnish.targets.Target``, such as that of an engine.
+        verify: of a module: run it beside its graph when it is exported, and compare (``burnish.load``). False skips that.
+    """
+
+    example_inputs: Any = option(None)
+    dynamic_shapes: Any = option(None)
+    loss: losses.LossLike = option(
+        DEFAULT_LOSS,
+        check=_read_loss,
+        help="Such as cross_entropy, mse or bce_with_logits; settings behind a colon (huber:delta=0.5); an .onnx file with "
+        "the loss; or output:output=NAME where the model computes it.",
+    )
+    optimizer: str | optim.Optimizer = option("sgd", check=_read_optimizer)
+    trainable: Trainable = option(
+        None,
+        help="Train only weights of this name or pattern, such as 'classifier.*'; may be given again.",
+        metavar="PATTERN",
+        several=True,
+        read=split,
+    )
+    hold_rows: HoldRows = option(
+        None,
+        help="Leave rows of a weight as they are, such as that of padding in an embedding: 'emb.weight=0', or with commas "
+        "between; may be given again.",
+        metavar="NAME=ROWS",
+        several=True,
+        read=texts.read_held_rows,
+    )
+    sparse: SparseOption = option(
+        None,
+        help="Update the rows of embedding tables alone that a batch reads: auto, each for which that is exact, or "
+        "a table by its name or pattern; may be given again.",
+        metavar="TABLE",
+        several=True,
+        read=texts.read_tables,
+    )
+    norm: str | NormPolicy | Mapping[str, str | NormPolicy] = option(
+        "auto",
+        check=_check_norm,
+        help="Batch normalization: auto (train, but frozen where none of a layer's parameters trains), train, frozen, "
+        "frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be given again.",
+        metavar="POLICY",
+        several=True,
+        read=texts.read_norms,
+    )
+    metrics: Sequence[str | metrics.Metric] | None = option(
+        None,
+        check=_read_metrics,
+        help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.",
+        several=True,
+        read=texts.read_metrics,
+    )
+    outputs: str | Sequence[str] | None = option(
+        None,
+        help="The output that the loss reads, or several with commas between; by default the only one.",
+        metavar="NAME",
+        read=texts.read_outputs,
+    )
+    output: str | None = option(None)
+    precision: Precision = option(
+        "float32",
+        check=_read_precision,
+        help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it.",
+    )
+    running_variance: str | None = option(None, check=_check_running_variance)
+    recompute: RecomputeOption | Recompute = option(
+        None,
+        check=_read_recompute,
+        help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
+        "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
+        metavar="WHAT",
+        several=True,
+        read=texts.read_recompute,
+    )
+    memory: str | int | None = option(
+        None,
+        help="The most that a step may take on ONNX Runtime, state included, such as 64MB or 64MB:batch=16 (by default the "
+        "run's batch, else 1): computes as little again as fits, or says what is missing.",
+        metavar="BYTES",
+    )
+    cached_features: CachedFeatures = option(
+        None,
+        help="Compute what a frozen backbone makes of each sample once, and train from there: auto, right before what "
+        "trains, or the name of a value or node; several with commas between.",
+        metavar="WHERE",
+        read=texts.read_outputs,
+    )
+    batch: str | None = option(
+        None,
+        help="'--batch open' lets a model that was exported for one sample at a time take batches of any size; their size is not "
+        "said here.",
+        metavar="open",
+        read=texts.read_batch,
+    )
+    sample_axis: AskedAxes = option(
+        None,
+        help="Which axis of an input holds the samples of a batch, if the file does not say: 'x=1', or 'grid=none' for one that "
+        "is the same for all samples; a number alone for all inputs; may be given again. Data have samples along axis 0.",
+        metavar="NAME=AXIS",
+        several=True,
+        read=texts.read_sample_axis,
+    )
+    bind: Bind = option(
+        None,
+        help="Fix an input to a value, such as 'sr=16000' or 'state=0', and with it the branches that it decides; or an open "
+        "dimension to an extent, such as 'sequence=576'; may be given again.",
+        metavar="NAME=VALUE",
+        several=True,
+        read=texts.read_bind,
+    )
+    steps_per_epoch: int | None = option(None, check=_check_steps)
+    target: TargetLike = option("onnxruntime", check=_read_target)
+    verify: bool = option(True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None and self.loss != DEFAULT_LOSS:
+            raise ConfigurationError(
+                f"loss and output: the model computes its loss as '{self.output}', so leave loss out, or output"
+            )
+        if self.memory is not None:
+            from burnish.compiler.memory_limit import memory_saving
+
+            memory_saving(self.memory, self.recompute)
+
+    def for_batch(self, size: int | None) -> CompileOptions:
+        """Return the same, with what saves memory planned for batches of a size, where it does not say one; None leaves it."""
+        recompute, memory = self.recompute, self.memory
+        if size is None or (recompute is None and memory is None):
+            return self
+        from burnish.rewriting.recompute_request import Recompute
+
+        if isinstance(recompute, Recompute) and recompute.budget is not None and recompute.batch is None:
+            recompute = replace(recompute, batch=size)
+        if isinstance(memory, str) and ":" not in memory:
+            memory = f"{memory}:batch={size}"
+        return replace(self, recompute=recompute, memory=memory)
