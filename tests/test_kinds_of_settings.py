@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish import losses, metrics, optim
+from burnish import losses, metrics, optim, validation
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.models import residual_network
 from burnish.norms.policies import POLICIES, Train
 from burnish.optim import schedules
-from burnish.optim.transforms.chain import TRANSFORMS
+from burnish.optim.chain import TRANSFORMS
 from burnish.settings import is_number, is_whole, plain
 from burnish.training.progress import Silent
 from oracles.combinations import spread
@@ -173,7 +173,7 @@ def test_what_is_one() -> None:
 
 
 def test_there_is_one_judge_of_numbers() -> None:
-    assert losses.base.is_number is is_number
+    assert validation.is_number is is_number
 
 
 def test_what_holds_no_number_of_numpy_stays_the_same_object() -> None:
@@ -200,13 +200,12 @@ LOSSES = [item for item in vars(losses).values() if isinstance(item, type) and i
     ("option", "value", "message"),
     [
         ("optimizer", optim.SGD, r"not the class 'SGD': call it, as in burnish\.optim\.SGD\(\.\.\.\)"),
-        ("optimizer", optim.sgd, r"not the function 'sgd': call it"),
-        ("loss", losses.cross_entropy, r"the function 'cross_entropy': call it, as in burnish\.losses\.cross_entropy\(\.\.\.\)"),
+        ("loss", losses.cross_entropy, r"the class 'CrossEntropy': call it, as in burnish\.losses\.CrossEntropy\(\.\.\.\)"),
         *(("loss", loss, rf"not the class '{loss.__name__}': call it") for loss in LOSSES),
         (
             "metrics",
             [metrics.METRICS["f1"]],
-            r"a metric is a name or an object of burnish\.metrics, not the function 'f1': call it, as in burnish\.metrics\.f1",
+            r"a metric is a name or an object of burnish\.metrics, not the class 'F1': call it, as in burnish\.metrics\.F1",
         ),
         (
             "metrics",
@@ -262,8 +261,7 @@ COMPUTED = r"^schedule: '{}' of burnish\.optim\.schedules is computed in the pro
     [
         (schedules.cosine, COMPUTED.format("cosine")),
         (schedules.constant, COMPUTED.format("constant")),
-        (schedules.Cosine, COMPUTED.format("Cosine")),
-        (schedules.Warmup, COMPUTED.format("Warmup")),
+        (schedules.Warmup, COMPUTED.format("warmup")),
         (schedules.cosine(0.1, 10), COMPUTED.format("cosine")),
         (optim.SGD, NONE),
         (optim.sgd(), NONE),

@@ -36,8 +36,7 @@ from burnish.norms import (
     computes_statistics,
     uses_the_batch,
 )
-from burnish.norms.branches import bind_layers, is_branching
-from burnish.norms.training import RunningStatistics, normalize, normalize_without_statistics
+from burnish.norms.training import RunningStatistics, bind_layers, is_branching, normalize, normalize_without_statistics
 from burnish.operators import Operation, find_training_form
 from burnish.operators.normalization.statistics import per_channel
 from burnish.operators.recurrent_layer import lacks_kernel

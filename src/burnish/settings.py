@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from types import FunctionType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from burnish.errors import ConfigurationError
 
@@ -198,6 +198,37 @@ class PlainSettings:
     def owner(self) -> str:
         """Whose settings these are, for messages."""
         return getattr(self, "name", type(self).__name__)
+
+
+class NamedSettings(PlainSettings):
+    """Plain settings of what is asked for by name, and can be made again from the options that it gives.
+
+    A field that is not compared is no setting: ``burnish.compile`` says what it holds.
+    """
+
+    @property
+    def name(self) -> str:
+        """How it is asked for; a subclass says it, as ``name = "sgd"``."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """Return name and settings as JSON-compatible values, from which the same is made again."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.compare}  # type: ignore[arg-type]
+        return {"name": self.name} | {name: as_option(value) for name, value in settings.items()}
+
+
+@runtime_checkable
+class HasOptions(Protocol):
+    """What can be made again from options."""
+
+    def options(self) -> dict[str, Any]: ...
+
+
+def as_option(value: Any) -> Any:
+    """Return a setting as a JSON-compatible value."""
+    if isinstance(value, HasOptions):
+        return value.options()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _make_plain(settings: PlainSettings) -> None:

@@ -14,7 +14,7 @@ import burnish
 from burnish import losses
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError
-from burnish.losses.detection.anchors import default_boxes
+from burnish.losses.detection import default_boxes
 from oracles import detectors
 from oracles.combinations import diagonal
 from oracles.scaled_model import scaled_outputs

@@ -12,7 +12,7 @@ import pytest
 import burnish
 from burnish import losses, metrics
 from burnish.errors import ConfigurationError, InputError
-from burnish.metrics.box_matching import (
+from burnish.metrics.average_precision import (
     AREAS,
     IOU_THRESHOLDS,
     Picture,

@@ -55,8 +55,10 @@ def scale_sequence(scaled: LossScaled, finite: list[bool]) -> list[tuple[float, 
     builder = Builder(graph)
     given = {value.name: builder.tensor(value) for value in values}
     state = {name: given[name] for name in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}
-    parameters, slots = scaled.update(
-        builder, {"w": given["parameter"]}, {"w": given["gradient"]}, state, given["step"], {"lr": given["lr"]}
+    parameters, slots = scaled.apply(
+        optim.UpdateInputs(
+            builder, {"w": given["parameter"]}, {"w": given["gradient"]}, state, given["step"], {"lr": given["lr"]}
+        )
     )
     for name, tensor in {"next:parameter": parameters["w"], **{f"next:{name}": slots[name] for name in state}}.items():
         tensor.value.name = name

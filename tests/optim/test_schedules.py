@@ -18,7 +18,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.base import Scheduled
-from burnish.optim.schedules import factors
+from burnish.training.run_schedule import factor_of
 from oracles.optimizers import UpdateGraph
 from oracles.small_graphs import SmallGraph
 
@@ -304,7 +304,7 @@ def test_the_rate_stands_in_the_graph_once_however_often_it_is_asked_for() -> No
     assert isinstance(optimizer, Scheduled)
     graphs = UpdateGraph(optimizer, {"a": (2,), "b": (3,)}, "float64")
     before = graphs.apply.operators()
-    rates = optimizer.rates(graphs.apply.builder, graphs.apply["step"], {}, {})
+    rates = optimizer.rates(optim.UpdateInputs(graphs.apply.builder, {}, {}, {}, graphs.apply["step"], {}))
     assert graphs.apply.operators() == before
     assert before.count("Sin") == 1
     graphs.apply.output("lr", rates["lr"])
@@ -325,7 +325,8 @@ def test_two_stateful_schedules_in_one_graph_stay_apart() -> None:
             "plateau_rate": graph[name],
             "plateau_best": graph["x"],
         }
-        rates.append(optimizer.rate(graph.builder, graph["step"], state, {"monitored": graph["monitored"]})[0])
+        inputs = optim.UpdateInputs(graph.builder, {}, {}, state, graph["step"], {"monitored": graph["monitored"]})
+        rates.append(optimizer.rate(inputs)[0])
     for name, rate in zip("ab", rates, strict=True):
         graph.output(name, rate)
     results = graph.run(step=np.int64(0), monitored=np.float32("nan"), x=np.float64(1.0), y=np.float64(2.0))
@@ -381,10 +382,10 @@ def test_bad_settings_are_named(make: Callable[[], Any], message: str) -> None:
 
 
 def test_factors_that_a_trainer_computes():
-    assert [factors.get("constant")(step, 4) for step in range(4)] == [1, 1, 1, 1]
-    cosine = factors.get("cosine")
+    assert [factor_of("constant")(step, 4) for step in range(4)] == [1, 1, 1, 1]
+    cosine = factor_of("cosine")
     assert [cosine(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
     assert cosine(1, 4) == pytest.approx((2 + math.sqrt(2)) / 4)
-    assert factors.get(cosine) is cosine
+    assert factor_of(cosine) is cosine
     with pytest.raises(ConfigurationError, match="there is no learning-rate schedule 'step'; choose among constant, cosine"):
-        factors.get("step")
+        factor_of("step")

@@ -170,8 +170,9 @@ class Counting:
             "steps": builder.constant(np.asarray(0, np.int64))
         }
 
-    def transform(self, builder, params, gradients, state, step):
-        assert set(state) == {"steps", *(f"seen/{name}" for name in params)}
+    def transform(self, inputs):
+        gradients, state = inputs.gradients, inputs.state
+        assert set(state) == {"steps", *(f"seen/{name}" for name in inputs.params)}
         return dict(gradients), {f"seen/{name}": state[f"seen/{name}"] + g for name, g in gradients.items()} | {
             "steps": state["steps"] + 1
         }

@@ -54,13 +54,15 @@ class UpdateGraph:
         gradients = {f"grad:{name}": entry for name, entry in declared.items()}
         scalars = {"step": ("int64", ()), **{name: ("float32", ()) for name in optimizer.hyperparameters()}}
         self.apply = SmallGraph(parameters | gradients | slot_entries | scalars)
-        self.next_params, self.next_state = optimizer.update(
-            self.apply.builder,
-            {name: self.apply[f"param/{name}"] for name in shapes},
-            {name: self.apply[f"grad:{name}"] for name in shapes},
-            {name: self.apply[f"opt/{name}"] for name in slots},
-            self.apply["step"],
-            {name: self.apply[name] for name in optimizer.hyperparameters()},
+        self.next_params, self.next_state = optimizer.apply(
+            optim.UpdateInputs(
+                self.apply.builder,
+                {name: self.apply[f"param/{name}"] for name in shapes},
+                {name: self.apply[f"grad:{name}"] for name in shapes},
+                {name: self.apply[f"opt/{name}"] for name in slots},
+                self.apply["step"],
+                {name: self.apply[name] for name in optimizer.hyperparameters()},
+            )
         )
         assert list(self.next_params) == list(shapes)
         assert set(self.next_state) == set(slots)

@@ -8,7 +8,7 @@ import pytest
 import burnish
 from burnish.data.data_spec import DataSpec
 from burnish.data.sources import open_dataset
-from burnish.metrics.box_matching import Picture
+from burnish.metrics.average_precision import Picture
 from burnish.training.html_report.boxes import UNSAID, best_threshold, judge_boxes, matched
 from burnish.training.html_report.contents import Contents
 from burnish.training.html_report.page import report_page

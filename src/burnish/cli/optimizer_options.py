@@ -118,7 +118,7 @@ class OptimizerOptions(OptionGroup):
             ConfigurationError: there is no such optimizer, transform or setting.
         """
         from burnish import optim
-        from burnish.optim.transforms.chain import TRANSFORMS
+        from burnish.optim.chain import TRANSFORMS
         from burnish.registry import Registry
 
         optimizer = self._grouped(self._plain())

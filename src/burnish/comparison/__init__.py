@@ -6,7 +6,6 @@ How an engine runs a graph is in ``burnish.engines``. How long one takes is not 
 
 from burnish.comparison.differences import TensorCheck
 from burnish.comparison.engines import Comparison, compare_engines
-from burnish.comparison.gradients import GradientCheck, check_gradients
-from burnish.comparison.projection import Projection
+from burnish.comparison.gradients import GradientCheck, Projection, check_gradients
 
 __all__ = ["Comparison", "GradientCheck", "Projection", "TensorCheck", "check_gradients", "compare_engines"]

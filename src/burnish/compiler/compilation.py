@@ -39,10 +39,11 @@ from burnish.norms import (
 from burnish.operators.collectives import PARTS_OF, all_reduce, all_reduce_rows
 from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT
+from burnish.optim.arithmetic import where
 from burnish.optim.groups import frozen_by_pattern
-from burnish.optim.held_rows import hold_rows as holding
-from burnish.optim.held_rows import without_rows
-from burnish.optim.loss_scale import LOSS_SCALE, all_finite, where
+from burnish.optim.loss_scale import LOSS_SCALE, all_finite
+from burnish.optim.row_updates import hold_rows as holding
+from burnish.optim.row_updates import without_rows
 from burnish.program.program import Program
 from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
 from burnish.program.weights import ROUNDED, Weights

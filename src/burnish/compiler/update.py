@@ -23,14 +23,13 @@ from burnish.graph.uses import producer_of
 from burnish.operators.collectives import PARTS_OF
 from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
-from burnish.optim.base import Scheduled
-from burnish.optim.held_rows import RowHolder, held_rows_of, without_rows
-from burnish.optim.loss_scale import LOSS_SCALE, LossScaled, all_finite, where
+from burnish.optim.arithmetic import where
+from burnish.optim.base import Scheduled, UpdateInputs, options_without_effect
+from burnish.optim.gradient_transforms import centralizes, uncentred
+from burnish.optim.loss_scale import LOSS_SCALE, all_finite
 from burnish.optim.parameters import Infos
-from burnish.optim.row_updates import has_rows_of, updating_rows
+from burnish.optim.row_updates import apply_to_rows, has_rows_of, held_rows_of, skips_steps, without_rows
 from burnish.optim.slots import parameter_of
-from burnish.optim.transforms.centralize import centralizes, uncentred
-from burnish.optim.wrapper import options_without_effect
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 from burnish.targets import TARGETS, Target
@@ -285,17 +284,16 @@ class _Update:
         if weight is not None and self.weight is not None:
             hyperparameters[LOSS_WEIGHT] = weight
         with draft.builder.attributed(OPTIMIZER):
-            arguments = (draft.builder, parameters, gradients, state, step, hyperparameters)
             next_step = step + 1
-            scaled = self.optimizer
-            if isinstance(scaled, LossScaled) or (isinstance(scaled, RowHolder) and scaled.is_scaled):
-                finite = all_finite(draft.builder, gradients, PARTS_OF) if finite is None else finite
-                following, next_state = updating_rows(scaled, indices, finite)(*arguments)
+            is_scaled = skips_steps(self.optimizer)
+            if is_scaled and finite is None:
+                finite = all_finite(draft.builder, gradients, PARTS_OF)
+            inputs = UpdateInputs(draft.builder, parameters, gradients, state, step, hyperparameters, finite)
+            following, next_state = apply_to_rows(self.optimizer, inputs, indices)
+            if is_scaled and finite is not None:
                 next_step = where(finite, next_step, step)
-            else:
-                following, next_state = updating_rows(self.optimizer, indices)(*arguments)
             if isinstance(self.optimizer, Scheduled):
-                for name, tensor in self.optimizer.rates(draft.builder, step, state, hyperparameters).items():
+                for name, tensor in self.optimizer.rates(inputs).items():
                     draft.add_output(tensor, name, Role.RATE)
         for name, tensor in following.items():
             by_rows = name in indices

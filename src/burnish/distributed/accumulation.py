@@ -32,8 +32,8 @@ from burnish.operators.collectives import (
 )
 from burnish.optim.accumulate import COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
+from burnish.optim.base import layers_of
 from burnish.optim.slots import slot_of
-from burnish.optim.wrapper import layers_of
 from burnish.program import Role
 
 COUNT_ENTRY = COUNT.entry()

@@ -34,8 +34,8 @@ from burnish.graph.pruning_mark import changing_masks
 from burnish.norms import Sync, get
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE
+from burnish.optim.base import layers_of
 from burnish.optim.diloco import OUTER_MOMENTUM, DiLoCo
-from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
 from burnish.random.keys import mix_array
 from burnish.rewriting.precision import FULL

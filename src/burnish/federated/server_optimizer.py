@@ -128,7 +128,8 @@ class ServerOptimizer:
         rates = {
             name: builder.scalar(value or 0.0, ir.DataType.DOUBLE) for name, value in self._optimizer.hyperparameters().items()
         }
-        following, next_state = self._optimizer.update(builder, parameters, gradients, state, step, rates)
+        inputs = optim.UpdateInputs(builder, parameters, gradients, state, step, rates)
+        following, next_state = self._optimizer.apply(inputs)
         for name, value in following.items():
             draft.add_output(value, f"next:param/{name}", Role.PARAMETER)
         for name, value in next_state.items():

@@ -13,8 +13,8 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.graph.pruning_mark import changing_masks
 from burnish.optim.accumulate import Accumulate
+from burnish.optim.base import layers_of
 from burnish.optim.slots import Slot, parameter_of, slot_of, slots_of
-from burnish.optim.wrapper import layers_of
 from burnish.program import Program, Role
 from burnish.program.state import Arrays
 from burnish.settings import matches_pattern

@@ -6,7 +6,7 @@ alone decide. They are found by cutting the graph at its ``Gradient`` of the los
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,22 +19,15 @@ from onnx.reference import ReferenceEvaluator
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.update import update_graphs
 from burnish.errors import CheckpointError
-from burnish.graph import (
-    FLOATING,
-    TRAINING_DOMAIN,
-    Builder,
-    attribute_value,
-    describe_node,
-    model_proto,
-    replace_uses,
-)
+from burnish.graph import FLOATING, TRAINING_DOMAIN, Builder, Tensor, attribute_value, describe_node, model_proto, replace_uses
 from burnish.graph.uses import ancestors_of, is_used
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.importer.gradients import is_gradient
 from burnish.modes import bind_as_exported, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance
-from burnish.optim.graph_optimizer import GraphOptimizer
+from burnish.optim.arithmetic import Tensors
+from burnish.optim.base import UpdateInputs
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, Role, Signature
 from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
@@ -387,3 +380,57 @@ def _array(tensor: onnx.TensorProto) -> np.ndarray:
 
 def _no_step() -> ir.Value:
     raise AssertionError("no layer of an initialization graph counts steps")
+
+
+@dataclass(frozen=True)
+class GraphOptimizer:
+    """An optimizer whose update is a graph, put as it is into the graphs of a program.
+
+    Attributes:
+        graph: of standard operators; its inputs are some of ``param/*``, ``grad:*``, ``opt/*`` and the names of the
+            hyperparameters, its outputs ``next:param/*`` and ``next:opt/*`` for every parameter and slot.
+        initial: state by slot and initializer -> first value.
+        rates: hyperparameter -> default, None for one that has to be tensors with every step.
+    """
+
+    name = "training_info"
+    graph: ir.Graph
+    initial: Mapping[str, np.ndarray]
+    rates: Mapping[str, float | None]
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        return dict(self.rates)
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return {name: builder.op("Identity", builder.constant(array)) for name, array in self.initial.items()}
+
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        builder = inputs.builder
+        tensors = {f"param/{name}": tensor for name, tensor in inputs.params.items()}
+        tensors |= {f"grad:{name}": tensor for name, tensor in inputs.gradients.items()}
+        tensors |= {f"opt/{name}": tensor for name, tensor in inputs.state.items()}
+        copy = self.graph.clone()
+        for value in copy.inputs:
+            tensor = tensors.get(value.name or "") or builder.cast(
+                inputs.hyperparameters[value.name or ""], value.dtype or ir.DataType.FLOAT
+            )
+            replace_uses(value, tensor.value)
+        for value in list(copy.initializers.values()):
+            assert value.const_value is not None
+            constant = builder.constant(value.const_value.numpy())
+            replace_uses(value, constant.value)
+        names = [output.name or "" for output in self.graph.outputs]
+        results = dict(zip(names, list(copy.outputs), strict=True))
+        copy.outputs.clear()
+        for node in list(copy):
+            copy.remove(node)
+            node.name = None
+            for output in node.outputs:
+                output.name = None
+            builder.graph.append(node)
+        following = {name: builder.tensor(results[f"next:param/{name}"]) for name in inputs.params}
+        return following, {name: builder.tensor(results[f"next:opt/{name}"]) for name in inputs.state}
+
+    def options(self) -> dict[str, Any]:
+        """The name alone: the formulas are in the graphs of the program."""
+        return {"name": self.name}

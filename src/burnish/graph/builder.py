@@ -123,6 +123,9 @@ class Tensor:
     def __pow__(self, other: Tensor | Scalar) -> Tensor:
         return self.builder.op("Pow", self, other)
 
+    def __rpow__(self, other: Scalar) -> Tensor:
+        return self.builder.op("Pow", self.builder.scalar(other, self), self)
+
     def __neg__(self) -> Tensor:
         return self.builder.op("Neg", self)
 
@@ -143,6 +146,7 @@ class Builder:
         self.before = before
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
         self._emitted: dict[Hashable, Any] = {}
+        self._scalars: dict[Hashable, Tensor] | None = None
         self._source: str | None = None
 
     @property
@@ -248,6 +252,11 @@ class Builder:
                 if reference is None:
                     raise TypeError(f"{op_type}: a number needs a tensor beside it to take its dtype from")
                 values.append(self.scalar(item, reference).value)
+        key = None
+        if self._scalars is not None and values and all(map(_is_scalar, values)) and outputs == 1:
+            key = (op_type, domain, *values, repr(sorted(attributes.items())), repr((dtype, shape)))
+            if key in self._scalars:
+                return self._scalars[key]
         present = {name: typed_attribute(name, attribute) for name, attribute in attributes.items() if attribute is not None}
         node = ir.node(op_type, values, present, domain=domain, num_outputs=outputs)
         self.graph.opset_imports.setdefault(domain, 1)
@@ -260,6 +269,8 @@ class Builder:
             first.shape = shape if isinstance(shape, ir.Shape) else ir.Shape(shape)
         if dtype is not None:
             first.type = ir.TensorType(dtype)
+        if key is not None and self._scalars is not None:
+            self._scalars[key] = Tensor(self, first)
         if outputs == 1:
             return Tensor(self, first)
         return tuple(Tensor(self, output) for output in node.outputs)
@@ -267,6 +278,20 @@ class Builder:
     def cast(self, tensor: Tensor, dtype: ir.DataType) -> Tensor:
         """Cast, unless the tensor has that dtype already."""
         return tensor if tensor.dtype == dtype else self.op("Cast", tensor, to=int(dtype))
+
+    @contextmanager
+    def each_scalar_once(self) -> Iterator[None]:
+        """Let an operation on scalars that is asked for again inside give what it gave before, and emit no second node.
+
+        A formula can then be written for one parameter, although a part of it is the same for all of them. None of these
+        operations may draw random numbers.
+        """
+        earlier = self._scalars
+        self._scalars = {} if earlier is None else earlier
+        try:
+            yield
+        finally:
+            self._scalars = earlier
 
     @contextmanager
     def attributed(self, source: str | None) -> Iterator[None]:
@@ -287,6 +312,10 @@ class Builder:
                 if key in self.before.metadata_props:
                     node.metadata_props.setdefault(key, self.before.metadata_props[key])
             self.graph.insert_before(self.before, node)
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and len(value.shape) == 0
 
 
 def _text(array: np.ndarray) -> ir.StringTensor:

@@ -20,14 +20,16 @@ from burnish.losses.base import (
     average,
     combined,
 )
-from burnish.losses.binary import BinaryCrossEntropy, BinaryCrossEntropyWithLogits, bce_with_logits, binary_cross_entropy
+from burnish.losses.binary_cross_entropy import (
+    BinaryCrossEntropy,
+    BinaryCrossEntropyWithLogits,
+    bce_with_logits,
+    binary_cross_entropy,
+)
 from burnish.losses.composite import Summand, WeightedSum, weighted_sum
 from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
 from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
-from burnish.losses.detection.detr import Detr, detr
-from burnish.losses.detection.ssd import Ssd, ssd
-from burnish.losses.detection.task_aligned import TaskAligned, task_aligned
-from burnish.losses.dice import BinaryDice, Dice, binary_dice, dice
+from burnish.losses.detr import Detr, detr
 from burnish.losses.distillation import Distillation, distill
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
 from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
@@ -48,7 +50,9 @@ from burnish.losses.regression import (
     smooth_l1,
 )
 from burnish.losses.resized import Resized, resized
-from burnish.losses.tversky import Lovasz, Tversky, lovasz, tversky
+from burnish.losses.segmentation import BinaryDice, Dice, Lovasz, Tversky, binary_dice, dice, lovasz, tversky
+from burnish.losses.ssd import Ssd, ssd
+from burnish.losses.task_aligned import TaskAligned, task_aligned
 from burnish.operators.loss import CLASS_AXIS
 
 LOSSES |= {

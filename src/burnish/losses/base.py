@@ -6,9 +6,9 @@ any size add up exactly. ``average`` is that division, ``combined`` the sum over
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import onnx_ir as ir
@@ -16,7 +16,8 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor, same_shape
 from burnish.operators.loss import CLASS_AXIS
-from burnish.settings import PlainSettings, is_number
+from burnish.settings import NamedSettings
+from burnish.validation import check_choice
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["logits", "probabilities", "log_probabilities", "scores"]
@@ -198,10 +199,8 @@ class Loss(Protocol):
         ...
 
 
-class LossBase(PlainSettings):
+class LossBase(NamedSettings):
     """What losses that are frozen dataclasses have in common: one prediction, and settings that are their fields."""
-
-    name: ClassVar[str]
 
     @property
     def default_metrics(self) -> tuple[str, ...]:
@@ -224,10 +223,6 @@ class LossBase(PlainSettings):
             return None
         loss = cast(Loss, self)
         return Compared(predictions[0], labels[0], loss, loss.label_specs(predictions)[0], self.scale)
-
-    def options(self) -> dict[str, Any]:
-        settings: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
-        return {"name": self.name, **{key: list(item) if isinstance(item, tuple) else item for key, item in settings.items()}}
 
 
 def average(total: Tensor, weight: Tensor) -> Tensor:
@@ -259,6 +254,12 @@ def size_of(tensor: Tensor, dtype: ir.DataType) -> Tensor:
     return tensor.builder.cast(tensor.builder.op("Size", tensor), dtype)
 
 
+def mean_or_sum(elements: Tensor, reduction: str) -> tuple[Term, ...]:
+    """Emit the term of a loss that is the mean of some elements, or their sum."""
+    one = elements.builder.scalar(1.0, elements)
+    return (Term(sum_of(elements), one if reduction == "sum" else size_of(elements, elements.dtype)),)
+
+
 def samples_of(tensor: Tensor, dtype: ir.DataType, axis: int = 0) -> Tensor:
     """Emit the extent along an axis, a scalar of ``dtype``."""
     builder = tensor.builder
@@ -268,21 +269,7 @@ def samples_of(tensor: Tensor, dtype: ir.DataType, axis: int = 0) -> Tensor:
 
 def check_reduction(loss: str, reduction: object, reductions: Sequence[str] = ("mean", "sum")) -> None:
     """Raise ConfigurationError for a reduction that is none of ``reductions``."""
-    if reduction not in reductions:
-        *others, last = map(repr, reductions)
-        raise ConfigurationError(f"{loss}: reduction must be {', '.join(others)} or {last}, not {reduction!r}")
-
-
-def check_number(loss: str, option: str, number: object, minimum: float = -math.inf, above: float = -math.inf) -> float:
-    """Return a finite number of at least ``minimum`` that is larger than ``above``.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    if is_number(number) and number >= minimum and number > above:
-        return float(number)
-    bound = f" above {above:g}" if above > -math.inf else f" of at least {minimum:g}" if minimum > -math.inf else ""
-    raise ConfigurationError(f"{loss}: {option} must be a finite number{bound}, not {number!r}")
+    check_choice(loss, "reduction", reduction, reductions)
 
 
 def floating_shape(loss: str, prediction: Tensor) -> Extents:
@@ -315,3 +302,82 @@ def check_same_shape(loss: str, prediction: Tensor, other: Tensor) -> None:
             f"{loss}: the prediction '{prediction.name}' has shape {prediction.shape} and '{other.name}' {other.shape}: "
             "they must be the same, and are not broadcast"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseLoss(LossBase):
+    """A loss with one number per element; input ``targets``, of the prediction's dtype and shape.
+
+    Attributes:
+        label_range: the smallest and the largest target that are valid, None where there is no bound.
+        are_two_values: whether no target between them is valid.
+        reduction: ``mean`` over every element of the batch, or ``sum`` (the sum of weights is then the constant 1).
+    """
+
+    label_range: ClassVar[tuple[int | None, int | None]] = (None, None)
+    are_two_values: ClassVar[bool] = False
+
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+
+    @abstractmethod
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Emit the loss of each element, of the prediction's shape."""
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        """Return the spec of ``targets``: dtype and shape of the prediction.
+
+        Raises:
+            ConfigurationError: the prediction is not floating-point, or its rank is not known.
+        """
+        (prediction,) = predictions
+        minimum, maximum = self.label_range
+        shape = floating_shape(self.name, prediction)
+        return (LabelSpec("targets", prediction.dtype, shape, minimum, maximum, two_values=self.are_two_values),)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term, the sum over all elements and their number; both inputs have one shape.
+
+        Raises:
+            ConfigurationError: the prediction is not floating-point, or the shapes are known to differ.
+        """
+        (prediction,), (target,) = predictions, labels
+        floating_shape(self.name, prediction)
+        check_same_shape(self.name, prediction, target)
+        return (Term(sum_of(self.elements(prediction, target)), self.weight(prediction)),)
+
+    def weight(self, prediction: Tensor) -> Tensor:
+        """Emit what the sum is divided by, a scalar of the prediction's dtype."""
+        if self.reduction == "sum":
+            return prediction.builder.scalar(1.0, prediction)
+        return size_of(prediction, prediction.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapping(NamedSettings):
+    """A loss that reads the outputs that another one reads, and says of them what that one says.
+
+    Attributes:
+        loss: the other one.
+    """
+
+    loss: Loss
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return self.loss.readings
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        return self.loss.default_metrics
+
+    @property
+    def scale(self) -> Scale | None:
+        """What the prediction says, as the inner loss has it."""
+        return getattr(self.loss, "scale", None)
+
+    def bind(self, outputs: Sequence[str]) -> Self:
+        """Return this around the inner loss bound to outputs of these names."""
+        return replace(self, loss=self.loss.bind(outputs))

@@ -11,7 +11,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Extents, LabelSpec, floating_shape
 from burnish.operators.loss import CLASS_AXIS, class_count
-from burnish.settings import is_number, is_whole
+from burnish.settings import is_number, is_whole, plain
+from burnish.validation import require
 
 
 def classified_shape(
@@ -77,6 +78,7 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
     """
     if weight is None:
         return None
+    weight = plain(tuple(weight))
     if not all(is_number(number) and number >= 0 for number in weight):
         raise ConfigurationError(f"{loss}: weight must hold finite numbers that are not negative, not {weight}")
     return tuple(float(number) for number in weight)
@@ -84,8 +86,8 @@ def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float
 
 def check_ignore_index(loss: str, ignore_index: object) -> None:
     """Raise ConfigurationError for what is no integer, or one that labels cannot hold."""
-    if not is_whole(ignore_index) or not -(2**63) <= ignore_index < 2**63:
-        raise ConfigurationError(f"{loss}: ignore_index must be an integer that int64 holds, not {ignore_index!r}")
+    fits = is_whole(ignore_index) and -(2**63) <= ignore_index < 2**63
+    require(fits, loss, "ignore_index", ignore_index, "an integer that int64 holds")
 
 
 def class_weight_column(weight: Sequence[float], like: Tensor) -> Tensor:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term, check_number
+from burnish.losses.base import Compared, LabelSpec, Loss, Reading, Term
 from burnish.losses.registry import get
 from burnish.settings import PlainSettings
+from burnish.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class WeightedSum(PlainSettings):
     share labels of one name.
     """
 
-    name: ClassVar[str] = "weighted_sum"
+    name = "weighted_sum"
 
     summands: tuple[Summand, ...]
 

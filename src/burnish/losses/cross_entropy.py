@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +34,7 @@ from burnish.losses.classes import (
 )
 from burnish.operators.loss import CLASS_AXIS, SOFTMAX_CROSS_ENTROPY, class_count
 from burnish.settings import is_number
+from burnish.validation import require
 
 LAST_AXIS = -1
 
@@ -66,11 +66,11 @@ class CrossEntropy(LossBase):
         reduction: ``mean`` as above; ``sum`` leaves the division out (the sum of weights is the constant 1).
     """
 
-    name: ClassVar[str] = "cross_entropy"
+    name = "cross_entropy"
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
-    weight: tuple[float, ...] | None = None
+    weight: Sequence[float] | None = None
     probabilities: bool = False
     class_axis: int = CLASS_AXIS
     reduction: Reduction = "mean"
@@ -79,8 +79,8 @@ class CrossEntropy(LossBase):
         check_reduction(self.name, self.reduction)
         if isinstance(self.class_axis, bool) or self.class_axis not in (CLASS_AXIS, LAST_AXIS):
             raise ConfigurationError(f"{self.name}: class_axis must be 1 or -1, not {self.class_axis!r}")
-        if not is_number(self.label_smoothing) or not 0.0 <= self.label_smoothing <= 1.0:
-            raise ConfigurationError(f"{self.name}: label_smoothing must be between 0 and 1, not {self.label_smoothing!r}")
+        is_share = is_number(self.label_smoothing) and 0.0 <= self.label_smoothing <= 1.0
+        require(is_share, self.name, "label_smoothing", self.label_smoothing, "between 0 and 1")
         check_ignore_index(self.name, self.ignore_index)
         object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
 
@@ -168,21 +168,4 @@ class CrossEntropy(LossBase):
         return log_p if self.weight is None else log_p * class_weight_column(self.weight, log_p)
 
 
-def cross_entropy(
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    weight: Sequence[float] | None = None,
-    probabilities: bool = False,
-    class_axis: int = CLASS_AXIS,
-    reduction: Reduction = "mean",
-) -> CrossEntropy:
-    """Return softmax cross-entropy from logits, over class indices or probabilities; see ``CrossEntropy``."""
-    return CrossEntropy(
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        weight=None if weight is None else tuple(weight),
-        probabilities=probabilities,
-        class_axis=class_axis,
-        reduction=reduction,
-    )
+cross_entropy = CrossEntropy

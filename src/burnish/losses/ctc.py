@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -26,6 +25,7 @@ from burnish.losses.base import (
 )
 from burnish.operators.ctc import ALIGNMENT_LIKELIHOOD, NEVER
 from burnish.settings import is_whole
+from burnish.validation import require
 
 FRAME_CLASS_AXIS = 2
 PADDING = -1
@@ -47,7 +47,8 @@ class ConnectionistTemporalClassification(LossBase):
         reduction: ``mean`` as above; ``sum`` leaves both divisions out.
     """
 
-    name: ClassVar[str] = "ctc"
+    name = "ctc"
+    readings = (Reading(activation=Activation(("Softmax", "LogSoftmax"), FRAME_CLASS_AXIS)),)
 
     blank: int = 0
     zero_infinity: bool = False
@@ -56,12 +57,7 @@ class ConnectionistTemporalClassification(LossBase):
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
-        if not is_whole(self.blank) or self.blank < 0:
-            raise ConfigurationError(f"{self.name}: blank must be a class index, 0 or more, not {self.blank!r}")
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(activation=Activation(("Softmax", "LogSoftmax"), FRAME_CLASS_AXIS)),)
+        require(is_whole(self.blank) and self.blank >= 0, self.name, "blank", self.blank, "a class index, 0 or more")
 
     def check_samples(self, prediction: str, axis: int | None) -> None:
         """Raise ConfigurationError where samples stand along the second axis of the logits, and the loss reads frames there."""
@@ -170,10 +166,4 @@ def _with_blanks(tensor: Tensor, blank: Tensor) -> Tensor:
     return builder.op("Concat", pairs, column, axis=1)
 
 
-def ctc(
-    *, blank: int = 0, zero_infinity: bool = False, time_first: bool = False, reduction: Reduction = "mean"
-) -> ConnectionistTemporalClassification:
-    """Return the loss of connectionist temporal classification; see ``ConnectionistTemporalClassification``."""
-    return ConnectionistTemporalClassification(
-        blank=blank, zero_infinity=zero_infinity, time_first=time_first, reduction=reduction
-    )
+ctc = ConnectionistTemporalClassification

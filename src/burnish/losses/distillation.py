@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import onnx
 import onnx_ir as ir
@@ -21,18 +21,18 @@ from burnish.losses.base import (
     Reading,
     Scale,
     Term,
-    check_number,
     check_same_shape,
     floating_shape,
     size_of,
     sum_of,
 )
 from burnish.losses.cross_entropy import CrossEntropy
-from burnish.losses.inlining import inlined
+from burnish.losses.onnx_losses import inlined
 from burnish.losses.registry import LossLike, get
 from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.operators.loss import CLASS_AXIS
 from burnish.settings import PlainSettings
+from burnish.validation import check_number, require
 
 TEACHER_LOGITS = "teacher_logits"
 Projection = Literal["auto", "never", "always"]
@@ -93,7 +93,7 @@ class Distillation(PlainSettings):
         prepared: the teacher as ``compile`` prepared it.
     """
 
-    name: ClassVar[str] = "distill"
+    name = "distill"
 
     loss: Loss
     teacher: str | bytes | None = None
@@ -108,10 +108,8 @@ class Distillation(PlainSettings):
     def __post_init__(self) -> None:
         check_number(self.name, "temperature", self.temperature, above=0)
         check_number(self.name, "hint_weight", self.hint_weight, minimum=0)
-        if not 0 <= check_number(self.name, "alpha", self.alpha) <= 1:
-            raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
-        if self.projection not in get_args(Projection):
-            raise ConfigurationError(f"{self.name}: projection must be 'auto', 'never' or 'always', not {self.projection!r}")
+        require(0 <= check_number(self.name, "alpha", self.alpha) <= 1, self.name, "alpha", self.alpha, "between 0 and 1")
+        require(self.projection in get_args(Projection), self.name, "projection", self.projection, "'auto', 'never' or 'always'")
         if self.alpha == 0 and not (self.hints and self.hint_weight):
             raise ConfigurationError(f"{self.name}: alpha=0 learns nothing of the teacher: give one above 0, or layers")
         if self.hint_weight != 1 and not self.hints:

@@ -15,13 +15,12 @@ from burnish.losses.base import (
     Reading,
     Reduction,
     Term,
-    check_number,
     check_reduction,
     check_same_shape,
     floating_shape,
-    size_of,
-    sum_of,
+    mean_or_sum,
 )
+from burnish.validation import check_number
 
 FEATURE_AXIS = 1
 SQUARE_FLOOR = 1e-12
@@ -70,8 +69,7 @@ class EmbeddingLoss(LossBase):
 
     def reduced(self, samples: Tensor) -> tuple[Term, ...]:
         """Emit the term that the loss of each sample adds up to."""
-        one = samples.builder.scalar(1.0, samples)
-        return (Term(sum_of(samples), one if self.reduction == "sum" else size_of(samples, samples.dtype)),)
+        return mean_or_sum(samples, self.reduction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +85,8 @@ class CosineEmbedding(EmbeddingLoss):
         margin: between -1 and 1; 0 to 0.5 is usual.
     """
 
-    name: ClassVar[str] = "cosine_embedding"
-    roles: ClassVar[tuple[str, ...]] = ("first", "second")
+    name = "cosine_embedding"
+    roles = ("first", "second")
 
     margin: float = 0.0
 
@@ -140,8 +138,8 @@ class TripletMargin(EmbeddingLoss):
         eps: keeps the norm's slope finite.
     """
 
-    name: ClassVar[str] = "triplet"
-    roles: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+    name = "triplet"
+    roles = ("anchor", "positive", "negative")
 
     margin: float = 1.0
     p: float = 2.0
@@ -202,21 +200,5 @@ def _root(total: Tensor, degree: float) -> Tensor:
     return builder.op("Where", is_zero, builder.scalar(0.0, total), root, like=total)
 
 
-def cosine_embedding(
-    *, margin: float = 0.0, outputs: Sequence[str] | None = None, reduction: Reduction = "mean"
-) -> CosineEmbedding:
-    """Return the cosine loss of two embeddings; see ``CosineEmbedding``."""
-    return CosineEmbedding(margin=margin, outputs=outputs, reduction=reduction)  # type: ignore[arg-type]
-
-
-def triplet(
-    *,
-    margin: float = 1.0,
-    p: float = 2.0,
-    swap: bool = False,
-    eps: float = 1e-6,
-    outputs: Sequence[str] | None = None,
-    reduction: Reduction = "mean",
-) -> TripletMargin:
-    """Return the triplet margin loss of three embeddings; see ``TripletMargin``."""
-    return TripletMargin(margin=margin, p=p, swap=swap, eps=eps, outputs=outputs, reduction=reduction)  # type: ignore[arg-type]
+cosine_embedding = CosineEmbedding
+triplet = TripletMargin

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
     SIGMOID,
     SOFTMAX,
+    ElementwiseLoss,
     LabelSpec,
     LossBase,
     Reading,
     Reduction,
-    Scale,
     Term,
-    check_number,
     check_reduction,
     sum_of,
 )
-from burnish.losses.binary import softplus
+from burnish.losses.binary_cross_entropy import softplus
 from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
-from burnish.losses.elementwise import ElementwiseLoss
 from burnish.operators.loss import CLASS_AXIS, Labelled
+from burnish.validation import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +39,13 @@ class Focal(LossBase):
         reduction: ``mean`` or ``sum``.
     """
 
-    name: ClassVar[str] = "focal"
+    name = "focal"
+    scale = "logits"
+    default_metrics = ("accuracy",)
+    readings = (Reading(activation=SOFTMAX),)
 
     gamma: float = 2.0
-    weight: tuple[float, ...] | None = None
+    weight: Sequence[float] | None = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
 
@@ -53,18 +54,6 @@ class Focal(LossBase):
         check_number(self.name, "gamma", self.gamma, minimum=0)
         check_ignore_index(self.name, self.ignore_index)
         object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(activation=SOFTMAX),)
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
@@ -99,8 +88,10 @@ class BinaryFocal(ElementwiseLoss):
         alpha: weight of positive targets, between 0 and 1, or None for no weights.
     """
 
-    name: ClassVar[str] = "binary_focal"
-    label_range: ClassVar[tuple[int | None, int | None]] = (0, 1)
+    name = "binary_focal"
+    scale = "logits"
+    readings = (Reading(activation=SIGMOID),)
+    label_range = (0, 1)
 
     gamma: float = 2.0
     alpha: float | None = 0.25
@@ -110,14 +101,6 @@ class BinaryFocal(ElementwiseLoss):
         check_number(self.name, "gamma", self.gamma, minimum=0)
         if self.alpha is not None and not 0 <= check_number(self.name, "alpha", self.alpha) <= 1:
             raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, or None, not {self.alpha!r}")
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(activation=SIGMOID),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "logits"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         builder = prediction.builder
@@ -141,18 +124,5 @@ def _power(base: Tensor, exponent: float) -> Tensor:
     return builder.op("Where", is_zero, builder.scalar(0.0, base), positive**exponent, like=base)
 
 
-def focal(
-    *,
-    gamma: float = 2.0,
-    weight: Sequence[float] | None = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-) -> Focal:
-    """Return the focal loss over class indices; see ``Focal``."""
-    weight = None if weight is None else tuple(weight)
-    return Focal(gamma=gamma, weight=weight, ignore_index=ignore_index, reduction=reduction)
-
-
-def binary_focal(*, gamma: float = 2.0, alpha: float | None = 0.25, reduction: Reduction = "mean") -> BinaryFocal:
-    """Return the focal loss of yes-or-no questions; see ``BinaryFocal``."""
-    return BinaryFocal(gamma=gamma, alpha=alpha, reduction=reduction)
+binary_focal = BinaryFocal
+focal = Focal

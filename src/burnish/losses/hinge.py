@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import (
-    LabelSpec,
-    LossBase,
-    Reading,
-    Reduction,
-    Scale,
-    Term,
-    check_number,
-    check_reduction,
-    sum_of,
-)
+from burnish.losses.base import ElementwiseLoss, LabelSpec, LossBase, Reading, Reduction, Term, check_reduction, sum_of
 from burnish.losses.classes import check_class_weight, class_labels, classified_shape
-from burnish.losses.elementwise import ElementwiseLoss
 from burnish.operators.loss import CLASS_AXIS, Labelled
+from burnish.validation import check_number, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +21,11 @@ class Hinge(ElementwiseLoss):
         squared: square each element.
     """
 
-    name: ClassVar[str] = "hinge"
-    label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
-    are_two_values: ClassVar[bool] = True
+    name = "hinge"
+    scale = "scores"
+    readings = (Reading(takes="scores"),)
+    label_range = (-1, 1)
+    are_two_values = True
 
     margin: float = 1.0
     squared: bool = False
@@ -43,14 +33,6 @@ class Hinge(ElementwiseLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self.name, "margin", self.margin)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(takes="scores"),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "scores"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         excess = prediction.builder.op("Relu", self.margin - target * prediction)
@@ -68,9 +50,9 @@ class HingeEmbedding(ElementwiseLoss):
         margin: a finite number.
     """
 
-    name: ClassVar[str] = "hinge_embedding"
-    label_range: ClassVar[tuple[int | None, int | None]] = (-1, 1)
-    are_two_values: ClassVar[bool] = True
+    name = "hinge_embedding"
+    label_range = (-1, 1)
+    are_two_values = True
 
     margin: float = 1.0
 
@@ -102,32 +84,25 @@ class MultiMargin(LossBase):
         reduction: ``mean`` over the positions, or ``sum``.
     """
 
-    name: ClassVar[str] = "multi_margin"
+    name = "multi_margin"
+    scale = "scores"
+    default_metrics = ("accuracy",)
 
     p: int = 1
     margin: float = 1.0
-    weight: tuple[float, ...] | None = None
+    weight: Sequence[float] | None = None
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
         check_number(self.name, "margin", self.margin, minimum=0)
-        if self.p not in (1, 2):
-            raise ConfigurationError(f"{self.name}: p must be 1 or 2, not {self.p!r}")
+        require(self.p in (1, 2), self.name, "p", self.p, "1 or 2")
         object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("accuracy",)
 
     @property
     def readings(self) -> tuple[Reading, ...]:
         # Two probabilities may differ by less than 1.
         return (Reading(takes="scores" if self.margin >= 1 else None, class_axis=CLASS_AXIS),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "scores"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], None, self.weight),)
@@ -149,18 +124,6 @@ class MultiMargin(LossBase):
         return (Term(sum_of(term), builder.scalar(1.0, scores) if self.reduction == "sum" else labelled.count()),)
 
 
-def hinge(*, margin: float = 1.0, squared: bool = False, reduction: Reduction = "mean") -> Hinge:
-    """Return the hinge loss of targets -1 and 1; see ``Hinge``."""
-    return Hinge(margin=margin, squared=squared, reduction=reduction)
-
-
-def hinge_embedding(*, margin: float = 1.0, reduction: Reduction = "mean") -> HingeEmbedding:
-    """Return the hinge loss of distances; see ``HingeEmbedding``."""
-    return HingeEmbedding(margin=margin, reduction=reduction)
-
-
-def multi_margin(
-    *, p: int = 1, margin: float = 1.0, weight: Sequence[float] | None = None, reduction: Reduction = "mean"
-) -> MultiMargin:
-    """Return the hinge loss over classes; see ``MultiMargin``."""
-    return MultiMargin(p=p, margin=margin, weight=None if weight is None else tuple(weight), reduction=reduction)
+hinge = Hinge
+hinge_embedding = HingeEmbedding
+multi_margin = MultiMargin

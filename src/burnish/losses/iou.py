@@ -1,10 +1,16 @@
-"""Losses of boxes: one minus how far a predicted box overlaps its target."""
+"""Boxes: their corners, areas and overlaps, and losses that are one minus an overlap of a predicted box and its target.
+
+Boxes are along the last axis, ``[..., 4]``. All arithmetic here broadcasts over the axes before it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
@@ -13,14 +19,144 @@ from burnish.losses.base import (
     LossBase,
     Reduction,
     Term,
-    check_number,
     check_reduction,
     check_same_shape,
     floating_shape,
-    size_of,
-    sum_of,
+    mean_or_sum,
 )
-from burnish.losses.boxes import EPSILON, BoxFormat, OverlapKind, check_box_format, corners, overlap
+from burnish.operators.elementwise import STOP_GRADIENT
+from burnish.validation import check_number
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+OverlapKind = Literal["iou", "giou", "diou", "ciou"]
+EPSILON = 1e-7
+"""What is added to a denominator, as in torchvision's losses: boxes without an area overlap nothing."""
+
+
+class Corners(NamedTuple):
+    """Boxes by their sides, each ``[..., 1]``."""
+
+    left: Tensor
+    top: Tensor
+    right: Tensor
+    bottom: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        return self.right - self.left
+
+    @property
+    def height(self) -> Tensor:
+        return self.bottom - self.top
+
+    @property
+    def center(self) -> tuple[Tensor, Tensor]:
+        return (self.left + self.right) * 0.5, (self.top + self.bottom) * 0.5
+
+    def joined(self) -> Tensor:
+        """Emit ``[left, top, right, bottom]`` along the last axis."""
+        return self.left.builder.op("Concat", *self, axis=-1)
+
+    def unsqueezed(self, axis: int) -> Corners:
+        """Emit the same with an axis of extent 1, to broadcast along."""
+        builder = self.left.builder
+        return Corners(*(builder.op("Unsqueeze", side, builder.integers([axis])) for side in self))
+
+
+def check_box_format(loss: str, box_format: object) -> None:
+    """Raise ConfigurationError for what is no way of writing boxes."""
+    if box_format not in get_args(BoxFormat):
+        raise ConfigurationError(
+            f"{loss}: box_format must be 'xyxy' (two corners), 'xywh' (a corner and the size) or 'cxcywh' (the centre and the "
+            f"size), not {box_format!r}"
+        )
+
+
+def corners(boxes: Tensor, box_format: BoxFormat = "xyxy") -> Corners:
+    """Emit the sides of boxes ``[..., 4]``."""
+    builder = boxes.builder
+    first, second, third, fourth = builder.op("Split", boxes, builder.integers([1, 1, 1, 1]), axis=-1, outputs=4)
+    if box_format == "xyxy":
+        return Corners(first, second, third, fourth)
+    if box_format == "xywh":
+        return Corners(first, second, first + third, second + fourth)
+    half_width, half_height = third * 0.5, fourth * 0.5
+    return Corners(first - half_width, second - half_height, first + half_width, second + half_height)
+
+
+def box_area(boxes: Corners) -> Tensor:
+    """Emit the areas, ``[..., 1]``."""
+    return boxes.width * boxes.height
+
+
+def intersection_area(one: Corners, other: Corners) -> Tensor:
+    """Emit the area that two boxes share, ``[..., 1]``: 0 where they do not touch."""
+    builder = one.left.builder
+    width = builder.op("Min", one.right, other.right) - builder.op("Max", one.left, other.left)
+    height = builder.op("Min", one.bottom, other.bottom) - builder.op("Max", one.top, other.top)
+    return builder.op("Relu", width) * builder.op("Relu", height)
+
+
+def overlap(one: Corners, other: Corners, kind: OverlapKind = "iou", epsilon: float = EPSILON) -> Tensor:
+    """Emit how far boxes overlap, ``[..., 1]``: 1 where they are the same.
+
+    ``iou`` is intersection over union. ``giou`` takes off the share of the box around both that neither covers (Rezatofighi et
+    al. 2019). ``diou`` takes off the squared distance of the centres over the squared diagonal of that box; ``ciou`` takes off
+    ``alpha * v`` too, with v the squared difference of the angles of the diagonals and ``alpha = v / (1 - iou + v)``, through
+    which no gradient goes (Zheng et al. 2020).
+    """
+    builder = one.left.builder
+    shared = intersection_area(one, other)
+    union = box_area(one) + box_area(other) - shared
+    iou = shared / (union + epsilon)
+    if kind == "iou":
+        return iou
+    width = builder.op("Max", one.right, other.right) - builder.op("Min", one.left, other.left)
+    height = builder.op("Max", one.bottom, other.bottom) - builder.op("Min", one.top, other.top)
+    if kind == "giou":
+        around = width * height
+        return iou - (around - union) / (around + epsilon)
+    (x, y), (other_x, other_y) = one.center, other.center
+    across, down = x - other_x, y - other_y
+    diou = iou - (across * across + down * down) / (width * width + height * height + epsilon)
+    if kind == "diou":
+        return diou
+    difference = _angle(other) - _angle(one)
+    v = difference * difference * (4 / math.pi**2)
+    alpha = STOP_GRADIENT(v / (1.0 - iou + v + epsilon))
+    return diou - alpha * v
+
+
+def _angle(boxes: Corners) -> Tensor:
+    """Emit the angle of the diagonals, ``atan(width / height)``; 0, and nothing to its gradient, of a box without a height.
+
+    A head that bounds distances from below gives such boxes, and 0 / 0 would be the whole loss.
+    """
+    builder = boxes.left.builder
+    width, height = boxes.width, boxes.height
+    is_flat = builder.op("Equal", height, 0.0)
+    height = builder.op("Where", is_flat, builder.scalar(1.0, height), height, like=height)
+    angle = _arc_tangent(width, height)
+    return builder.op("Where", is_flat, builder.scalar(0.0, angle), angle, like=angle)
+
+
+def _arc_tangent(width: Tensor, height: Tensor) -> Tensor:
+    """Emit ``atan(width / height)``.
+
+    ONNX Runtime has Atan in float32 alone. In float64 the angle is halved four times, to below 0.1, where nine terms of its
+    series are exact to the last digits: ``tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a)^2))``.
+    """
+    builder = width.builder
+    if width.dtype != ir.DataType.DOUBLE:
+        return builder.op("Atan", width / height)
+    tangent = width / (height + builder.op("Sqrt", width * width + height * height))
+    for _ in range(3):
+        tangent = tangent / (builder.op("Sqrt", tangent * tangent + 1.0) + 1.0)
+    square = tangent * tangent
+    series = builder.scalar(1 / 17, tangent)
+    for odd in range(15, 0, -2):
+        series = 1 / odd - square * series
+    return tangent * series * 16.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,57 +206,42 @@ class BoxLoss(LossBase):
         check_same_shape(self.name, prediction, target)
         boxes, targets = (corners(tensor, self.box_format) for tensor in (prediction, target))
         element = 1.0 - overlap(boxes, targets, self.kind, self.epsilon)
-        one = prediction.builder.scalar(1.0, prediction)
-        return (Term(sum_of(element), one if self.reduction == "sum" else size_of(element, element.dtype)),)
+        return mean_or_sum(element, self.reduction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionOverUnion(BoxLoss):
     """``1 - IoU``: its gradient is 0 where two boxes do not touch; see ``BoxLoss``."""
 
-    name: ClassVar[str] = "iou"
-    kind: ClassVar[OverlapKind] = "iou"
+    name = "iou"
+    kind = "iou"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralizedIoU(BoxLoss):
     """``1 - GIoU`` (Rezatofighi et al. 2019), as ``torchvision.ops.generalized_box_iou_loss``; see ``BoxLoss``."""
 
-    name: ClassVar[str] = "giou"
-    kind: ClassVar[OverlapKind] = "giou"
+    name = "giou"
+    kind = "giou"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceIoU(BoxLoss):
     """``1 - DIoU`` (Zheng et al. 2020), as ``torchvision.ops.distance_box_iou_loss``; see ``BoxLoss``."""
 
-    name: ClassVar[str] = "diou"
-    kind: ClassVar[OverlapKind] = "diou"
+    name = "diou"
+    kind = "diou"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompleteIoU(BoxLoss):
     """``1 - CIoU`` (Zheng et al. 2020), as ``torchvision.ops.complete_box_iou_loss``; see ``BoxLoss``."""
 
-    name: ClassVar[str] = "ciou"
-    kind: ClassVar[OverlapKind] = "ciou"
+    name = "ciou"
+    kind = "ciou"
 
 
-def iou(*, box_format: BoxFormat = "xyxy", epsilon: float = EPSILON, reduction: Reduction = "mean") -> IntersectionOverUnion:
-    """Return one minus intersection over union; see ``IntersectionOverUnion``."""
-    return IntersectionOverUnion(box_format=box_format, epsilon=epsilon, reduction=reduction)
-
-
-def giou(*, box_format: BoxFormat = "xyxy", epsilon: float = EPSILON, reduction: Reduction = "mean") -> GeneralizedIoU:
-    """Return the generalized IoU loss; see ``GeneralizedIoU``."""
-    return GeneralizedIoU(box_format=box_format, epsilon=epsilon, reduction=reduction)
-
-
-def diou(*, box_format: BoxFormat = "xyxy", epsilon: float = EPSILON, reduction: Reduction = "mean") -> DistanceIoU:
-    """Return the distance IoU loss; see ``DistanceIoU``."""
-    return DistanceIoU(box_format=box_format, epsilon=epsilon, reduction=reduction)
-
-
-def ciou(*, box_format: BoxFormat = "xyxy", epsilon: float = EPSILON, reduction: Reduction = "mean") -> CompleteIoU:
-    """Return the complete IoU loss; see ``CompleteIoU``."""
-    return CompleteIoU(box_format=box_format, epsilon=epsilon, reduction=reduction)
+ciou = CompleteIoU
+diou = DistanceIoU
+giou = GeneralizedIoU
+iou = IntersectionOverUnion

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import (
+    ElementwiseLoss,
     LabelSpec,
     LossBase,
     Reading,
     Reduction,
-    Scale,
     Term,
     check_reduction,
     floating_shape,
@@ -21,7 +20,6 @@ from burnish.losses.base import (
     sum_of,
 )
 from burnish.losses.classes import check_class_weight, check_ignore_index, class_labels, classified_shape
-from burnish.losses.elementwise import ElementwiseLoss
 from burnish.operators.loss import CLASS_AXIS, Labelled
 
 
@@ -37,28 +35,19 @@ class NegativeLogLikelihood(LossBase):
         reduction: ``mean`` as above; ``sum`` leaves the division out.
     """
 
-    name: ClassVar[str] = "nll"
+    name = "nll"
+    scale = "log_probabilities"
+    readings = (Reading(takes="log_probabilities", class_axis=CLASS_AXIS),)
+    default_metrics = ("accuracy",)
 
     ignore_index: int = -100
-    weight: tuple[float, ...] | None = None
+    weight: Sequence[float] | None = None
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
         check_ignore_index(self.name, self.ignore_index)
         object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(takes="log_probabilities", class_axis=CLASS_AXIS),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "log_probabilities"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
@@ -85,17 +74,14 @@ class KullbackLeibler(ElementwiseLoss):
             the number of elements of a sample; or ``sum``.
     """
 
-    name: ClassVar[str] = "kl_divergence"
+    name = "kl_divergence"
+    readings = (Reading(takes="log_probabilities"),)
 
     log_target: bool = False
     reduction: str = "batchmean"
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction, ("batchmean", "mean", "sum"))
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(takes="log_probabilities"),)
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         (prediction,) = predictions
@@ -122,13 +108,5 @@ class KullbackLeibler(ElementwiseLoss):
         return super().weight(prediction)
 
 
-def nll(
-    *, ignore_index: int = -100, weight: Sequence[float] | None = None, reduction: Reduction = "mean"
-) -> NegativeLogLikelihood:
-    """Return the negative log-likelihood of class indices; see ``NegativeLogLikelihood``."""
-    return NegativeLogLikelihood(ignore_index=ignore_index, weight=None if weight is None else tuple(weight), reduction=reduction)
-
-
-def kl_divergence(*, log_target: bool = False, reduction: Literal["batchmean", "mean", "sum"] = "batchmean") -> KullbackLeibler:
-    """Return the Kullback-Leibler divergence from a distribution; see ``KullbackLeibler``."""
-    return KullbackLeibler(log_target=log_target, reduction=reduction)
+kl_divergence = KullbackLeibler
+nll = NegativeLogLikelihood

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.losses.base import Compared, LabelSpec, Term
+from burnish.losses.base import Compared, LabelSpec, Term, Wrapping
 from burnish.losses.distillation import Distillation
 from burnish.losses.registry import LossLike, get
-from burnish.losses.wrapping import Wrapping
 from burnish.random import ALIKE, symmetric_beta, uniform
 from burnish.settings import is_number
 
@@ -57,7 +56,7 @@ class Mixed(Wrapping):
         layout: of the images that CutMix cuts; None where the extent of the channels says it.
     """
 
-    name: ClassVar[str] = "mixed"
+    name = "mixed"
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -105,10 +104,6 @@ class Mixed(Wrapping):
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
         return self.loss.compared(predictions, labels)
-
-    def options(self) -> dict[str, Any]:
-        alphas = {"mixup": self.mixup, "cutmix": self.cutmix}
-        return {"name": self.name, "loss": self.loss.options(), **alphas, "layout": self.layout}
 
     def draws(self, builder: Builder, key: Tensor) -> Draws:
         """Emit what a step draws from its key."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, model_proto, static_shape
 from burnish.graph.sample_axis_mark import marked_sample_axis
+from burnish.graph.versions import keeps_meaning, oldest_opset, raise_opset
 from burnish.importer import Source, load
 from burnish.losses.base import (
     Compared,
@@ -24,14 +25,13 @@ from burnish.losses.base import (
     Term,
     check_reduction,
     floating_shape,
+    mean_or_sum,
     samples_of,
-    size_of,
     sum_of,
 )
-from burnish.losses.inlining import inlined
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OutputLoss(LossBase):
     """The loss that a model computes itself, as one of its outputs. Its labels are inputs of the model.
 
@@ -41,10 +41,10 @@ class OutputLoss(LossBase):
             from batches weighted by their samples.
     """
 
-    name: ClassVar[str] = "output"
+    name = "output"
 
     output: str
-    reduction: Reduction = "mean"
+    reduction: Reduction = field(default="mean", kw_only=True)
 
     def __post_init__(self) -> None:
         check_reduction(self.name, self.reduction)
@@ -69,8 +69,7 @@ class OutputLoss(LossBase):
         shape = floating_shape(self.name, value)
         if all(extent == 1 for extent in shape):
             return (scalar_term(sum_of(value), _batch(value.builder), self.reduction),)
-        one = value.builder.scalar(1.0, value)
-        return (Term(sum_of(value), one if self.reduction == "sum" else size_of(value, value.dtype)),)
+        return mean_or_sum(value, self.reduction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class OnnxLoss(LossBase):
         read: those of its inputs that are outputs of the model; known once the loss is bound to one.
     """
 
-    name: ClassVar[str] = "onnx"
+    name = "onnx"
 
     content: bytes
     reduction: Reduction = "mean"
@@ -213,11 +212,6 @@ def _extents(value: ir.Value) -> Extents:
     return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
 
 
-def output(output: str, *, reduction: Reduction = "mean") -> OutputLoss:
-    """Return the loss that the model computes as this output; see ``OutputLoss``."""
-    return OutputLoss(output=output, reduction=reduction)
-
-
 def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
     """Return a loss given as an ONNX graph; see ``OnnxLoss``.
 
@@ -238,3 +232,51 @@ def from_onnx(model: Source, *, reduction: Reduction = "mean") -> OnnxLoss:
 def from_options(*, model: str, reduction: Reduction = "mean") -> OnnxLoss:
     """Return the loss that ``OnnxLoss.options`` came from."""
     return OnnxLoss(content=base64.b64decode(model), reduction=reduction)
+
+
+def inlined(model: ir.Model, builder: Builder, inputs: Mapping[str, Tensor], what: str) -> tuple[Tensor, ...]:
+    """Emit a copy of a model's nodes, reading ``inputs`` in place of its own; its initializers become constants.
+
+    Args:
+        model: a canonical model; it stays as it is.
+        builder: of the graph, which declares the model's opset where that is newer and a node needs it.
+        inputs: a tensor for each input of the model, by name.
+        what: the model in an error: ``onnx: the loss graph``.
+
+    Returns:
+        Its outputs, in order.
+
+    Raises:
+        ConfigurationError: an operator means another thing in the opset of the graph.
+    """
+    copy = model.clone()
+    theirs, ours = copy.opset_imports[""], builder.opset
+    nodes = copy.graph.all_nodes()
+    if theirs <= ours:
+        changed = next((node for node in nodes if not keeps_meaning(node, theirs, ours)), None)
+    else:
+        changed = next((node for node in nodes if oldest_opset(node, theirs, ours) > ours), None)
+    if changed is not None and not (theirs > ours and raise_opset(builder.graph, theirs)):
+        raise ConfigurationError(
+            f"{what} is of opset {theirs} and the model of opset {ours}, and {changed.op_type} changed between "
+            "them: export both with the same opset"
+        )
+    outputs = list(copy.graph.outputs)
+    copy.graph.outputs.clear()
+    replaced = {value: inputs[value.name or ""] for value in copy.graph.inputs}
+    for value in copy.graph.initializers.values():
+        assert value.const_value is not None
+        replaced[value] = builder.constant(value.const_value.numpy())
+    for value, tensor in replaced.items():
+        value.replace_all_uses_with(tensor.value)
+    for node in list(copy.graph):
+        copy.graph.remove(node)
+        node.name = None
+        for value in node.outputs:
+            value.name = None
+        builder.graph.append(node)
+        builder.graph.opset_imports.setdefault(node.domain, copy.opset_imports.get(node.domain, 1))
+    return tuple(replaced.get(output) or builder.tensor(output) for output in outputs)
+
+
+output = OutputLoss

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.graph import Tensor
-from burnish.losses.base import Reduction, check_number
-from burnish.losses.elementwise import ElementwiseLoss
+from burnish.losses.base import ElementwiseLoss
+from burnish.validation import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanSquaredError(ElementwiseLoss):
     """``(x - y)²`` of prediction x and target y, as ``torch.nn.functional.mse_loss``."""
 
-    name: ClassVar[str] = "mean_squared_error"
+    name = "mean_squared_error"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         difference = prediction - target
@@ -25,7 +24,7 @@ class MeanSquaredError(ElementwiseLoss):
 class MeanAbsoluteError(ElementwiseLoss):
     """``|x - y|`` of prediction x and target y, as ``torch.nn.functional.l1_loss``; where x = y, the gradient is 0."""
 
-    name: ClassVar[str] = "l1"
+    name = "l1"
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         return prediction.builder.op("Abs", prediction - target)
@@ -42,7 +41,7 @@ class Huber(ElementwiseLoss):
         delta: where the square ends, above 0.
     """
 
-    name: ClassVar[str] = "huber"
+    name = "huber"
 
     delta: float = 1.0
 
@@ -65,7 +64,7 @@ class SmoothL1(ElementwiseLoss):
         beta: where the square ends, 0 or more.
     """
 
-    name: ClassVar[str] = "smooth_l1"
+    name = "smooth_l1"
 
     beta: float = 1.0
 
@@ -88,21 +87,7 @@ def _square_near_zero(difference: Tensor, bound: float) -> Tensor:
     return builder.op("Where", near, square, (magnitude - bound / 2) * bound, like=difference)
 
 
-def mean_squared_error(*, reduction: Reduction = "mean") -> MeanSquaredError:
-    """Return the mean squared error over values; see ``MeanSquaredError``."""
-    return MeanSquaredError(reduction=reduction)
-
-
-def l1(*, reduction: Reduction = "mean") -> MeanAbsoluteError:
-    """Return the mean absolute error over values; see ``MeanAbsoluteError``."""
-    return MeanAbsoluteError(reduction=reduction)
-
-
-def huber(*, delta: float = 1.0, reduction: Reduction = "mean") -> Huber:
-    """Return Huber's loss over values; see ``Huber``."""
-    return Huber(delta=delta, reduction=reduction)
-
-
-def smooth_l1(*, beta: float = 1.0, reduction: Reduction = "mean") -> SmoothL1:
-    """Return the smooth absolute error over values; see ``SmoothL1``."""
-    return SmoothL1(beta=beta, reduction=reduction)
+mean_squared_error = MeanSquaredError
+l1 = MeanAbsoluteError
+huber = Huber
+smooth_l1 = SmoothL1

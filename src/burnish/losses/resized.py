@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import Compared, Extents, LabelSpec, Term, floating_shape
+from burnish.losses.base import Compared, Extents, LabelSpec, Term, Wrapping, floating_shape
 from burnish.losses.registry import LossLike, get
-from burnish.losses.wrapping import Wrapping
 from burnish.settings import is_whole
+from burnish.validation import require
 
 Interpolation = Literal["linear", "nearest", "cubic"]
 PLANE = 2
@@ -34,16 +34,14 @@ class Resized(Wrapping):
         interpolation: ``linear``, ``nearest`` or ``cubic``.
     """
 
-    name: ClassVar[str] = "resized"
+    name = "resized"
 
     size: tuple[int, int] | None = None
     interpolation: Interpolation = "linear"
 
     def __post_init__(self) -> None:
-        if self.interpolation not in get_args(Interpolation):
-            raise ConfigurationError(
-                f"{self.name}: interpolation must be 'linear', 'nearest' or 'cubic', not {self.interpolation!r}"
-            )
+        is_known = self.interpolation in get_args(Interpolation)
+        require(is_known, self.name, "interpolation", self.interpolation, "'linear', 'nearest' or 'cubic'")
         if len(self.loss.readings) != 1:
             raise ConfigurationError(
                 f"{self.name}: the loss {self.loss.name} reads {len(self.loss.readings)} outputs, and one prediction is resized: "
@@ -86,10 +84,6 @@ class Resized(Wrapping):
 
     def compared(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> Compared | None:
         return self.loss.compared([self._resized(predictions[0], labels[0])], labels)
-
-    def options(self) -> dict[str, Any]:
-        size = None if self.size is None else list(self.size)
-        return {"name": self.name, "loss": self.loss.options(), "size": size, "interpolation": self.interpolation}
 
     def _resized(self, prediction: Tensor, label: Tensor) -> Tensor:
         builder = prediction.builder

@@ -13,8 +13,7 @@ from burnish.metrics.average_precision import CocoAveragePrecision, VocAveragePr
 from burnish.metrics.base import COUNT, SUM, Metric, MetricBase, Quotient, is_of_rows, output_name, rows_name, total_of
 from burnish.metrics.normalized_entropy import NormalizedEntropy, normalized_entropy
 from burnish.metrics.perplexity import Perplexity, perplexity
-from burnish.metrics.retrieval import F1, MeanIntersectionOverUnion, Precision, Recall, f1, mean_iou, precision, recall
-from burnish.metrics.values import (
+from burnish.metrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
     RootMeanSquaredError,
@@ -22,6 +21,7 @@ from burnish.metrics.values import (
     mean_squared_error,
     root_mean_squared_error,
 )
+from burnish.metrics.retrieval import F1, MeanIntersectionOverUnion, Precision, Recall, f1, mean_iou, precision, recall
 from burnish.registry import Registry
 from burnish.settings import is_natural_text
 

@@ -86,11 +86,5 @@ class TopK(Quotient):
         return {SUM: total, COUNT: how_many(counted)}
 
 
-def accuracy() -> Accuracy:
-    """Return the share of right answers; see ``Accuracy``."""
-    return Accuracy()
-
-
-def top_k(k: int) -> TopK:
-    """Return the share of labels among the k best answers; see ``TopK``."""
-    return TopK(k)
+accuracy = Accuracy
+top_k = TopK

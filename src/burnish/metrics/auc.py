@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide, widened
-from burnish.metrics.classification import Average, asks_for_a_class, check_average, check_classes, chosen_class, is_yes, labelled
+from burnish.metrics.classification import (
+    Average,
+    asks_for_a_class,
+    check_average,
+    check_classes,
+    chosen_class,
+    is_yes,
+    labelled,
+    mean_over_classes,
+    mean_over_classes_of,
+)
 from burnish.operators.loss import class_count
 from burnish.settings import is_whole
+from burnish.validation import require
 
 POSITIVES, NEGATIVES = "positives", "negatives"
 BINS = 4096
@@ -55,12 +64,12 @@ class AreaUnderCurve(MetricBase):
     higher_is_better: ClassVar[bool] = True
 
     average: Average = "binary"
+    _: KW_ONLY
     bins: int = BINS
 
     def __post_init__(self) -> None:
         check_average(self.word, self.average)
-        if not is_whole(self.bins) or self.bins < 2:
-            raise ConfigurationError(f"{self.word}: bins must be a whole number of at least 2, not {self.bins!r}")
+        require(is_whole(self.bins) and self.bins >= 2, self.word, "bins", self.bins, "a whole number of at least 2")
 
     def totals(self, compared: Compared) -> dict[str, Tensor]:
         """Emit ``positives`` and ``negatives``, int64 ``[classes, bins]``: how many are in each bin; one row where they pool.
@@ -200,6 +209,4 @@ def _bounded_log(p: Tensor) -> Tensor:
     return builder.op("Log", builder.op("Max", p, builder.scalar(LEAST, p), like=p))
 
 
-def auc(average: Average = "binary", *, bins: int = BINS) -> AreaUnderCurve:
-    """Return the area under the ROC curve; see ``AreaUnderCurve``."""
-    return AreaUnderCurve(average, bins)
+auc = AreaUnderCurve

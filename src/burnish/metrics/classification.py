@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.metrics.base import does_not_fit
+from burnish.metrics.base import divide, does_not_fit
 from burnish.operators.loss import Labelled
 from burnish.settings import is_whole
 
@@ -99,3 +100,22 @@ def check_classes(metric: str, compared: Compared, average: Average, over_indice
 def chosen_class(average: Average) -> int | None:
     """Return the one class of class indices that ``average`` is about; None where it is about all."""
     return 1 if average == "binary" else average if isinstance(average, int) else None
+
+
+def mean_over_classes(values: Tensor, weights: Tensor) -> Tensor:
+    """Emit ``sum(weights * values) / sum(weights)`` of vectors, a scalar; NaN where every weight is 0.
+
+    Args:
+        values: floating-point; finite also where the weight is 0.
+        weights: int64, not negative.
+    """
+    builder = values.builder
+    weights = builder.cast(weights, values.dtype)
+    total, weight = (builder.op("ReduceSum", part, keepdims=0) for part in (values * weights, weights))
+    return divide(total, weight, math.nan)
+
+
+def mean_over_classes_of(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the same of arrays."""
+    weight = weights.sum()
+    return float((values * weights).sum() / weight) if weight else math.nan

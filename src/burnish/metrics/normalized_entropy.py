@@ -14,7 +14,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import Compared
 from burnish.losses.base import check_same_shape
-from burnish.losses.binary import bounded_log, softplus
+from burnish.losses.binary_cross_entropy import bounded_log, softplus
 from burnish.metrics.base import MetricBase, divide, does_not_fit, quotient, wide, widened
 
 LOGARITHMIC_LOSS, TARGETS, QUESTIONS = "logarithmic_loss", "targets", "questions"
@@ -75,6 +75,4 @@ class NormalizedEntropy(MetricBase):
         return float(totals[LOGARITHMIC_LOSS]) / count / -(p * math.log(p) + (1 - p) * math.log1p(-p))
 
 
-def normalized_entropy() -> NormalizedEntropy:
-    """Return normalized entropy; see ``NormalizedEntropy``."""
-    return NormalizedEntropy()
+normalized_entropy = NormalizedEntropy

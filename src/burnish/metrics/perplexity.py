@@ -64,6 +64,4 @@ class Perplexity(MetricBase):
             return math.inf
 
 
-def perplexity() -> Perplexity:
-    """Return perplexity; see ``Perplexity``."""
-    return Perplexity()
+perplexity = Perplexity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,6 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
-from burnish.metrics.averaging import mean_over_classes, mean_over_classes_of
 from burnish.metrics.base import MetricBase, divide, tally, wide
 from burnish.metrics.classification import (
     EVEN_ODDS,
@@ -25,10 +24,13 @@ from burnish.metrics.classification import (
     chosen_class,
     is_yes,
     labelled,
+    mean_over_classes,
+    mean_over_classes_of,
     says_yes,
 )
 from burnish.operators.loss import class_count
 from burnish.settings import is_number
+from burnish.validation import require
 
 HITS, FOUND, THERE = "hits", "found", "there"
 
@@ -50,12 +52,13 @@ class Retrieval(MetricBase):
     higher_is_better: ClassVar[bool] = True
 
     average: Average = "binary"
+    _: KW_ONLY
     threshold: float = EVEN_ODDS
 
     def __post_init__(self) -> None:
         check_average(self.word, self.average)
-        if not is_number(self.threshold) or not 0 < self.threshold < 1:
-            raise ConfigurationError(f"{self.word}: threshold must be a number between 0 and 1, not {self.threshold!r}")
+        is_share = is_number(self.threshold) and 0 < self.threshold < 1
+        require(is_share, self.word, "threshold", self.threshold, "a number between 0 and 1")
 
     @abstractmethod
     def ratio(self, hits: Any, found: Any, there: Any) -> tuple[Any, Any]:
@@ -179,21 +182,7 @@ class MeanIntersectionOverUnion(Retrieval):
         return hits, found + there - hits
 
 
-def mean_iou(average: Average = "macro", *, threshold: float = EVEN_ODDS) -> MeanIntersectionOverUnion:
-    """Return the mean intersection over union; see ``Retrieval`` for the averages."""
-    return MeanIntersectionOverUnion(average, threshold)
-
-
-def precision(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> Precision:
-    """Return precision; see ``Retrieval`` for the averages."""
-    return Precision(average, threshold)
-
-
-def recall(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> Recall:
-    """Return recall; see ``Retrieval`` for the averages."""
-    return Recall(average, threshold)
-
-
-def f1(average: Average = "binary", *, threshold: float = EVEN_ODDS) -> F1:
-    """Return F1; see ``Retrieval`` for the averages."""
-    return F1(average, threshold)
+mean_iou = MeanIntersectionOverUnion
+precision = Precision
+recall = Recall
+f1 = F1

@@ -18,6 +18,7 @@ from burnish.graph.layer_names import further_names, module_in, weight_of
 from burnish.graph.layer_names import layer_name as name_of_layer
 from burnish.registry import Registry
 from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
+from burnish.validation import require
 
 CUMULATIVE: Literal["cumulative"] = "cumulative"
 
@@ -83,8 +84,8 @@ class BatchStatistics(NormPolicy):
     seen: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not is_whole(self.seen) or self.seen < 0:
-            raise ConfigurationError(f"norm: {self.name}: seen must be a whole number of batches, 0 or more, not {self.seen!r}")
+        is_count = is_whole(self.seen) and self.seen >= 0
+        require(is_count, self.owner, "seen", self.seen, "a whole number of batches, 0 or more")
         if self.seen and self.momentum != CUMULATIVE:
             raise ConfigurationError(
                 f"norm: {self.name}: seen={self.seen} counts the batches of an average, and momentum is {self.momentum!r}: give "
@@ -180,12 +181,10 @@ class Renorm(BatchStatistics):
         super().__post_init__()
         for name, lowest in (("r_max", 1), ("d_max", 0)):
             number = getattr(self, name)
-            if not is_number(number) or number < lowest:
-                raise ConfigurationError(f"norm: renorm: {name} must be a finite number of {lowest} or more, not {number!r}")
+            require(is_number(number) and number >= lowest, self.owner, name, number, f"a finite number of {lowest} or more")
         for name in ("start", "r_max_step", "d_max_step"):
             number = getattr(self, name)
-            if not is_whole(number) or number < 0:
-                raise ConfigurationError(f"norm: renorm: {name} must be a whole number of steps, 0 or more, not {number!r}")
+            require(is_whole(number) and number >= 0, self.owner, name, number, "a whole number of steps, 0 or more")
         for name in ("r_max_step", "d_max_step"):
             number = getattr(self, name)
             if number <= self.start and (number, self.start) != (0, 0):

@@ -9,14 +9,22 @@ from burnish.optim import schedules
 from burnish.optim.accumulate import Accumulate, accumulate
 from burnish.optim.adadelta import Adadelta, adadelta
 from burnish.optim.adafactor import Adafactor, adafactor
-from burnish.optim.adagrad import Adagrad, adagrad
-from burnish.optim.adam import Adam, adam
+from burnish.optim.adagrad import Adagrad, RowwiseAdagrad, adagrad, rowwise_adagrad
+from burnish.optim.adam import Adam, AdamW, adam, adamw
 from burnish.optim.adamax import Adamax, adamax
-from burnish.optim.adamw import AdamW, adamw
 from burnish.optim.asgd import ASGD, asgd
 from burnish.optim.average import ExponentialAverage, StochasticWeightAverage, ema, share_of_first, swa
-from burnish.optim.base import Optimizer, Schedule
+from burnish.optim.base import Optimizer, RatedOptimizer, Schedule, Transform, UpdateInputs
+from burnish.optim.chain import Chain, chain
 from burnish.optim.diloco import DiLoCo, diloco
+from burnish.optim.gradient_transforms import (
+    GradientTransform,
+    add_decayed_weights,
+    centralize,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+)
 from burnish.optim.groups import Groups, groups, layerwise_decay
 from burnish.optim.lamb import LAMB, lamb
 from burnish.optim.lars import LARS, lars
@@ -28,22 +36,10 @@ from burnish.optim.proximal import Proximal, proximal
 from burnish.optim.radam import RAdam, radam
 from burnish.optim.registry import OPTIMIZERS, get, slots_by_options
 from burnish.optim.rmsprop import RMSprop, rmsprop
-from burnish.optim.rowwise_adagrad import RowwiseAdagrad, rowwise_adagrad
 from burnish.optim.rprop import Rprop, rprop
 from burnish.optim.sgd import SGD, sgd
 from burnish.optim.slots import Slot
 from burnish.optim.sparse_adam import SparseAdam, sparse_adam
-from burnish.optim.transforms import (
-    Chain,
-    GradientTransform,
-    add_decayed_weights,
-    centralize,
-    chain,
-    clip_by_global_norm,
-    clip_by_norm,
-    clip_by_value,
-)
-from burnish.optim.wrappers import WRAPPERS
 
 OPTIMIZERS |= {
     "adadelta": adadelta,
@@ -65,8 +61,6 @@ OPTIMIZERS |= {
     "sgd": sgd,
     "sparse_adam": sparse_adam,
 }
-OPTIMIZERS.unlisted = WRAPPERS
-
 
 __all__ = [
     "ASGD",
@@ -95,12 +89,15 @@ __all__ = [
     "Proximal",
     "RAdam",
     "RMSprop",
+    "RatedOptimizer",
     "RowwiseAdagrad",
     "Rprop",
     "Schedule",
     "Slot",
     "SparseAdam",
     "StochasticWeightAverage",
+    "Transform",
+    "UpdateInputs",
     "accumulate",
     "adadelta",
     "adafactor",

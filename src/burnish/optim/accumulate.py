@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, zeros_like
+from burnish.graph import Builder, Tensor
 from burnish.operators.collectives import ALL_REDUCE_WHERE
-from burnish.optim.base import Optimizer, Scalars, Tensors, check_count
+from burnish.optim.arithmetic import Tensors, cast_like, count, where, zero_slots
+from burnish.optim.base import Optimizer, Transform, UpdateInputs, check_once, layers_of
 from burnish.optim.slots import Slot
-from burnish.optim.wrapper import Wrapper, check_once, layers_of
+from burnish.validation import check_count
 
 ACCUMULATED = Slot("accumulated_gradient", is_partial=True, of_method=False)
 COUNT = Slot("accumulated_count", per_parameter=False, of_method=False)
@@ -26,7 +26,7 @@ LOSS_WEIGHT = "loss_weight"
 
 
 @dataclass(frozen=True)
-class Accumulate(Wrapper):
+class Accumulate(Transform):
     """An update at every ``every``-th step, by the mean of the gradients since the last one.
 
     With gradient g of the j-th micro-batch since the last update, j from 0, whose loss is a mean over w samples or tokens::
@@ -67,50 +67,43 @@ class Accumulate(Wrapper):
         inside = super().end
         return None if inside is None else inside * self.every
 
-    def rates(
-        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
-    ) -> Tensors:
-        return super().rates(builder, state[UPDATES], state, hyperparameters)
+    def rates(self, inputs: UpdateInputs) -> Tensors:
+        return super().rates(replace(inputs, step=inputs.state[UPDATES]))
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        means = {f"{ACCUMULATED}/{name}": zeros_like(parameter) for name, parameter in params.items()}
-        none = builder.constant(np.asarray(0, np.int64))
-        weight = {} if self.weight_dtype is None else {WEIGHT: builder.scalar(0.0, self.weight_dtype)}
-        return self.optimizer.init(builder, params) | means | {COUNT: none, UPDATES: none} | weight
+        own = zero_slots(params, ACCUMULATED) | {COUNT: count(builder, 0), UPDATES: count(builder, 0)}
+        if self.weight_dtype is not None:
+            own[WEIGHT] = builder.scalar(0.0, self.weight_dtype)
+        return self.optimizer.init(builder, params) | own
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        count = state[COUNT] + 1
-        is_last = builder.op("Equal", count, self.every)
-        scalars = Scalars(builder)
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        builder, state = inputs.builder, inputs.state
+        number = state[COUNT] + 1
+        is_last = builder.op("Equal", number, self.every)
         means: Tensors = {}
-        hyperparameters = dict(hyperparameters)
+        hyperparameters = dict(inputs.hyperparameters)
         weight = hyperparameters.pop(LOSS_WEIGHT, None)
-        share = count
+        share = number
         if weight is not None:
             total = state[WEIGHT] + weight
             one = builder.scalar(1.0, total)
             # Over a weight of 0 it is infinite, and such a micro-batch has no share; that of equal ones is the very count.
-            share = builder.op("Where", builder.op("Equal", total, 0.0), one, total, like=total) / weight
-        for name, gradient in gradients.items():
-            mean = state[f"{ACCUMULATED}/{name}"]
-            means[name] = mean + (gradient - mean) / scalars.of(share, mean)
+            share = where(builder.op("Equal", total, 0.0), one, total) / weight
+        with builder.each_scalar_once():
+            for name, gradient in inputs.gradients.items():
+                mean = state[f"{ACCUMULATED}/{name}"]
+                means[name] = mean + (gradient - mean) / cast_like(share, mean)
         whole = {name: ALL_REDUCE_WHERE(mean, is_last, parameter=name) for name, mean in means.items()}
-        followed, inner = self.optimizer.update(builder, params, whole, state, state[UPDATES], hyperparameters)
-        next_params = {name: builder.op("Where", is_last, value, params[name]) for name, value in followed.items()}
+        followed, inner = self.optimizer.apply(
+            replace(inputs, gradients=whole, step=state[UPDATES], hyperparameters=hyperparameters)
+        )
+        next_params = {name: builder.op("Where", is_last, value, inputs.params[name]) for name, value in followed.items()}
         next_state = {key: builder.op("Where", is_last, value, state[key]) for key, value in inner.items()}
         for name, mean in means.items():
-            next_state[f"{ACCUMULATED}/{name}"] = builder.op("Where", is_last, builder.scalar(0.0, mean), mean, like=mean)
+            next_state[f"{ACCUMULATED}/{name}"] = where(is_last, builder.scalar(0.0, mean), mean)
         if weight is not None:
-            next_state[WEIGHT] = builder.op("Where", is_last, builder.scalar(0.0, total), total, like=total)
-        next_state[COUNT] = builder.op("Where", is_last, builder.scalar(0, count), count)
+            next_state[WEIGHT] = where(is_last, builder.scalar(0.0, total), total)
+        next_state[COUNT] = builder.op("Where", is_last, builder.scalar(0, number), number)
         next_state[UPDATES] = builder.op("Where", is_last, state[UPDATES] + 1, state[UPDATES])
         return next_params, next_state
 

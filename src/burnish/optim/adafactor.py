@@ -10,20 +10,21 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, zeros_like
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    RowForm,
-    Scalars,
+from burnish.optim.arithmetic import (
     Tensors,
-    check_finite,
-    check_not_negative,
-    check_positive,
-    check_rate,
+    cast_like,
+    double,
+    epsilon,
+    kept_share,
+    known_rank,
+    known_shape,
+    root_mean_square,
+    sqrt,
+    stepped,
 )
-from burnish.optim.norms import root_mean_square
-from burnish.optim.parameter_shapes import known_rank, known_shape
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.optim.slots import Slot
+from burnish.validation import check_finite, check_not_negative, check_positive
 
 ROW_VARIANCE = Slot("row_variance")
 COLUMN_VARIANCE = Slot("column_variance")
@@ -56,9 +57,23 @@ class Adafactor(RatedOptimizer):
     Where a program updates the rows of a table alone that a batch reads, the formulas see these rows as if they were the table:
     its r is that of each row, its c the one of the columns of rows that were read, and rms(p), rms(u) and the mean of r are over
     the rows of the batch. Rows that no batch reads stay, with their r.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. The most that a step may change a weight
+            by, as a share of the root mean square of the parameter; the method lowers it with 1 / sqrt(t).
+        beta2_decay: exponent of t with which the share of a new squared gradient falls, 0 or below.
+        eps: the least root of the second moment that is divided by, above 0, or None for the spacing of the dtype at 1.
+            Then the least root mean square that a parameter is taken to have.
+        clipping_threshold: the root mean square that an update may have, at least 1 (PyTorch's ``d``).
+        weight_decay: share of the weight, times lr, that is taken off at every step.
+
+    Raises:
+        ConfigurationError: a non-finite number, or one outside the range given here.
     """
 
     name = "adafactor"
+    looks_across_rows = True
+    row_form = "lazy"
     slots = (ROW_VARIANCE, COLUMN_VARIANCE, VARIANCE)
     lr: Rate = 1e-2
     beta2_decay: float = -0.8
@@ -67,7 +82,7 @@ class Adafactor(RatedOptimizer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
+        super().__post_init__()
         check_finite(self.name, beta2_decay=self.beta2_decay, clipping_threshold=self.clipping_threshold)
         check_not_negative(self.name, weight_decay=self.weight_decay)
         if self.beta2_decay > 0.0:
@@ -82,14 +97,6 @@ class Adafactor(RatedOptimizer):
         check_not_negative(self.name, **{"eps[1]": least})
         object.__setattr__(self, "eps", (smallest, least))
 
-    @property
-    def row_form(self) -> RowForm:
-        return "lazy"
-
-    @property
-    def looks_across_rows(self) -> bool:
-        return True
-
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         state = self.rate_state(builder)
         for name, parameter in params.items():
@@ -102,75 +109,34 @@ class Adafactor(RatedOptimizer):
         return state
 
     def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        t = scalars.double(step) + 1.0
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        builder = parameter.builder
+        rate, t = double(rate), double(step) + 1.0
         share = t**self.beta2_decay
         keep = 1.0 - share
-        relative_rate = builder.op("Min", lr, 1.0 / builder.op("Sqrt", t))
-        decay = 1.0 - lr * self.weight_decay if self.weight_decay else None
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = gradients[name]
-            squared = gradient * gradient
-            means: Tensors = (
-                {ROW_VARIANCE: _mean(squared, -1), COLUMN_VARIANCE: _mean(squared, -2)}
-                if known_rank(parameter) > 1
-                else {VARIANCE: squared}
-            )
-            for slot, mean in means.items():
-                kept = state[f"{slot}/{name}"] * scalars.of(keep, parameter)
-                means[slot] = next_state[f"{slot}/{name}"] = kept + mean * scalars.of(share, parameter)
-            eps = self._least_root(parameter)
-            variance = _estimate(means, scalars.epsilon(eps, parameter))
-            change = gradient / builder.op("Sqrt", builder.op("Max", variance, scalars.epsilon(eps * eps, parameter)))
-            excess = builder.op("Max", root_mean_square(builder, change) / self.clipping_threshold, 1.0)
-            scale = builder.op("Max", root_mean_square(builder, parameter), self.eps[1])
-            rate = scalars.of(scale * relative_rate / excess, parameter)
-            if decay is not None:
-                parameter = parameter * scalars.of(decay, parameter)
-            next_params[name] = parameter - change * rate
-        return next_params, next_state
+        relative_rate = builder.op("Min", rate, 1.0 / sqrt(t))
+        decay = kept_share(rate, self.weight_decay)
+        squared = gradient * gradient
+        means = {VARIANCE: squared}
+        if known_rank(parameter) > 1:
+            means = {ROW_VARIANCE: _mean(squared, -1), COLUMN_VARIANCE: _mean(squared, -2)}
+        for slot, mean in means.items():
+            means[slot] = slots[slot] * cast_like(keep, parameter) + mean * cast_like(share, parameter)
+        eps = self._least_root(parameter)
+        variance = _estimate(means, epsilon(eps, parameter))
+        change = gradient / sqrt(builder.op("Max", variance, epsilon(eps * eps, parameter)))
+        excess = builder.op("Max", root_mean_square(change) / self.clipping_threshold, 1.0)
+        scale = builder.op("Max", root_mean_square(parameter), self.eps[1])
+        rate = cast_like(scale * relative_rate / excess, parameter)
+        return stepped(parameter, change, rate, decay), means
 
     def _least_root(self, parameter: Tensor) -> float:
         eps = self.eps[0]
         return float(np.spacing(np.ones((), parameter.dtype.numpy()))) if eps is None else eps
 
 
-def adafactor(
-    lr: Rate = 1e-2,
-    beta2_decay: float = -0.8,
-    eps: tuple[float | None, float] = (None, 1e-3),
-    clipping_threshold: float = 1.0,
-    weight_decay: float = 0.0,
-) -> Adafactor:
-    """Return Adafactor; see ``Adafactor`` for the mathematics.
-
-    Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. The most that a step may change a weight
-            by, as a share of the root mean square of the parameter; the method lowers it with 1 / sqrt(t).
-        beta2_decay: exponent of t with which the share of a new squared gradient falls, 0 or below.
-        eps: the least root of the second moment that is divided by, above 0, or None for the spacing of the dtype at 1.
-            Then the least root mean square that a parameter is taken to have.
-        clipping_threshold: the root mean square that an update may have, at least 1 (PyTorch's ``d``).
-        weight_decay: share of the weight, times lr, that is taken off at every step.
-
-    Raises:
-        ConfigurationError: a non-finite number, or one outside the range given here.
-    """
-    return Adafactor(lr, beta2_decay, eps, clipping_threshold, weight_decay)
-
-
-def _estimate(means: Mapping[str, Tensor], eps: Tensor) -> Tensor:
+def _estimate(means: Mapping[Slot, Tensor], eps: Tensor) -> Tensor:
     """Emit the second moment of every element, from its factors where there are some."""
     if VARIANCE in means:
         return means[VARIANCE]
@@ -192,3 +158,6 @@ def _mean(tensor: Tensor, axis: int) -> Tensor:
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     value = ir.tensor(np.zeros(1, dtype=like.dtype.numpy()))
     return like.builder.op("ConstantOfShape", like.builder.integers(shape), value=value, shape=shape, dtype=like.dtype)
+
+
+adafactor = Adafactor

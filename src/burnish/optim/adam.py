@@ -1,24 +1,15 @@
-"""Adam, and the update it shares with AdamW."""
+"""Adam and AdamW, and what optimizers with two moments of the gradient share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    RowForm,
-    Scalars,
-    Tensors,
-    check_betas,
-    check_not_negative,
-    check_rate,
-    penalized,
-    power,
-)
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import double, epsilon, kept_share, penalized, sqrt, stepped
+from burnish.optim.base import Rate, RatedOptimizer, check_betas
 from burnish.optim.slots import Slot
+from burnish.validation import check_not_negative
 
 FIRST_MOMENT = Slot("first_moment")
 SECOND_MOMENT = Slot("second_moment")
@@ -26,7 +17,36 @@ LARGEST_SECOND_MOMENT = Slot("largest_second_moment")
 
 
 @dataclass(frozen=True)
-class Adam(RatedOptimizer):
+class MomentOptimizer(RatedOptimizer):
+    """What optimizers share that keep a mean of the gradient and one of its square."""
+
+    lr: Rate = 1e-3
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (FIRST_MOMENT, SECOND_MOMENT)
+
+    def moments(self, gradient: Tensor, slots: Mapping[Slot, Tensor]) -> tuple[Tensor, Tensor]:
+        """Emit the next moments: ``beta1 * m + (1 - beta1) * g`` and ``beta2 * v + (1 - beta2) * g²``."""
+        beta1, beta2 = self.betas
+        first = slots[FIRST_MOMENT] * beta1 + gradient * (1.0 - beta1)
+        return first, slots[SECOND_MOMENT] * beta2 + gradient * gradient * (1.0 - beta2)
+
+    def second_root(self, t: Tensor) -> Tensor:
+        """Emit ``sqrt(1 - beta2^t)``, by which the root of the second moment is too small after t steps: it began at zero."""
+        return sqrt(1.0 - self.betas[1] ** t)
+
+
+@dataclass(frozen=True)
+class Adam(MomentOptimizer):
     """Adam, the mathematics of ``torch.optim.Adam``.
 
     With parameter p, gradient g, moments m and v, and t = step + 1::
@@ -41,78 +61,6 @@ class Adam(RatedOptimizer):
     ``p - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps * sqrt(1 - beta2^t))``, where all corrections are scalars.
     State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``second_moment/<initializer>`` and, with
     amsgrad, ``largest_second_moment/<initializer>`` (PyTorch's ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``).
-    """
-
-    name = "adam"
-    lr: Rate = 1e-3
-    betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    amsgrad: bool = False
-
-    def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
-        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
-        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (FIRST_MOMENT, SECOND_MOMENT, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
-
-    @property
-    def row_form(self) -> RowForm:
-        return "lazy"
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        beta1, beta2 = self.betas
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        t = scalars.double(step) + 1.0
-        root = builder.op("Sqrt", 1.0 - power(builder, beta2, t))
-        rate = lr * root / (1.0 - power(builder, beta1, t))
-        keep = self._keep(lr)
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = self._penalized(gradients[name], parameter)
-            first = state[f"{FIRST_MOMENT}/{name}"] * beta1 + gradient * (1.0 - beta1)
-            second = state[f"{SECOND_MOMENT}/{name}"] * beta2 + gradient * gradient * (1.0 - beta2)
-            next_state[f"{FIRST_MOMENT}/{name}"] = first
-            next_state[f"{SECOND_MOMENT}/{name}"] = second
-            if self.amsgrad:
-                slot = f"{LARGEST_SECOND_MOMENT}/{name}"
-                second = next_state[slot] = builder.op("Max", state[slot], second)
-            direction = first / (builder.op("Sqrt", second) + scalars.epsilon(self.eps, parameter, root))
-            if keep is not None:
-                parameter = parameter * scalars.of(keep, parameter)
-            next_params[name] = parameter - direction * scalars.of(rate, parameter)
-        return next_params, next_state
-
-    def _penalized(self, gradient: Tensor, parameter: Tensor) -> Tensor:
-        """Emit the gradient with the penalty on the weights in it."""
-        return penalized(gradient, parameter, self.weight_decay)
-
-    def _keep(self, lr: Tensor) -> Tensor | None:
-        """Emit the factor of the parameter where the decay acts on it directly; float64 scalar."""
-        return None
-
-
-def adam(
-    lr: Rate = 1e-3,
-    betas: tuple[float, ...] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    amsgrad: bool = False,
-) -> Adam:
-    """Return Adam; see ``Adam`` for the mathematics.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
@@ -124,4 +72,71 @@ def adam(
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
     """
-    return Adam(lr, betas, eps, weight_decay, amsgrad)
+
+    name = "adam"
+    row_form = "lazy"
+    amsgrad: bool = False
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (*super().slots, *((LARGEST_SECOND_MOMENT,) if self.amsgrad else ()))
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        rate = double(rate)
+        scaled, root = self.corrected(rate, double(step) + 1.0)
+        gradient = penalized(gradient, parameter, self.weight_decay)
+        direction, kept = self.direction(gradient, slots, root)
+        return stepped(parameter, direction, scaled), kept
+
+    def corrected(self, rate: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Emit the rate with the corrections of both moments after t steps, and the root of the second's; float64 scalars."""
+        root = self.second_root(t)
+        return rate * root / (1.0 - self.betas[0] ** t), root
+
+    def direction(self, gradient: Tensor, slots: Mapping[Slot, Tensor], root: Tensor) -> tuple[Tensor, dict[Slot, Tensor]]:
+        """Emit the first moment over the root of the second, without the corrections of ``corrected``, and the next slots."""
+        first, second = self.moments(gradient, slots)
+        kept = {FIRST_MOMENT: first, SECOND_MOMENT: second}
+        if self.amsgrad:
+            second = kept[LARGEST_SECOND_MOMENT] = second.builder.op("Max", slots[LARGEST_SECOND_MOMENT], second)
+        return first / (sqrt(second) + epsilon(self.eps, first, root)), kept
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """AdamW, the mathematics of ``torch.optim.AdamW``.
+
+    As ``Adam``, but the gradient stays as it is and the parameter decays by itself::
+
+        p = (1 - lr * weight_decay) * p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. The state is Adam's.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        betas: share of the first and second moment that is kept from step to step, each in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: share of the weight, times lr, that is taken off at every step.
+        amsgrad: divide by the root of the largest second moment so far.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
+    """
+
+    name = "adamw"
+    weight_decay: float = 1e-2
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        rate = double(rate)
+        scaled, root = self.corrected(rate, double(step) + 1.0)
+        keep = kept_share(rate, self.weight_decay)
+        direction, kept = self.direction(gradient, slots, root)
+        return stepped(parameter, direction, scaled, keep), kept
+
+
+adam = Adam
+adamw = AdamW

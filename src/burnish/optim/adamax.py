@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.graph import Builder, Tensor
+from burnish.graph import Tensor
 from burnish.optim.adam import FIRST_MOMENT
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    Scalars,
-    Tensors,
-    check_betas,
-    check_not_negative,
-    check_rate,
-    penalized,
-    power,
-)
+from burnish.optim.arithmetic import double, epsilon, penalized, stepped
+from burnish.optim.base import Rate, RatedOptimizer, check_betas
 from burnish.optim.slots import Slot
+from burnish.validation import check_not_negative
 
 LARGEST_GRADIENT = Slot("largest_gradient")
 
@@ -37,52 +29,6 @@ class Adamax(RatedOptimizer):
     Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section 7.1, with PyTorch's eps.
     State, of the parameter's dtype and shape: ``first_moment/<initializer>``, ``largest_gradient/<initializer>`` (PyTorch's
     ``exp_avg``, ``exp_inf``).
-    """
-
-    name = "adamax"
-    slots = (FIRST_MOMENT, LARGEST_GRADIENT)
-    lr: Rate = 2e-3
-    betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
-        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
-        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        beta1, beta2 = self.betas
-        rate = scalars.double(lr) / (1.0 - power(builder, beta1, scalars.double(step) + 1.0))
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = penalized(gradients[name], parameter, self.weight_decay)
-            first = state[f"{FIRST_MOMENT}/{name}"] * beta1 + gradient * (1.0 - beta1)
-            size = builder.op("Abs", gradient) + scalars.epsilon(self.eps, parameter)
-            largest = builder.op("Max", state[f"{LARGEST_GRADIENT}/{name}"] * beta2, size)
-            next_state[f"{FIRST_MOMENT}/{name}"] = first
-            next_state[f"{LARGEST_GRADIENT}/{name}"] = largest
-            next_params[name] = parameter - first / largest * scalars.of(rate, parameter)
-        return next_params, next_state
-
-
-def adamax(
-    lr: Rate = 2e-3,
-    betas: tuple[float, ...] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> Adamax:
-    """Return Adamax; see ``Adamax`` for the mathematics.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
@@ -93,4 +39,30 @@ def adamax(
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
     """
-    return Adamax(lr, betas, eps, weight_decay)
+
+    name = "adamax"
+    slots = (FIRST_MOMENT, LARGEST_GRADIENT)
+    lr: Rate = 2e-3
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        builder = parameter.builder
+        beta1, beta2 = self.betas
+        rate = double(rate) / (1.0 - beta1 ** (double(step) + 1.0))
+        gradient = penalized(gradient, parameter, self.weight_decay)
+        first = slots[FIRST_MOMENT] * beta1 + gradient * (1.0 - beta1)
+        size = builder.op("Abs", gradient) + epsilon(self.eps, parameter)
+        largest = builder.op("Max", slots[LARGEST_GRADIENT] * beta2, size)
+        return stepped(parameter, first / largest, rate), {FIRST_MOMENT: first, LARGEST_GRADIENT: largest}
+
+
+adamax = Adamax

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
+from burnish.optim.arithmetic import Tensors, cast_like, double, penalized
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.optim.slots import Slot
+from burnish.validation import check_not_negative
 
 AVERAGE = Slot("average", is_average=True)
 
@@ -28,52 +30,6 @@ class ASGD(RatedOptimizer):
     Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; the falling rate: Bottou, "Large-scale
     machine learning with stochastic gradient descent", 2010. State: ``average/<initializer>``, of the parameter's dtype and
     shape, which starts as the parameter (PyTorch's ``ax``): what ``parameters="average"`` evaluates and exports.
-    """
-
-    name = "asgd"
-    slots = (AVERAGE,)
-    lr: Rate = 1e-2
-    lambd: float = 1e-4
-    alpha: float = 0.75
-    t0: float = 1e6
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
-        check_not_negative(self.name, lambd=self.lambd, alpha=self.alpha, t0=self.t0, weight_decay=self.weight_decay)
-
-    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return self.rate_state(builder) | {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr, done = scalars.double(lr), scalars.double(step)
-        eta = lr / builder.op("Pow", lr * self.lambd * done + 1.0, builder.scalar(self.alpha, lr)) if self.lambd else lr
-        kept = 1.0 - eta * self.lambd
-        values = builder.op("Max", done - self.t0, 1.0)
-        is_average = builder.op("Greater", values, 1.0)
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = penalized(gradients[name], parameter, self.weight_decay)
-            decayed = parameter * scalars.of(kept, parameter) if self.lambd else parameter
-            moved = next_params[name] = decayed - gradient * scalars.of(eta, parameter)
-            slot = f"{AVERAGE}/{name}"
-            averaged = state[slot] + (moved - state[slot]) / scalars.of(values, parameter)
-            next_state[slot] = builder.op("Where", is_average, averaged, moved, like=moved)
-        return next_params, next_state
-
-
-def asgd(lr: Rate = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0.0) -> ASGD:
-    """Return averaged stochastic gradient descent; see ``ASGD`` for the mathematics.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
@@ -85,4 +41,37 @@ def asgd(lr: Rate = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 
     Raises:
         ConfigurationError: a negative or non-finite number.
     """
-    return ASGD(lr, lambd, alpha, t0, weight_decay)
+
+    name = "asgd"
+    slots = (AVERAGE,)
+    lr: Rate = 1e-2
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(self.name, lambd=self.lambd, alpha=self.alpha, t0=self.t0, weight_decay=self.weight_decay)
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return self.rate_state(builder) | {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        builder = parameter.builder
+        rate, done = double(rate), double(step)
+        eta = rate / builder.op("Pow", rate * self.lambd * done + 1.0, builder.scalar(self.alpha, rate)) if self.lambd else rate
+        keep = 1.0 - eta * self.lambd
+        values = builder.op("Max", done - self.t0, 1.0)
+        is_average = builder.op("Greater", values, 1.0)
+        gradient = penalized(gradient, parameter, self.weight_decay)
+        decayed = parameter * cast_like(keep, parameter) if self.lambd else parameter
+        moved = decayed - gradient * cast_like(eta, parameter)
+        average = slots[AVERAGE]
+        averaged = average + (moved - average) / cast_like(values, parameter)
+        return moved, {AVERAGE: builder.op("Where", is_average, averaged, moved, like=moved)}
+
+
+asgd = ASGD

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.accumulate import Accumulate
-from burnish.optim.base import Optimizer, Scalars, Tensors, check_count, check_fraction, power
+from burnish.optim.arithmetic import Tensors, cast_like, count, double, number
+from burnish.optim.base import Transform, UpdateInputs, check_once, layers_of
 from burnish.optim.slots import Slot, slots_of
-from burnish.optim.wrapper import Wrapper, check_once, layers_of
+from burnish.validation import check_count, check_fraction
 
 AVERAGE = Slot("average", is_average=True, of_method=False)
 COUNT = Slot("average_count", per_parameter=False, of_method=False)
 
 
 @dataclass(frozen=True)
-class ParameterAverage(Wrapper):
+class ParameterAverage(Transform):
     """An optimizer that also keeps an average of the parameters; training itself does not see it.
 
     State: ``average/<initializer>``, of the parameter's dtype and shape, which starts as the parameter; and, where the average
@@ -37,9 +36,9 @@ class ParameterAverage(Wrapper):
             )
 
     @property
+    @abstractmethod
     def counts(self) -> bool:
         """Whether the average depends on how many values are in it."""
-        raise NotImplementedError
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -47,36 +46,29 @@ class ParameterAverage(Wrapper):
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         averages = {f"{AVERAGE}/{name}": parameter for name, parameter in params.items()}
-        counter = {COUNT: builder.constant(np.asarray(0, np.int64))} if self.counts else {}
+        counter = {COUNT: count(builder, 0)} if self.counts else {}
         return self.optimizer.init(builder, params) | averages | counter
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        next_params, next_state = self.optimizer.update(builder, params, gradients, state, step, hyperparameters)
-        scalars = Scalars(builder)
-        count = state.get(COUNT)
-        share, taken = self.share(builder, step, count)
-        for name, parameter in next_params.items():
-            average = state[f"{AVERAGE}/{name}"]
-            moved = average + (parameter - average) * scalars.of(share, parameter)
-            next_state[f"{AVERAGE}/{name}"] = moved if taken is None else builder.op("Where", taken, moved, average)
-        if count is not None:
-            next_state[COUNT] = self.next_count(builder, step, count)
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        builder, state = inputs.builder, inputs.state
+        next_params, next_state = self.optimizer.apply(inputs)
+        counted = state.get(COUNT)
+        share, taken = self.share(inputs.step, counted)
+        with builder.each_scalar_once():
+            for name, parameter in next_params.items():
+                average = state[f"{AVERAGE}/{name}"]
+                moved = average + (parameter - average) * cast_like(share, parameter)
+                next_state[f"{AVERAGE}/{name}"] = moved if taken is None else builder.op("Where", taken, moved, average)
+        if counted is not None:
+            next_state[COUNT] = self.next_count(inputs.step, counted)
         return next_params, next_state
 
-    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    @abstractmethod
+    def share(self, step: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Emit how far the average moves to the new parameters, a float64 scalar, and whether it does; None where always."""
-        raise NotImplementedError
 
-    def next_count(self, builder: Builder, step: Tensor, count: Tensor) -> Tensor:
-        return count + 1
+    def next_count(self, step: Tensor, counted: Tensor) -> Tensor:
+        return counted + 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +84,14 @@ class ExponentialAverage(ParameterAverage):
     Kingma and Ba, "Adam: a method for stochastic optimization", 2015, correct their moments. Without it they keep the share
     ``decay^t``, nine tenths after 100 updates at 0.999. The method: Polyak and Juditsky, "Acceleration of stochastic
     approximation by averaging", 1992.
+
+    Args:
+        optimizer: what updates.
+        decay: share of the average that is kept at every update, in [0, 1).
+        bias_correction: leave the first parameters out of the average, which they dominate where updates are few.
+
+    Raises:
+        ConfigurationError: a decay outside [0, 1), or an optimizer that keeps an average already.
     """
 
     name = "ema"
@@ -106,11 +106,10 @@ class ExponentialAverage(ParameterAverage):
     def counts(self) -> bool:
         return self.bias_correction
 
-    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        share = builder.scalar(1.0 - self.decay, ir.DataType.DOUBLE)
-        if count is not None:
-            t = builder.cast(count, ir.DataType.DOUBLE) + 1.0
-            share = share / (1.0 - power(builder, self.decay, t))
+    def share(self, step: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        share = number(step.builder, 1.0 - self.decay)
+        if counted is not None:
+            share = share / (1.0 - self.decay ** (double(counted) + 1.0))
         return share, None
 
 
@@ -122,9 +121,18 @@ class StochasticWeightAverage(ParameterAverage):
     ``torch.optim.swa_utils.AveragedModel``. Source: Izmailov et al., "Averaging weights leads to wider optima and better
     generalization", 2018. The learning rate of the method is a schedule's; running statistics are those of training: for an
     average that is far from the parameters, recalibrate the exported model's batch normalization.
+
+    Args:
+        optimizer: what updates.
+        start: the first update whose parameters are in the average, counted from 1.
+        every: updates from one value in the average to the next.
+
+    Raises:
+        ConfigurationError: no whole numbers of at least 1, or an optimizer that keeps an average already.
     """
 
     name = "swa"
+    counts = True
     start: int = 1
     every: int = 1
 
@@ -132,22 +140,20 @@ class StochasticWeightAverage(ParameterAverage):
         super().__post_init__()
         check_count(self.name, start=self.start, every=self.every)
 
-    @property
-    def counts(self) -> bool:
-        return True
-
-    def share(self, builder: Builder, step: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert count is not None
+    def share(self, step: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert counted is not None
+        builder = step.builder
         # Before the start there is no value in the average, and it moves to the parameters as a whole.
-        share = 1.0 / (builder.cast(count, ir.DataType.DOUBLE) + 1.0)
+        share = 1.0 / (double(counted) + 1.0)
         is_before = builder.op("Less", step + 1, self.start)
-        return share, builder.op("Or", is_before, self._is_taken(builder, step))
+        return share, builder.op("Or", is_before, self._is_taken(step))
 
-    def next_count(self, builder: Builder, step: Tensor, count: Tensor) -> Tensor:
-        return builder.op("Where", self._is_taken(builder, step), count + 1, count)
+    def next_count(self, step: Tensor, counted: Tensor) -> Tensor:
+        return step.builder.op("Where", self._is_taken(step), counted + 1, counted)
 
-    def _is_taken(self, builder: Builder, step: Tensor) -> Tensor:
+    def _is_taken(self, step: Tensor) -> Tensor:
         """Emit whether the parameters after this update belong to the average; bool scalar."""
+        builder = step.builder
         since = step + (1 - self.start)
         is_on = builder.op("GreaterOrEqual", since, 0)
         return builder.op("And", is_on, builder.op("Equal", builder.op("Mod", since, self.every), 0))
@@ -169,29 +175,5 @@ def share_of_first(optimizer: object, steps: int) -> float:
     return 0.0
 
 
-def ema(optimizer: Optimizer, decay: float = 0.999, bias_correction: bool = True) -> ExponentialAverage:
-    """Return an optimizer that keeps an exponential moving average of the parameters; see ``ExponentialAverage``.
-
-    Args:
-        optimizer: what updates.
-        decay: share of the average that is kept at every update, in [0, 1).
-        bias_correction: leave the first parameters out of the average, which they dominate where updates are few.
-
-    Raises:
-        ConfigurationError: a decay outside [0, 1), or an optimizer that keeps an average already.
-    """
-    return ExponentialAverage(optimizer, decay, bias_correction)
-
-
-def swa(optimizer: Optimizer, start: int = 1, every: int = 1) -> StochasticWeightAverage:
-    """Return an optimizer that keeps the equal average of the parameters; see ``StochasticWeightAverage``.
-
-    Args:
-        optimizer: what updates.
-        start: the first update whose parameters are in the average, counted from 1.
-        every: updates from one value in the average to the next.
-
-    Raises:
-        ConfigurationError: no whole numbers of at least 1, or an optimizer that keeps an average already.
-    """
-    return StochasticWeightAverage(optimizer, start, every)
+ema = ExponentialAverage
+swa = StochasticWeightAverage

@@ -1,24 +1,53 @@
-"""What an optimizer is: a pure graph builder from parameters, gradients and state to the next parameters and state."""
+"""What an optimizer is: a pure graph builder from parameters, gradients and state to the next parameters and state.
+
+Most update one parameter at a time: they are a ``RatedOptimizer`` with a formula, ``update``. What looks at all parameters or
+gradients together (clipping, accumulation, averages, groups) goes around such an optimizer as a ``Transform``.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self, TypeGuard, runtime_checkable
 
-import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor, zeros_like
+from burnish.graph import Builder, Tensor
+from burnish.optim.arithmetic import Tensors, zero_slots
+from burnish.optim.parameters import Infos, MayDoNothing, bind, frozen_parameters
 from burnish.optim.slots import Slot
-from burnish.settings import PlainSettings, call_hint, is_number, is_whole
+from burnish.settings import NamedSettings, call_hint, is_number
+from burnish.validation import check_fraction, check_not_negative
 
-Tensors = dict[str, Tensor]
 RowForm = Literal["exact", "lazy"]
 """What it means to update the rows of a table alone that have a gradient: ``exact``, the same as to update all of it; ``lazy``,
 the others miss what a step does to a row without a gradient, such as the decay of its momentum."""
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What an update of all parameters reads.
+
+    Attributes:
+        builder: emits into the graph.
+        params: initializer name -> parameter, floating-point; the update is computed in its dtype.
+        gradients: the same keys; dtype and shape of the parameter.
+        state: the keys and dtypes that ``Optimizer.init`` gives.
+        step: int64 scalar, the number of updates already done: 0 at the first.
+        hyperparameters: scalars of the names that ``Optimizer.hyperparameters`` gives, of any floating-point dtype.
+        finite: whether all gradients are finite, a boolean scalar, where the graph has found that already.
+    """
+
+    builder: Builder
+    params: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    step: Tensor
+    hyperparameters: Mapping[str, Tensor]
+    finite: Tensor | None = None
 
 
 @runtime_checkable
@@ -87,28 +116,8 @@ class Optimizer(Protocol):
         """Emit the initial state: ``<slot>/<initializer>`` -> value, or ``<slot>`` for what belongs to no single parameter."""
         ...
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        """Emit one update.
-
-        Args:
-            builder: emits into the graph.
-            params: initializer name -> parameter, floating-point; the update is computed in its dtype.
-            gradients: the same keys; dtype and shape of the parameter.
-            state: the keys and dtypes that ``init`` gives.
-            step: int64 scalar, the number of updates already done: 0 at the first.
-            hyperparameters: scalars of the names that ``hyperparameters()`` gives, of any floating-point dtype.
-
-        Returns:
-            The next parameters and the next state, with the same keys.
-        """
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        """Emit one update of all parameters; the next parameters and the next state, with the same keys."""
         ...
 
     def options(self) -> dict[str, Any]:
@@ -125,16 +134,22 @@ class Scheduled(Protocol):
         """The first step that a schedule is not defined for; None where none has an end."""
         ...
 
-    def rates(
-        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
-    ) -> Tensors:
+    def rates(self, inputs: UpdateInputs) -> Tensors:
         """Emit the rates that the graph computes itself; see ``RatedOptimizer.rates``."""
         ...
 
 
 @dataclass(frozen=True)
-class RatedOptimizer(PlainSettings):
-    """What optimizers with a learning rate share: the rate is a number, which a step may override, or a schedule."""
+class RatedOptimizer(NamedSettings):
+    """An optimizer with a learning rate and a formula for one parameter.
+
+    The rate is a number, which a step may override, or a schedule. A subclass adds its settings as fields, and ``update``.
+    """
+
+    lr: Rate
+
+    def __post_init__(self) -> None:
+        check_rate(self.name, self.lr)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -151,11 +166,24 @@ class RatedOptimizer(PlainSettings):
         """Whether updating rows of a parameter alone looks at all of these rows for each: workers then need all of them."""
         return False
 
-    lr: Rate
+    @abstractmethod
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        """Emit the update of one parameter.
 
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
+        What is computed of scalars alone is emitted once, however many parameters there are.
+
+        Args:
+            parameter: floating-point.
+            gradient: of its dtype and shape.
+            slots: what is kept of this parameter, and what is kept for all of them.
+            step: int64 scalar, the number of updates already done: 0 at the first.
+            rate: scalar of any floating-point dtype.
+
+        Returns:
+            The next parameter, and the next value of each slot.
+        """
 
     def hyperparameters(self) -> dict[str, float | None]:
         return self.lr.hyperparameters() if isinstance(self.lr, Schedule) else {"lr": self.lr}
@@ -165,28 +193,12 @@ class RatedOptimizer(PlainSettings):
         """The first step that the schedule is not defined for; None without one, or where it has no end."""
         return self.lr.end if isinstance(self.lr, Schedule) else None
 
-    def rates(
-        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
-    ) -> Tensors:
+    def rates(self, inputs: UpdateInputs) -> Tensors:
         """Emit the rates that the graph computes itself, by the names under which a step reports them; none without a schedule.
 
-        The arguments are those of ``update``. What ``update`` has emitted for the rate is not emitted again.
+        What ``apply`` has emitted for the rate is not emitted again.
         """
-        return {"lr": self.rate(builder, step, state, hyperparameters)[0]} if isinstance(self.lr, Schedule) else {}
-
-    def options(self) -> dict[str, Any]:
-        return {"name": self.name, **{field.name: as_option(getattr(self, field.name)) for field in fields(self)}}
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        raise NotImplementedError
+        return {"lr": self.rate(inputs)[0]} if isinstance(self.lr, Schedule) else {}
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         """Emit the initial state, as ``Optimizer.init`` does: zeros of each parameter for every slot that each has."""
@@ -196,18 +208,114 @@ class RatedOptimizer(PlainSettings):
         """Emit what the schedule keeps; part of ``init``."""
         return self.lr.init(builder) if isinstance(self.lr, Schedule) else {}
 
-    def rate(
-        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensors]:
-        """Emit the rate of this step, a scalar, and the next state of the schedule; part of ``update``."""
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        rate, next_state = self.rate(inputs)
+        next_params: Tensors = {}
+        with inputs.builder.each_scalar_once():
+            for name, parameter in inputs.params.items():
+                entries = {slot: _entry(slot, name) for slot in self.slots}
+                slots = {slot: inputs.state[entry] for slot, entry in entries.items() if entry in inputs.state}
+                following, kept = self.update(parameter, inputs.gradients[name], slots, step=inputs.step, rate=rate)
+                next_params[name] = following
+                next_state |= {entries[slot]: value for slot, value in kept.items()}
+        return next_params, next_state
+
+    def rate(self, inputs: UpdateInputs) -> tuple[Tensor, Tensors]:
+        """Emit the rate of this step, a scalar, and the next state of the schedule; part of ``apply``."""
+        state, step, hyperparameters = inputs.state, inputs.step, inputs.hyperparameters
         if not isinstance(self.lr, Schedule):
             return hyperparameters["lr"], {}
         schedule = self.lr
-        slots = schedule.init(Builder(ir.Graph([], [], nodes=[], opset_imports=builder.graph.opset_imports)))
+        slots = schedule.init(Builder(ir.Graph([], [], nodes=[], opset_imports=inputs.builder.graph.opset_imports)))
         read = [state[slot].value for slot in slots] + [hyperparameters[name].value for name in schedule.hyperparameters()]
         key = ("rate", json.dumps(schedule.options(), sort_keys=True), step.value, *read)
-        rate, following = builder.once(key, lambda: schedule.rate(builder, step, state, hyperparameters))
+        rate, following = inputs.builder.once(key, lambda: schedule.rate(inputs.builder, step, state, hyperparameters))
         return rate, dict(following)
+
+
+def _entry(slot: Slot, name: str) -> str:
+    return f"{slot}/{name}" if slot.per_parameter else slot
+
+
+@dataclass(frozen=True)
+class Transform(NamedSettings):
+    """An optimizer around another one, whose hyperparameters and frozen parameters it hands on.
+
+    A subclass adds its settings as fields, each with a JSON-compatible value, and the methods ``init`` and ``apply``.
+    """
+
+    optimizer: Optimizer
+
+    def __post_init__(self) -> None:
+        if not is_optimizer(self.optimizer):
+            raise ConfigurationError(
+                f"{self.name}: it goes around an optimizer of burnish.optim, such as burnish.optim.sgd(), not {self.optimizer!r}"
+            )
+
+    def hyperparameters(self) -> dict[str, float | None]:
+        return self.optimizer.hyperparameters()
+
+    @property
+    def end(self) -> int | None:
+        """The first step that a schedule inside is not defined for; None where none has an end."""
+        return self.optimizer.end if isinstance(self.optimizer, Scheduled) else None
+
+    def rates(self, inputs: UpdateInputs) -> Tensors:
+        """Emit the rates that the graph computes itself; see ``RatedOptimizer.rates``."""
+        return self.optimizer.rates(inputs) if isinstance(self.optimizer, Scheduled) else {}
+
+    def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
+        return self.optimizer.init(builder, params)
+
+    @abstractmethod
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]: ...
+
+    def options(self) -> dict[str, Any]:
+        settings = super().options()
+        inside = settings.pop("optimizer")
+        return {**settings, "optimizer": inside}
+
+    def bind(self, infos: Infos) -> Self:
+        return replace(self, optimizer=bind(self.optimizer, infos))
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        return frozen_parameters(self.optimizer)
+
+
+def layers_of(optimizer: object) -> Iterator[object]:
+    """The optimizer and those inside it, from the outermost."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "optimizer", None)
+
+
+def options_without_effect(optimizer: object, names: Collection[str]) -> list[str]:
+    """Return which options of a bound optimizer change nothing of the parameters that it updates, as sentences."""
+    parts = [part for layer in layers_of(optimizer) for part in (layer, *getattr(layer, "transforms", ()))]
+    found = [sentence for part in parts if isinstance(part, MayDoNothing) for sentence in part.without_effect(names)]
+    methods = next((part.methods for part in parts if hasattr(part, "methods")), parts[-1:])
+    for method in methods:
+        for setting, needed in getattr(method, "needs", {}).items():
+            is_read = any(getattr(each, setting, 0) and getattr(each, needed, 0) for each in methods)
+            if getattr(method, setting) and not is_read:
+                found.append(f"{method.name}: {setting} changes nothing without {needed}: give both, or neither")
+    return [*dict.fromkeys(found)]
+
+
+def check_once(optimizer: Transform, kind: type) -> None:
+    """Raise ConfigurationError where a transform goes around another of its kind: their state would have the same names."""
+    for inner in layers_of(optimizer.optimizer):
+        if isinstance(inner, Transform) and isinstance(inner, kind):
+            raise ConfigurationError(
+                f"{optimizer.name}: the optimizer inside is already wrapped in {inner.name}, and both would keep state of the "
+                "same name: leave one of them out"
+            )
+
+
+def is_optimizer(value: object) -> TypeGuard[Optimizer]:
+    """Whether something is an optimizer; a class of optimizers is none, although it has the methods."""
+    return isinstance(value, Optimizer) and not isinstance(value, type)
 
 
 def is_schedule(value: object) -> TypeGuard[Schedule]:
@@ -215,120 +323,21 @@ def is_schedule(value: object) -> TypeGuard[Schedule]:
     return isinstance(value, Schedule) and not isinstance(value, type | RatedOptimizer)
 
 
-def as_option(value: Any) -> Any:
-    """Return a setting as a JSON-compatible value."""
-    if isinstance(value, Schedule):
-        return value.options()
-    return list(value) if isinstance(value, tuple) else value
-
-
-class Scalars:
-    """Scalars of an update in the dtype of each parameter, each emitted once per graph, however many parameters there are.
-
-    They are computed in float64: ``1 - 0.999`` has four correct digits in float32, and it divides every element.
-    """
-
-    def __init__(self, builder: Builder):
-        self._builder = builder
-        self._cast: dict[tuple[ir.Value, ir.DataType], Tensor] = {}
-        self._epsilons: dict[tuple[ir.Value, float, ir.DataType], Tensor] = {}
-
-    def double(self, tensor: Tensor) -> Tensor:
-        """Cast a scalar to float64."""
-        return self._builder.cast(tensor, ir.DataType.DOUBLE)
-
-    def of(self, scalar: Tensor, like: Tensor) -> Tensor:
-        """Return ``scalar`` in the dtype of ``like``."""
-        key = (scalar.value, like.dtype)
-        if key not in self._cast:
-            self._cast[key] = self._builder.cast(scalar, like.dtype)
-        return self._cast[key]
-
-    def epsilon(self, eps: float, like: Tensor, factor: Tensor | None = None) -> Tensor:
-        """Return ``eps``, times a float64 scalar where one is given, in the dtype of ``like``; not rounded to zero.
-
-        Most values of eps are zero in float16, and a gradient of zero would be divided by it.
-        """
-        smallest = np.nextafter(np.zeros((), like.dtype.numpy()), np.ones((), like.dtype.numpy()))
-        if factor is None:
-            number = np.asarray(eps, like.dtype.numpy())
-            return self._builder.constant(smallest if eps and not number else number)
-        key = (factor.value, eps, like.dtype)
-        if key not in self._epsilons:
-            product = self._builder.cast(factor * eps, like.dtype)
-            if eps and like.dtype == ir.DataType.FLOAT16:
-                product = self._builder.op("Max", product, self._builder.constant(smallest))
-            self._epsilons[key] = product
-        return self._epsilons[key]
-
-
-def zero_slots(params: Mapping[str, Tensor], *slots: str) -> Tensors:
-    """Emit ``<slot>/<initializer>`` for every slot and parameter: zeros of its dtype and shape; part of ``init``."""
-    return {f"{slot}/{name}": zeros_like(parameter) for slot in slots for name, parameter in params.items()}
-
-
-def penalized(gradient: Tensor, parameter: Tensor, weight_decay: float) -> Tensor:
-    """Emit the gradient with that of an L2 penalty on the weights added: ``gradient + weight_decay * parameter``."""
-    return gradient + parameter * weight_decay if weight_decay else gradient
-
-
 def check_rate(optimizer: str, lr: object) -> None:
     """Raise ConfigurationError for what is neither a schedule nor a finite number that is not negative."""
-    if not is_schedule(lr):
-        if not is_number(lr):
-            raise ConfigurationError(
-                f"{optimizer}: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, "
-                f"not {lr!r}{call_hint(lr)}"
-            )
-        check_not_negative(optimizer, lr=lr)
+    if is_schedule(lr):
+        return
+    if not is_number(lr):
+        raise ConfigurationError(
+            f"{optimizer}: lr must be a finite number that is not negative, or a schedule of burnish.optim.schedules, "
+            f"not {lr!r}{call_hint(lr)}"
+        )
+    check_not_negative(optimizer, lr=lr)
 
 
-def check_betas(optimizer: str, betas: object, count: int = 2) -> tuple[float, ...]:
-    """Return the betas as a tuple; raise ConfigurationError for what is not ``count`` numbers in [0, 1)."""
-    if not isinstance(betas, tuple | list) or len(betas) != count:
-        number = {2: "two", 3: "three"}[count]
-        raise ConfigurationError(f"{optimizer}: betas must be {number} numbers, not {betas}")
+def check_betas(optimizer: str, betas: object) -> tuple[float, ...]:
+    """Return the betas as a tuple; raise ConfigurationError for what is not two numbers in [0, 1)."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ConfigurationError(f"{optimizer}: betas must be two numbers, not {betas}")
     check_fraction(optimizer, **{f"betas[{index}]": beta for index, beta in enumerate(betas)})
     return tuple(betas)
-
-
-def power(builder: Builder, base: float, exponent: Tensor) -> Tensor:
-    """Emit ``base ** exponent`` for a float64 scalar exponent."""
-    return builder.op("Pow", builder.scalar(base, exponent), exponent)
-
-
-def check_finite(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a finite number."""
-    for name, number in numbers.items():
-        if not is_number(number):
-            raise ConfigurationError(f"{optimizer}: {name} must be a finite number, not {number!r}")
-
-
-def check_not_negative(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a finite number or is negative."""
-    for name, number in numbers.items():
-        if not is_number(number) or number < 0.0:
-            raise ConfigurationError(f"{optimizer}: {name} must be a finite number that is not negative, not {number!r}")
-
-
-def check_positive(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a finite number or is not above 0."""
-    for name, number in numbers.items():
-        if not is_number(number) or number <= 0.0:
-            raise ConfigurationError(f"{optimizer}: {name} must be a finite number above 0, not {number!r}")
-
-
-def check_fraction(optimizer: str, **numbers: float) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a number in [0, 1)."""
-    for name, number in numbers.items():
-        if not is_number(number) or not 0.0 <= number < 1.0:
-            raise ConfigurationError(f"{optimizer}: {name} must be at least 0 and less than 1, not {number!r}")
-
-
-def check_count(optimizer: str, **numbers: int) -> None:
-    """Raise ConfigurationError, naming the argument, for what is not a whole number of at least 1, or is too large for int64."""
-    for name, number in numbers.items():
-        if not is_whole(number) or number < 1:
-            raise ConfigurationError(f"{optimizer}: {name} must be a whole number of at least 1, not {number!r}")
-        if number >= 2**62:
-            raise ConfigurationError(f"{optimizer}: {name} must be below 2^62, not {number}: give a smaller one")

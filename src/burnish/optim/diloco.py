@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Optimizer, Tensors, check_fraction, check_not_negative, zero_slots
+from burnish.optim.arithmetic import Tensors, zero_slots
+from burnish.optim.base import Transform, UpdateInputs, check_once
 from burnish.optim.slots import Slot
-from burnish.optim.wrapper import Wrapper, check_once
+from burnish.validation import check_fraction, check_not_negative
 
 OUTER_MOMENTUM = Slot("outer_momentum")
 
 
 @dataclass(frozen=True)
-class DiLoCo(Wrapper):
+class DiLoCo(Transform):
     """An optimizer for workers that step alone and meet now and then (``burnish.DataParallel(synchronize_every=H)``).
 
     In a step the optimizer inside updates, and nothing else happens. Where the workers meet, with p of the last meeting and the
@@ -26,6 +27,13 @@ class DiLoCo(Wrapper):
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023; its values are the
     defaults. State: ``outer_momentum/<initializer>``, of the parameter's dtype and shape, zeros at first.
+
+    Args:
+        optimizer: what updates in each step.
+        outer_lr, outer_momentum: of the step where the workers meet.
+
+    Raises:
+        ConfigurationError: a negative rate, a momentum outside [0, 1), or the optimizer has an outer one already.
     """
 
     name = "diloco"
@@ -42,28 +50,10 @@ class DiLoCo(Wrapper):
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         return self.optimizer.init(builder, params) | zero_slots(params, OUTER_MOMENTUM)
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        following, slots = self.optimizer.update(builder, params, gradients, state, step, hyperparameters)
-        kept = {key: value for key, value in state.items() if key.startswith(f"{OUTER_MOMENTUM}/")}
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        following, slots = self.optimizer.apply(inputs)
+        kept = {key: value for key, value in inputs.state.items() if key.startswith(f"{OUTER_MOMENTUM}/")}
         return following, slots | kept
 
 
-def diloco(optimizer: Optimizer, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> DiLoCo:
-    """Return an optimizer for workers that meet every so many steps, and step together by Nesterov's momentum; see ``DiLoCo``.
-
-    Args:
-        optimizer: what updates in each step.
-        outer_lr, outer_momentum: of the step where the workers meet.
-
-    Raises:
-        ConfigurationError: a negative rate, a momentum outside [0, 1), or the optimizer has an outer one already.
-    """
-    return DiLoCo(optimizer, outer_lr, outer_momentum)
+diloco = DiLoCo

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-import onnx_ir as ir
-
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.graph.layer_names import Aliases, select_named
-from burnish.optim.base import Optimizer, RatedOptimizer, Tensors, check_not_negative
+from burnish.optim.arithmetic import Tensors, double
+from burnish.optim.base import Optimizer, RatedOptimizer, Transform, UpdateInputs, layers_of
 from burnish.optim.parameters import NO_WEIGHTS, Infos, LastMatch, check_matches, decays, matching
 from burnish.optim.slots import Slot, slots_of
-from burnish.optim.wrapper import layers_of
-from burnish.settings import PlainSettings, matches_pattern
+from burnish.settings import matches_pattern
+from burnish.validation import check_not_negative
 
 FROZEN = "frozen"
 LR_SCALE = "lr_scale"
@@ -46,7 +45,7 @@ class _Member:
 
 
 @dataclass(frozen=True)
-class Groups(PlainSettings):
+class Groups(Transform):
     """An optimizer whose settings differ from parameter to parameter, the mathematics of ``torch.optim`` over several groups.
 
     Each parameter belongs to the last pattern that matches its name, or to none: then the optimizer's own settings hold.
@@ -169,13 +168,11 @@ class Groups(PlainSettings):
         """The first step that a schedule of a group is not defined for; None where none has an end."""
         return min((optimizer.end for optimizer in self._used().values() if optimizer.end is not None), default=None)
 
-    def rates(
-        self, builder: Builder, step: Tensor, state: Mapping[str, Tensor], hyperparameters: Mapping[str, Tensor]
-    ) -> Tensors:
+    def rates(self, inputs: UpdateInputs) -> Tensors:
         """Emit the rates that the graph computes itself, before any ``lr_scale``; see ``RatedOptimizer.rates``."""
         found: Tensors = {}
         for label, optimizer in self._used().items():
-            own = optimizer.rates(builder, step, _seen_from(label, state), _given(label, optimizer, hyperparameters))
+            own = optimizer.rates(_seen_from(label, optimizer, inputs))
             found |= {_labelled(name, label): rate for name, rate in own.items()}
         return found
 
@@ -189,38 +186,26 @@ class Groups(PlainSettings):
             state |= {_outside(key, member): value for key, value in initial.items()}
         return state
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        members = self._members(tuple(params))
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        members = self._members(tuple(inputs.params))
         rates: Tensors = {}
         next_state: Tensors = {}
         for label, optimizer in self._used(members).items():
-            seen, given = _seen_from(label, state), _given(label, optimizer, hyperparameters)
-            rates[label], following = optimizer.rate(builder, step, seen, given)
+            rates[label], following = optimizer.rate(_seen_from(label, optimizer, inputs))
             next_state |= {_labelled(slot, label): value for slot, value in following.items()}
         followed: Tensors = {}
         for member in members:
-            scalars = _given(
-                member.rated_by, member.optimizer, {**hyperparameters, _labelled("lr", member.rated_by): rates[member.rated_by]}
+            own = replace(
+                inputs,
+                params={name: inputs.params[name] for name in member.names},
+                gradients={name: inputs.gradients[name] for name in member.names},
+                state=_state_of(member.label, inputs.state),
+                hyperparameters={"lr": _scaled(rates[member.rated_by], member.scale)},
             )
-            updated, slots = member.optimizer.update(
-                builder,
-                {name: params[name] for name in member.names},
-                {name: gradients[name] for name in member.names},
-                _seen_from(member.label, state),
-                step,
-                {name: _scaled(rate, member.scale) for name, rate in scalars.items()},
-            )
+            updated, slots = member.optimizer.apply(own)
             followed |= updated
             next_state |= {_outside(key, member): value for key, value in slots.items()}
-        return {name: followed.get(name, parameter) for name, parameter in params.items()}, next_state
+        return {name: followed.get(name, parameter) for name, parameter in inputs.params.items()}, next_state
 
     def _group_optimizer(self, pattern: str, overrides: Overrides) -> RatedOptimizer | None:
         """The optimizer of a group; None for one that is frozen."""
@@ -436,12 +421,13 @@ def _labelled(name: str, label: str) -> str:
     return f"{name}:{label}" if label else name
 
 
-def _given(label: str, optimizer: RatedOptimizer, hyperparameters: Mapping[str, Tensor]) -> Tensors:
-    """The scalars of a group's optimizer, by the names that it knows them by."""
-    return {name: hyperparameters[_labelled(name, label)] for name in optimizer.hyperparameters()}
+def _seen_from(label: str, optimizer: RatedOptimizer, inputs: UpdateInputs) -> UpdateInputs:
+    """The inputs as the optimizer of a group knows them: its state and its scalars by the names that it gives them."""
+    scalars = {name: inputs.hyperparameters[_labelled(name, label)] for name in optimizer.hyperparameters()}
+    return replace(inputs, state=_state_of(label, inputs.state), hyperparameters=scalars)
 
 
-def _seen_from(label: str, state: Mapping[str, Tensor]) -> Tensors:
+def _state_of(label: str, state: Mapping[str, Tensor]) -> Tensors:
     """The state as the optimizer of a group knows it: what is kept apart for the group goes by its plain name."""
     if not label:
         return dict(state)
@@ -455,4 +441,4 @@ def _outside(key: str, member: _Member) -> str:
 
 
 def _scaled(rate: Tensor, scale: float) -> Tensor:
-    return rate if scale == 1.0 else rate.builder.cast(rate, ir.DataType.DOUBLE) * scale
+    return rate if scale == 1.0 else double(rate) * scale

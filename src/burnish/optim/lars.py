@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_not_negative, check_rate, penalized
-from burnish.optim.norms import trust_ratio
-from burnish.optim.parameter_shapes import known_rank
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import cast_like, double, known_rank, penalized, trust_ratio
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.optim.slots import Slot
+from burnish.validation import check_not_negative
 
 MOMENTUM = Slot("momentum")
 
@@ -31,6 +31,19 @@ class LARS(RatedOptimizer):
     decay with ``adapt_vectors=False``, the usual practice in training with large batches. The momentum and the
     trust_coefficient by default are the paper's. Source: You, Gitman and Ginsburg, "Large batch training of convolutional
     networks", 2017. State, of the parameter's dtype and shape: ``momentum/<initializer>``, which has the rate in it.
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer, so
+            that with momentum 0 a step changes every weight by lr * trust_coefficient of its norm.
+        momentum: share of the buffer that is kept from step to step.
+        nesterov: look ahead along the buffer; needs momentum.
+        weight_decay: L2 penalty, added to the gradient.
+        trust_coefficient: how far a layer is trusted to move, as a share of its norm.
+        eps: added to the norm of the gradient.
+        adapt_vectors: whether parameters of fewer than two dimensions get the ratio and the decay too.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
     """
 
     name = "lars"
@@ -43,7 +56,7 @@ class LARS(RatedOptimizer):
     adapt_vectors: bool = True
 
     def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
+        super().__post_init__()
         check_not_negative(
             self.name,
             momentum=self.momentum,
@@ -59,54 +72,18 @@ class LARS(RatedOptimizer):
         return (MOMENTUM,) if self.momentum else ()
 
     def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient, rate = gradients[name], lr
-            if self.adapt_vectors or known_rank(parameter) > 1:
-                gradient = penalized(gradient, parameter, self.weight_decay)
-                rate = rate * trust_ratio(builder, parameter, gradient, self.trust_coefficient, self.eps)
-            change = gradient * scalars.of(rate, parameter)
-            if self.momentum:
-                slot = f"{MOMENTUM}/{name}"
-                velocity = next_state[slot] = state[slot] * self.momentum + change
-                change = change + velocity * self.momentum if self.nesterov else velocity
-            next_params[name] = parameter - change
-        return next_params, next_state
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        rate = double(rate)
+        if self.adapt_vectors or known_rank(parameter) > 1:
+            gradient = penalized(gradient, parameter, self.weight_decay)
+            rate = rate * trust_ratio(parameter, gradient, self.trust_coefficient, self.eps)
+        change = gradient * cast_like(rate, parameter)
+        if not self.momentum:
+            return parameter - change, {}
+        velocity = slots[MOMENTUM] * self.momentum + change
+        change = change + velocity * self.momentum if self.nesterov else velocity
+        return parameter - change, {MOMENTUM: velocity}
 
 
-def lars(
-    lr: Rate = 1.0,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-    trust_coefficient: float = 1e-3,
-    eps: float = 0.0,
-    adapt_vectors: bool = True,
-) -> LARS:
-    """Return LARS; see ``LARS`` for the mathematics.
-
-    Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule. It multiplies the rate of each layer, so
-            that with momentum 0 a step changes every weight by lr * trust_coefficient of its norm.
-        momentum: share of the buffer that is kept from step to step.
-        nesterov: look ahead along the buffer; needs momentum.
-        weight_decay: L2 penalty, added to the gradient.
-        trust_coefficient: how far a layer is trusted to move, as a share of its norm.
-        eps: added to the norm of the gradient.
-        adapt_vectors: whether parameters of fewer than two dimensions get the ratio and the decay too.
-
-    Raises:
-        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
-    """
-    return LARS(lr, momentum, nesterov, weight_decay, trust_coefficient, eps, adapt_vectors)
+lars = LARS

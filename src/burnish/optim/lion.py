@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_betas, check_not_negative, check_rate
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import double, kept_share, stepped
+from burnish.optim.base import Rate, RatedOptimizer, check_betas
 from burnish.optim.slots import Slot
+from burnish.validation import check_not_negative
 
 MOMENTUM = Slot("momentum")
 
@@ -26,46 +28,6 @@ class Lion(RatedOptimizer):
     weight_decay as much above. Without a falling schedule it circles the minimum at a distance of about lr. Source, and of
     the defaults: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
     State, of the parameter's dtype and shape: ``momentum/<initializer>``.
-    """
-
-    name = "lion"
-    slots = (MOMENTUM,)
-    lr: Rate = 1e-4
-    betas: tuple[float, ...] = (0.9, 0.99)
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
-        check_not_negative(self.name, weight_decay=self.weight_decay)
-        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        beta1, beta2 = self.betas
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        keep = 1.0 - lr * self.weight_decay if self.weight_decay else None
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient, momentum = gradients[name], state[f"{MOMENTUM}/{name}"]
-            direction = builder.op("Sign", momentum * beta1 + gradient * (1.0 - beta1))
-            next_state[f"{MOMENTUM}/{name}"] = momentum * beta2 + gradient * (1.0 - beta2)
-            if keep is not None:
-                parameter = parameter * scalars.of(keep, parameter)
-            next_params[name] = parameter - direction * scalars.of(lr, parameter)
-        return next_params, next_state
-
-
-def lion(lr: Rate = 1e-4, betas: tuple[float, ...] = (0.9, 0.99), weight_decay: float = 0.0) -> Lion:
-    """Return Lion; see ``Lion`` for the mathematics.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule. The length of a step of every element.
@@ -75,4 +37,28 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, ...] = (0.9, 0.99), weight_decay: 
     Raises:
         ConfigurationError: a negative or non-finite number, or a beta outside [0, 1).
     """
-    return Lion(lr, betas, weight_decay)
+
+    name = "lion"
+    slots = (MOMENTUM,)
+    lr: Rate = 1e-4
+    betas: tuple[float, ...] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(self.name, weight_decay=self.weight_decay)
+        object.__setattr__(self, "betas", check_betas(self.name, self.betas))
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        beta1, beta2 = self.betas
+        rate = double(rate)
+        keep = kept_share(rate, self.weight_decay)
+        momentum = slots[MOMENTUM]
+        direction = parameter.builder.op("Sign", momentum * beta1 + gradient * (1.0 - beta1))
+        following = momentum * beta2 + gradient * (1.0 - beta2)
+        return stepped(parameter, direction, rate, keep), {MOMENTUM: following}
+
+
+lion = Lion

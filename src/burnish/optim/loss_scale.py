@@ -1,22 +1,22 @@
 """The loss scale: gradients that sixteen bits would round to zero are multiplied up before the backward pass, and down after it.
 
-A wrapper around an optimizer, and the outermost one: it sees the gradients after they were divided by the scale, and does not
+It goes around an optimizer, outermost: it sees the gradients after they were divided by the scale, and does not
 let the optimizer see a step whose gradients overflowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Tensors
+from burnish.optim.arithmetic import Tensors, count, where
+from burnish.optim.base import Transform, UpdateInputs
 from burnish.optim.slots import Slot
-from burnish.optim.wrapper import Wrapper
 
 LOSS_SCALE = Slot("loss_scale", per_parameter=False, of_method=False)
 GOOD_STEPS = Slot("good_steps", per_parameter=False, of_method=False)
@@ -27,7 +27,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
-class LossScaled(Wrapper):
+class LossScaled(Transform):
     """An optimizer whose gradients were computed from a scaled loss, the mathematics of ``torch.amp.GradScaler``.
 
     The loss is multiplied by the scale s before it is differentiated, and the gradients, in float32, are divided by it. With
@@ -63,38 +63,16 @@ class LossScaled(Wrapper):
         return self.optimizer.options()
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        zero = builder.constant(np.asarray(0, np.int64))
-        scale = builder.scalar(self.initial, ir.DataType.FLOAT)
+        zero, scale = count(builder, 0), builder.scalar(self.initial, ir.DataType.FLOAT)
         return self.optimizer.init(builder, params) | {LOSS_SCALE: scale, GOOD_STEPS: zero, SKIPPED_STEPS: zero}
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        finite = all_finite(builder, gradients)
-        return self.update_where(finite, builder, params, gradients, state, step, hyperparameters)
-
-    def update_where(
-        self,
-        finite: Tensor,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        """Emit one update, as ``update`` does, given whether all gradients are finite (a boolean scalar)."""
-        kept = {name: tensor for name, tensor in state.items() if name not in (LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS)}
-        new_params, new_state = self.optimizer.update(builder, params, gradients, kept, step, hyperparameters)
-        next_params = {name: where(finite, new, params[name]) for name, new in new_params.items()}
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        finite = all_finite(inputs.builder, inputs.gradients) if inputs.finite is None else inputs.finite
+        kept = {name: tensor for name, tensor in inputs.state.items() if name not in self.slots}
+        new_params, new_state = self.optimizer.apply(replace(inputs, state=kept))
+        next_params = {name: where(finite, new, inputs.params[name]) for name, new in new_params.items()}
         next_state = {name: where(finite, new, kept[name]) for name, new in new_state.items()}
-        return next_params, next_state | self._next_scale(finite, state)
+        return next_params, next_state | self._next_scale(finite, inputs.state)
 
     def _next_scale(self, finite: Tensor, state: Mapping[str, Tensor]) -> Tensors:
         scale, good, skipped = state[LOSS_SCALE], state[GOOD_STEPS], state[SKIPPED_STEPS]
@@ -130,8 +108,3 @@ def all_finite(builder: Builder, gradients: Mapping[str, Tensor], joined: Callab
     sums = [builder.cast(builder.op("ReduceSum", gradient * 0, keepdims=0), ir.DataType.FLOAT) for gradient in gradients.values()]
     total = sums[0] if len(sums) == 1 else builder.op("Sum", *sums, like=sums[0])
     return builder.op("Equal", total if joined is None else joined(total), 0)
-
-
-def where(condition: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Emit a selection by a scalar; what is not selected may be NaN."""
-    return condition.builder.op("Where", condition, new, old, like=old)

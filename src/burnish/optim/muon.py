@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
 from burnish.optim.adam import adam
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    Scalars,
+from burnish.optim.arithmetic import (
     Tensors,
-    check_finite,
-    check_fraction,
-    check_not_negative,
-    check_positive,
-    check_rate,
+    cast_like,
+    double,
+    epsilon,
+    euclidean_norm,
+    kept_share,
+    known_rank,
+    known_shape,
+    stepped,
     zero_slots,
 )
-from burnish.optim.norms import euclidean_norm
-from burnish.optim.parameter_shapes import known_rank, known_shape
+from burnish.optim.base import Rate, RatedOptimizer, UpdateInputs
 from burnish.optim.registry import get
 from burnish.optim.slots import Slot, slots_of
 from burnish.settings import is_whole
+from burnish.validation import check_finite, check_fraction, check_not_negative, check_positive, require
 
 MOMENTUM = Slot("momentum")
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -75,7 +75,7 @@ class Muon(RatedOptimizer):
     others_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
+        super().__post_init__()
         check_fraction(self.name, momentum=self.momentum)
         check_not_negative(self.name, weight_decay=self.weight_decay)
         check_positive(self.name, eps=self.eps)
@@ -83,12 +83,10 @@ class Muon(RatedOptimizer):
             raise ConfigurationError(f"{self.name}: ns_coefficients must be three numbers, not {self.ns_coefficients}")
         check_finite(self.name, **{f"ns_coefficients[{index}]": number for index, number in enumerate(self.ns_coefficients)})
         object.__setattr__(self, "ns_coefficients", tuple(self.ns_coefficients))
-        if not is_whole(self.ns_steps) or not 1 <= self.ns_steps < 100:
-            raise ConfigurationError(f"{self.name}: ns_steps must be a whole number from 1 to 99, not {self.ns_steps!r}")
-        if self.adjust_lr_fn is not None and self.adjust_lr_fn not in ADJUSTMENTS:
-            raise ConfigurationError(
-                f"{self.name}: adjust_lr_fn must be one of {', '.join(ADJUSTMENTS)}, or None, not {self.adjust_lr_fn!r}"
-            )
+        is_few = is_whole(self.ns_steps) and 1 <= self.ns_steps < 100
+        require(is_few, self.name, "ns_steps", self.ns_steps, "a whole number from 1 to 99")
+        known = f"one of {', '.join(ADJUSTMENTS)}, or None"
+        require(self.adjust_lr_fn in (None, *ADJUSTMENTS), self.name, "adjust_lr_fn", self.adjust_lr_fn, known)
         if self.others is not None and (isinstance(self.others, Muon) or not isinstance(self.others, RatedOptimizer)):
             raise _refused(self.others)
         check_not_negative(self.name, others_lr_scale=self.others_lr_scale)
@@ -102,63 +100,49 @@ class Muon(RatedOptimizer):
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
         matrices, rest = self._divide(params)
-        state = self.rate_state(builder) | zero_slots({name: params[name] for name in matrices}, MOMENTUM)
+        state = self.rate_state(builder) | zero_slots(matrices, MOMENTUM)
         if self.others is not None and rest:
             state |= self.others.init(builder, rest)
         return state
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        keep = 1.0 - lr * self.weight_decay if self.weight_decay else None
-        rates: dict[float, Tensor] = {}
-        matrices, rest = self._divide(params)
-        next_params: Tensors = {}
-        for name, (rows, columns) in matrices.items():
-            parameter, gradient = params[name], gradients[name]
-            slot = f"{MOMENTUM}/{name}"
-            momentum = next_state[slot] = self._averaged(state[slot], gradient)
-            direction = self._averaged(momentum, gradient) if self.nesterov else momentum
-            orthogonal = self._orthogonalized(direction, scalars.epsilon(self.eps, parameter), rows, columns)
-            adjustment = self._adjustment(rows, columns)
-            if adjustment not in rates:
-                rates[adjustment] = lr if adjustment == 1.0 else lr * adjustment
-            if keep is not None:
-                parameter = parameter * scalars.of(keep, parameter)
-            next_params[name] = parameter - orthogonal * scalars.of(rates[adjustment], parameter)
+    def rate(self, inputs: UpdateInputs) -> tuple[Tensor, Tensors]:
+        """Emit the rate of this step in float64, once for the matrices and the other parameters."""
+        rate, following = super().rate(inputs)
+        return inputs.builder.once((Muon, rate.value), lambda: double(rate)), following
+
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        matrices, rest = self._divide(inputs.params)
+        next_params, next_state = super().apply(replace(inputs, params=matrices))
         if self.others is not None and rest:
-            changed, slots = self.others.update(
-                builder,
-                rest,
-                {name: gradients[name] for name in rest},
-                {slot: value for slot, value in state.items() if slot.partition("/")[2] in rest},
-                step,
-                {"lr": lr if self.others_lr_scale == 1.0 else lr * self.others_lr_scale},
-            )
+            rate, _ = self.rate(inputs)
+            if self.others_lr_scale != 1.0:
+                rate = rate * self.others_lr_scale
+            changed, slots = self.others.apply(replace(inputs, params=rest, hyperparameters={"lr": rate}))
             next_params |= changed
             next_state |= slots
-        return {name: next_params[name] for name in params}, next_state
+        return {name: next_params[name] for name in inputs.params}, next_state
 
-    def _divide(self, params: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, int]], Tensors]:
-        """Return the extents of the parameters that are matrices, and the other parameters."""
-        matrices: dict[str, tuple[int, int]] = {}
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        rows, columns = _extents(parameter)
+        keep = kept_share(rate, self.weight_decay)
+        momentum = self._averaged(slots[MOMENTUM], gradient)
+        direction = self._averaged(momentum, gradient) if self.nesterov else momentum
+        orthogonal = self._orthogonalized(direction, epsilon(self.eps, parameter), rows, columns)
+        adjustment = self._adjustment(rows, columns)
+        if adjustment != 1.0:
+            rate = rate * adjustment
+        return stepped(parameter, orthogonal, rate, keep), {MOMENTUM: momentum}
+
+    def _divide(self, params: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+        """Return the parameters that are matrices, and the other parameters."""
+        matrices: Tensors = {}
         rest: Tensors = {}
         for name, parameter in params.items():
             rank = known_rank(parameter)
-            if rank == 2 or (self.flatten_kernels and rank > 2):
-                rows, *extents = known_shape(parameter)
-                matrices[name] = rows, math.prod(extents)
-            else:
-                rest[name] = parameter
+            is_matrix = rank == 2 or (self.flatten_kernels and rank > 2)
+            (matrices if is_matrix else rest)[name] = parameter
         if rest and self.others is None:
             raise ConfigurationError(
                 f"{self.name}: {len(rest)} of {len(params)} parameters are no matrices, such as '{next(iter(rest))}', "
@@ -172,7 +156,7 @@ class Muon(RatedOptimizer):
     def _orthogonalized(self, direction: Tensor, eps: Tensor, rows: int, columns: int) -> Tensor:
         """Emit the Newton-Schulz iteration from ``direction``; the result has its shape."""
         builder = direction.builder
-        matrix = direction / builder.op("Max", builder.cast(euclidean_norm(builder, direction), direction.dtype), eps)
+        matrix = direction / builder.op("Max", cast_like(euclidean_norm(direction), direction), eps)
         flat = direction.rank != 2
         if flat:
             matrix = builder.op("Reshape", matrix, builder.integers([rows, columns]))
@@ -191,6 +175,12 @@ class Muon(RatedOptimizer):
         if self.adjust_lr_fn == "match_rms_adamw":
             return 0.2 * math.sqrt(max(rows, columns))
         return math.sqrt(max(1.0, rows / columns))
+
+
+def _extents(parameter: Tensor) -> tuple[int, int]:
+    """Return the extents of a parameter as a matrix: the first one, and the product of the rest."""
+    rows, *extents = known_shape(parameter)
+    return rows, math.prod(extents)
 
 
 def muon(

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    Scalars,
-    Tensors,
-    check_fraction,
-    check_not_negative,
-    check_rate,
-    penalized,
-)
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import epsilon, penalized, sqrt, stepped
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.optim.sgd import MOMENTUM
 from burnish.optim.slots import Slot
+from burnish.validation import check_fraction, check_not_negative
 
 SQUARED_GRADIENT = Slot("squared_gradient")
 MEAN_GRADIENT = Slot("mean_gradient")
@@ -40,63 +33,6 @@ class RMSprop(RatedOptimizer):
     2012; centered: Graves, "Generating sequences with recurrent neural networks", 2013.
     State, of the parameter's dtype and shape: ``squared_gradient/<initializer>`` and, where asked for,
     ``mean_gradient/<initializer>`` and ``momentum/<initializer>`` (PyTorch's ``square_avg``, ``grad_avg``, ``momentum_buffer``).
-    """
-
-    name = "rmsprop"
-    lr: Rate = 1e-2
-    alpha: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    centered: bool = False
-
-    def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
-        check_fraction(self.name, alpha=self.alpha)
-        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay, momentum=self.momentum)
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        mean = (MEAN_GRADIENT,) if self.centered else ()
-        return (SQUARED_GRADIENT, *mean, *((MOMENTUM,) if self.momentum else ()))
-
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = penalized(gradients[name], parameter, self.weight_decay)
-            slot = f"{SQUARED_GRADIENT}/{name}"
-            variance = next_state[slot] = state[slot] * self.alpha + gradient * gradient * (1.0 - self.alpha)
-            if self.centered:
-                slot = f"{MEAN_GRADIENT}/{name}"
-                mean = next_state[slot] = state[slot] * self.alpha + gradient * (1.0 - self.alpha)
-                variance = builder.op("Max", variance - mean * mean, builder.scalar(0.0, parameter))
-            direction = gradient / (builder.op("Sqrt", variance) + scalars.epsilon(self.eps, parameter))
-            if self.momentum:
-                slot = f"{MOMENTUM}/{name}"
-                direction = next_state[slot] = state[slot] * self.momentum + direction
-            next_params[name] = parameter - direction * scalars.of(lr, parameter)
-        return next_params, next_state
-
-
-def rmsprop(
-    lr: Rate = 1e-2,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    centered: bool = False,
-) -> RMSprop:
-    """Return RMSprop; see ``RMSprop`` for the mathematics.
 
     Args:
         lr: learning rate, the default of the program's input ``lr``; or a schedule.
@@ -109,4 +45,38 @@ def rmsprop(
     Raises:
         ConfigurationError: a negative or non-finite number, or an alpha outside [0, 1).
     """
-    return RMSprop(lr, alpha, eps, weight_decay, momentum, centered)
+
+    name = "rmsprop"
+    lr: Rate = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(self.name, alpha=self.alpha)
+        check_not_negative(self.name, eps=self.eps, weight_decay=self.weight_decay, momentum=self.momentum)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        mean = (MEAN_GRADIENT,) if self.centered else ()
+        return (SQUARED_GRADIENT, *mean, *((MOMENTUM,) if self.momentum else ()))
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        gradient = penalized(gradient, parameter, self.weight_decay)
+        variance = slots[SQUARED_GRADIENT] * self.alpha + gradient * gradient * (1.0 - self.alpha)
+        kept = {SQUARED_GRADIENT: variance}
+        if self.centered:
+            mean = kept[MEAN_GRADIENT] = slots[MEAN_GRADIENT] * self.alpha + gradient * (1.0 - self.alpha)
+            variance = gradient.builder.op("Max", variance - mean * mean, gradient.builder.scalar(0.0, parameter))
+        direction = gradient / (sqrt(variance) + epsilon(self.eps, parameter))
+        if self.momentum:
+            direction = kept[MOMENTUM] = slots[MOMENTUM] * self.momentum + direction
+        return stepped(parameter, direction, rate), kept
+
+
+rmsprop = RMSprop

@@ -1,20 +1,94 @@
-"""Updates of the rows of a table alone that have a gradient: what they come to under an optimizer, and how they are emitted."""
+"""Updates of some rows of a table: of those alone that have a gradient, and of all but those that no update changes.
+
+An example of the latter is the row of an embedding that padding selects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import Optimizer, RatedOptimizer, RowForm, Tensors
+import numpy as np
+
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import Tensors, known_shape
+from burnish.optim.average import AVERAGE
+from burnish.optim.base import Optimizer, RatedOptimizer, RowForm, Transform, UpdateInputs
+from burnish.optim.chain import Chain
 from burnish.optim.groups import Groups
-from burnish.optim.held_rows import RowHolder
 from burnish.optim.loss_scale import LossScaled
 from burnish.optim.slots import parameter_of
-from burnish.optim.transforms.chain import Chain
 
-Update = Callable[..., tuple[Tensors, Tensors]]
+HeldRows = Mapping[str, Sequence[int]]
+"""Initializer name -> rows of axis 0, counted from 0."""
+
+
+@dataclass(frozen=True)
+class RowHolder(Transform):
+    """An optimizer that leaves some rows of its parameters as they are, bit for bit, and the averages of these rows too.
+
+    The optimizer inside sees zeros there, of parameter and of gradient, so that these rows have no part in a norm or in decay.
+    It goes around all others: what chooses between an update and none need not keep the sign of a zero (ONNX Runtime's Where
+    does not).
+    """
+
+    rows: HeldRows = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.optimizer.name
+
+    def without(self, names: Collection[str]) -> RowHolder:
+        """Return one that leaves the rows of these parameters to whoever calls it."""
+        return replace(self, rows={name: rows for name, rows in self.rows.items() if name not in names})
+
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
+        held = {name: rows for name, rows in self.rows.items() if name in inputs.params}
+        following, slots = self.optimizer.apply(replace(inputs, params=without_rows(inputs.params, held)))
+        for name, rows in held.items():
+            following[name] = _with_rows_of(following[name], inputs.params[name], rows)
+            average = f"{AVERAGE}/{name}"
+            if average in slots:
+                slots[average] = _with_rows_of(slots[average], inputs.state[average], rows)
+        return following, slots
+
+
+def hold_rows(optimizer: Optimizer, rows: HeldRows) -> Optimizer:
+    """Return an optimizer that leaves rows as they are; see ``RowHolder``. It expects gradients of zero there.
+
+    Args:
+        optimizer: with the loss scale around it, where there is one.
+        rows: of parameters that it may or may not be given.
+    """
+    return RowHolder(optimizer, rows) if rows else optimizer
+
+
+def held_rows_of(optimizer: Optimizer) -> HeldRows:
+    """Return the rows that an optimizer leaves as they are."""
+    return optimizer.rows if isinstance(optimizer, RowHolder) else {}
+
+
+def without_rows(tensors: Mapping[str, Tensor], held: HeldRows) -> Tensors:
+    """Emit parameters or gradients with zeros in the rows that are held, whatever was there."""
+    seen = dict(tensors)
+    for name, rows in held.items():
+        if name in seen:
+            zeros = np.zeros((len(rows), *known_shape(seen[name])[1:]), seen[name].dtype.numpy())
+            seen[name] = _scattered(seen[name], rows, seen[name].builder.constant(zeros))
+    return seen
+
+
+def _with_rows_of(tensor: Tensor, source: Tensor, rows: Sequence[int]) -> Tensor:
+    """Emit a tensor with some rows as ``source`` has them, to the bit."""
+    builder = tensor.builder
+    return _scattered(tensor, rows, builder.op("Gather", source, builder.integers(list(rows)), axis=0))
+
+
+def _scattered(tensor: Tensor, rows: Sequence[int], updates: Tensor) -> Tensor:
+    builder = tensor.builder
+    indices = builder.constant(np.asarray(rows, np.int64).reshape(-1, 1))
+    return builder.op("ScatterND", tensor, indices, updates, like=tensor)
 
 
 def row_form_of(optimizer: Any, name: str) -> tuple[RowForm | None, str]:
@@ -39,30 +113,24 @@ def row_form_of(optimizer: Any, name: str) -> tuple[RowForm | None, str]:
     return (optimizer.row_form if isinstance(optimizer, RatedOptimizer) else None), str(optimizer.name)
 
 
-def updating_rows(optimizer: Optimizer, indices: Mapping[str, Tensor], finite: Tensor | None = None) -> Update:
-    """Return an update, called as ``Optimizer.update``, of the rows of some parameters alone.
+def skips_steps(optimizer: Optimizer) -> bool:
+    """Whether an optimizer skips steps whose gradients are not finite."""
+    return isinstance(optimizer.optimizer if isinstance(optimizer, RowHolder) else optimizer, LossScaled)
+
+
+def apply_to_rows(optimizer: Optimizer, inputs: UpdateInputs, indices: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """Emit an update, as ``Optimizer.apply`` does, of which some parameters take part with some of their rows alone.
 
     Args:
         optimizer: updates; its formulas see the rows as if they were the parameter.
-        indices: parameter -> its rows that have a gradient, int64 [n], each once. Their gradients are [n, ...].
-        finite: whether all gradients are finite, for an optimizer that skips steps with others.
+        inputs: what it reads; of these parameters, the gradients of their rows, [n, ...].
+        indices: parameter -> its rows that have a gradient, int64 [n], each once.
     """
     if isinstance(optimizer, RowHolder):
         optimizer = optimizer.without(indices)
-    emit: Update = optimizer.update if finite is None else partial(optimizer.update_where, finite)  # type: ignore[attr-defined]
-    return partial(_update_rows, emit, indices) if indices else emit
-
-
-def _update_rows(
-    update: Update,
-    indices: Mapping[str, Tensor],
-    builder: Builder,
-    params: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    step: Tensor,
-    hyperparameters: Mapping[str, Tensor],
-) -> tuple[Tensors, Tensors]:
+    if not indices:
+        return optimizer.apply(inputs)
+    params, state = inputs.params, inputs.state
     selected = {
         name: indices[owner]
         for name, tensor in state.items()
@@ -70,7 +138,7 @@ def _update_rows(
     }
     rows = {name: _gathered(tensor, indices.get(name)) for name, tensor in params.items()}
     slots = {name: _gathered(tensor, selected.get(name)) for name, tensor in state.items()}
-    next_rows, next_slots = update(builder, rows, gradients, slots, step, hyperparameters)
+    next_rows, next_slots = optimizer.apply(replace(inputs, params=rows, state=slots))
     return (
         {name: _written(params[name], indices.get(name), new) for name, new in next_rows.items()},
         {name: _written(state[name], selected.get(name), new) for name, new in next_slots.items()},

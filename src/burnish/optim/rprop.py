@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Rate, RatedOptimizer, Scalars, Tensors, check_finite, check_positive, check_rate
+from burnish.optim.arithmetic import Tensors, cast_like, double, number
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.optim.slots import Slot
+from burnish.validation import check_finite, check_positive
 
 PREVIOUS_GRADIENT = Slot("previous_gradient")
 STEP_SIZE = Slot("step_size")
@@ -35,6 +35,14 @@ class Rprop(RatedOptimizer):
     the RPROP algorithm", 1993, without taking steps back. State: ``previous_gradient/<initializer>`` and
     ``step_size/<initializer>``, of the parameter's dtype and shape (PyTorch's ``prev`` and ``step_size``), zeros at first; and
     the float64 scalar ``first_step_size``, zero before the first update.
+
+    Args:
+        lr: the first step size, the default of the program's input ``lr``; or a schedule.
+        etas: factors of the step size where the sign of the gradient changes, and where it stays.
+        step_sizes: the smallest and the largest one.
+
+    Raises:
+        ConfigurationError: a rate that is negative or not finite, factors that are not on both sides of 1, or no range.
     """
 
     name = "rprop"
@@ -44,7 +52,7 @@ class Rprop(RatedOptimizer):
     step_sizes: tuple[float, ...] = (1e-6, 50.0)
 
     def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
+        super().__post_init__()
         for option in ("etas", "step_sizes"):
             pair = getattr(self, option)
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -60,53 +68,28 @@ class Rprop(RatedOptimizer):
             raise ConfigurationError(f"{self.name}: step_sizes must be the smallest and the largest one, not {self.step_sizes}")
 
     def init(self, builder: Builder, params: Mapping[str, Tensor]) -> Tensors:
-        return super().init(builder, params) | {FIRST_STEP_SIZE: builder.constant(np.asarray(0.0))}
+        return super().init(builder, params) | {FIRST_STEP_SIZE: number(builder, 0.0)}
 
     def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        lr = scalars.double(lr)
-        is_first = builder.op("Equal", state[FIRST_STEP_SIZE], 0.0)
-        first = builder.op("Where", is_first, builder.op("Clip", lr, *self.step_sizes), state[FIRST_STEP_SIZE])
-        next_state[FIRST_STEP_SIZE] = first
-        share = lr / first
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient, size = gradients[name], state[f"{STEP_SIZE}/{name}"]
-            # The product of gradients may vanish where that of their signs does not.
-            sign = builder.op("Sign", gradient)
-            agreement = sign * builder.op("Sign", state[f"{PREVIOUS_GRADIENT}/{name}"])
-            has_turned, goes_on = builder.op("Less", agreement, 0.0), builder.op("Greater", agreement, 0.0)
-            size = builder.op("Where", is_first, scalars.of(first, parameter), size, like=parameter)
-            shorter = builder.op("Where", has_turned, size * self.etas[0], size, like=size)
-            resized = builder.op("Where", goes_on, size * self.etas[1], shorter, like=size)
-            resized = builder.op("Clip", resized, *self.step_sizes, like=size)
-            taken = builder.op("Where", has_turned, builder.scalar(0.0, sign), sign, like=sign)
-            next_params[name] = parameter - taken * resized * scalars.of(share, parameter)
-            next_state[f"{STEP_SIZE}/{name}"] = resized
-            next_state[f"{PREVIOUS_GRADIENT}/{name}"] = builder.op(
-                "Where", has_turned, builder.scalar(0.0, gradient), gradient, like=gradient
-            )
-        return next_params, next_state
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        builder = parameter.builder
+        rate = double(rate)
+        is_first = builder.op("Equal", slots[FIRST_STEP_SIZE], 0.0)
+        first = builder.op("Where", is_first, builder.op("Clip", rate, *self.step_sizes), slots[FIRST_STEP_SIZE])
+        share = rate / first
+        # The product of gradients may vanish where that of their signs does not.
+        sign = builder.op("Sign", gradient)
+        agreement = sign * builder.op("Sign", slots[PREVIOUS_GRADIENT])
+        has_turned, goes_on = builder.op("Less", agreement, 0.0), builder.op("Greater", agreement, 0.0)
+        size = builder.op("Where", is_first, cast_like(first, parameter), slots[STEP_SIZE], like=parameter)
+        shorter = builder.op("Where", has_turned, size * self.etas[0], size, like=size)
+        resized = builder.op("Where", goes_on, size * self.etas[1], shorter, like=size)
+        resized = builder.op("Clip", resized, *self.step_sizes, like=size)
+        taken = builder.op("Where", has_turned, builder.scalar(0.0, sign), sign, like=sign)
+        following = parameter - taken * resized * cast_like(share, parameter)
+        previous = builder.op("Where", has_turned, builder.scalar(0.0, gradient), gradient, like=gradient)
+        return following, {FIRST_STEP_SIZE: first, STEP_SIZE: resized, PREVIOUS_GRADIENT: previous}
 
 
-def rprop(lr: Rate = 1e-2, etas: tuple[float, ...] = (0.5, 1.2), step_sizes: tuple[float, ...] = (1e-6, 50.0)) -> Rprop:
-    """Return resilient backpropagation; see ``Rprop`` for the mathematics.
-
-    Args:
-        lr: the first step size, the default of the program's input ``lr``; or a schedule.
-        etas: factors of the step size where the sign of the gradient changes, and where it stays.
-        step_sizes: the smallest and the largest one.
-
-    Raises:
-        ConfigurationError: a rate that is negative or not finite, factors that are not on both sides of 1, or no range.
-    """
-    return Rprop(lr, etas, step_sizes)
+rprop = Rprop

@@ -6,22 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import onnx_ir as ir
-
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import (
-    Rate,
-    RatedOptimizer,
-    RowForm,
-    Scalars,
-    Tensors,
-    check_finite,
-    check_not_negative,
-    check_rate,
-    penalized,
-)
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import cast_like, number, penalized, stepped
+from burnish.optim.base import Rate, RatedOptimizer, RowForm
 from burnish.optim.slots import Slot
+from burnish.validation import check_finite, check_not_negative
 
 MOMENTUM = Slot("momentum")
 
@@ -40,6 +30,16 @@ class SGD(RatedOptimizer):
     Without momentum there is no buffer and p = p - lr * g. Source of the method: Sutskever et al., "On the importance of
     initialization and momentum in deep learning", 2013, in the form where lr multiplies the whole velocity.
     State: ``momentum/<initializer>``, of the parameter's dtype and shape (PyTorch's ``momentum_buffer``).
+
+    Args:
+        lr: learning rate, the default of the program's input ``lr``; or a schedule.
+        momentum: share of the buffer that is kept from step to step.
+        dampening: share of the gradient that is left out of the buffer.
+        nesterov: look ahead along the buffer; needs momentum, and no dampening.
+        weight_decay: L2 penalty, added to the gradient.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
     """
 
     name = "sgd"
@@ -51,7 +51,7 @@ class SGD(RatedOptimizer):
     needs: ClassVar = {"dampening": "momentum"}
 
     def __post_init__(self) -> None:
-        check_rate(self.name, self.lr)
+        super().__post_init__()
         check_not_negative(self.name, momentum=self.momentum, weight_decay=self.weight_decay)
         check_finite(self.name, dampening=self.dampening)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
@@ -69,49 +69,26 @@ class SGD(RatedOptimizer):
         return "lazy" if self.momentum or self.weight_decay else "exact"
 
     def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
-        scalars = Scalars(builder)
-        lr, next_state = self.rate(builder, step, state, hyperparameters)
-        # The buffer starts at zero, so that only dampening makes the first step another formula.
-        gain = self._gain(builder, step) if self.momentum and self.dampening else None
-        next_params: Tensors = {}
-        for name, parameter in params.items():
-            gradient = penalized(gradients[name], parameter, self.weight_decay)
-            direction = gradient
-            if self.momentum:
-                slot = f"{MOMENTUM}/{name}"
-                added = gradient if gain is None else gradient * scalars.of(gain, parameter)
-                velocity = state[slot] * self.momentum + added
-                next_state[slot] = velocity
-                direction = gradient + velocity * self.momentum if self.nesterov else velocity
-            next_params[name] = parameter - direction * scalars.of(lr, parameter)
-        return next_params, next_state
+        self, parameter: Tensor, gradient: Tensor, slots: Mapping[Slot, Tensor], *, step: Tensor, rate: Tensor
+    ) -> tuple[Tensor, dict[Slot, Tensor]]:
+        gain = self._gain(step) if self.momentum and self.dampening else None
+        gradient = penalized(gradient, parameter, self.weight_decay)
+        if not self.momentum:
+            return stepped(parameter, gradient, rate), {}
+        added = gradient if gain is None else gradient * cast_like(gain, parameter)
+        velocity = slots[MOMENTUM] * self.momentum + added
+        direction = gradient + velocity * self.momentum if self.nesterov else velocity
+        return stepped(parameter, direction, rate), {MOMENTUM: velocity}
 
-    def _gain(self, builder: Builder, step: Tensor) -> Tensor:
-        """Emit the factor of the gradient: 1 at the first step, 1 - dampening afterwards; float64 scalar."""
+    def _gain(self, step: Tensor) -> Tensor:
+        """Emit the factor of the gradient: 1 at the first step, 1 - dampening afterwards; float64 scalar.
+
+        The buffer starts at zero, so that only dampening makes the first step another formula.
+        """
+        builder = step.builder
         first = builder.op("Equal", step, 0)
-        later = builder.scalar(1.0 - self.dampening, ir.DataType.DOUBLE)
-        return builder.op("Where", first, builder.scalar(1.0, later), later)
+        later = number(builder, 1.0 - self.dampening)
+        return builder.op("Where", first, number(builder, 1.0), later)
 
 
-def sgd(lr: Rate = 0.1, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> SGD:
-    """Return stochastic gradient descent; see ``SGD`` for the mathematics.
-
-    Args:
-        lr: learning rate, the default of the program's input ``lr``; or a schedule.
-        momentum: share of the buffer that is kept from step to step.
-        dampening: share of the gradient that is left out of the buffer.
-        nesterov: look ahead along the buffer; needs momentum, and no dampening.
-        weight_decay: L2 penalty, added to the gradient.
-
-    Raises:
-        ConfigurationError: a negative or non-finite number, or nesterov without momentum.
-    """
-    return SGD(lr, momentum, dampening, nesterov, weight_decay)
+sgd = SGD

@@ -248,7 +248,7 @@ class Program:
 
     def completed(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer as mixed precision and the rows that are held wrap it."""
-        from burnish.optim.held_rows import hold_rows
+        from burnish.optim.row_updates import hold_rows
         from burnish.rewriting import precision
 
         mixed = precision.get(self.options.get("precision", precision.FULL))

@@ -4,10 +4,9 @@ What runs the graphs is the PyTorch engine (``burnish.engines.torch``); how a mo
 ``burnish.importer.pytorch``.
 """
 
-from burnish.torch.conversion import to_module
+from burnish.torch.conversion import load_into, to_module
 from burnish.torch.explanation import Explanation, explain
 from burnish.torch.layer import Layer
-from burnish.torch.weights import load_into
 from burnish.torch.wrapped import unwrap, wrap
 
 __all__ = ["Explanation", "Layer", "explain", "load_into", "to_module", "unwrap", "wrap"]

@@ -1,4 +1,4 @@
-"""A program's predictions as a plain module of PyTorch, which nothing of burnish computes."""
+"""Weights between programs and modules: a module made of a program, and weights of a session in a module that there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.engines.torch.translate.translation import translate
 from burnish.errors import ConfigurationError
 from burnish.program.program import Program
 from burnish.program.signature import Entry, Role
-from burnish.torch.attributes import place_for
+from burnish.settings import nearest
 from burnish.training import Session
 
 
@@ -83,3 +83,90 @@ def _checked(entry: Entry, state: Mapping[str, np.ndarray]) -> np.ndarray:
             "this program"
         )
     return array
+
+
+PARAMETER, STATISTIC, STEP = "param/", "stat/", "step"
+
+
+def load_into(module: torch.nn.Module, session: Session) -> None:
+    """Write what a session trained into a module: its parameters, running statistics and counts of batches, in place.
+
+    Optimizers and whatever else holds the module's tensors go on holding them. What the program does not have, such as a
+    parameter that ``forward`` does not read, stays as it is.
+
+    Args:
+        module: the one that was compiled, or another with tensors of the same names and shapes; its dtypes and devices stay.
+        session: after any number of steps.
+
+    Raises:
+        ConfigurationError: the module lacks one of the tensors, or has it in another shape; nothing is written then.
+    """
+    state = session.state()
+    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    written = {
+        name: array
+        for state_name, array in state.items()
+        for kind in (PARAMETER, STATISTIC)
+        if (name := state_name.removeprefix(kind)) != state_name
+    }
+    for name, array in written.items():
+        _check(name, array, tensors)
+    steps = int(state[STEP])
+    with torch.no_grad():
+        for name, array in written.items():
+            tensors[name].copy_(_tensor(array))
+        for name, (start, per_step) in session.program.options.get("counted_batches", {}).items():
+            if name in tensors:
+                tensors[name].fill_(start + steps * per_step)
+
+
+def _check(name: str, array: np.ndarray, tensors: Mapping[str, torch.Tensor]) -> None:
+    if name not in tensors:
+        raise ConfigurationError(
+            f"the module has no parameter or buffer '{name}', which the program trains; did you mean {nearest(name, tensors)}? "
+            "Give the module that was compiled"
+        )
+    if tuple(tensors[name].shape) != array.shape:
+        raise ConfigurationError(
+            f"'{name}' has shape {list(tensors[name].shape)} in the module and {list(array.shape)} in the program: give the "
+            "module that was compiled"
+        )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def place_for(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """Return the submodule and the attribute that a tensor is to be registered as.
+
+    A name with dots is that of a tensor in submodules, which are made, so that ``state_dict`` has the name as it is. Where a name
+    cannot be one, the tensor belongs to the module itself, and its dots become underscores.
+
+    Args:
+        module: what is to hold the tensor.
+        name: of the tensor in its file.
+    """
+    *path, last = name.split(".")
+    owner = module
+    for part in path:
+        inner = owner._modules.get(part)
+        if inner is None and (not part or hasattr(owner, part)):
+            return module, _free(module, name)
+        if inner is None:
+            inner = torch.nn.Module()
+            owner.add_module(part, inner)
+        owner = inner
+    if not last or hasattr(owner, last):
+        return module, _free(module, name)
+    return owner, last
+
+
+def _free(module: torch.nn.Module, name: str) -> str:
+    """A name that is no attribute of a module yet."""
+    name = name.replace(".", "_") or "_"
+    while hasattr(module, name):
+        name += "_"
+    return name

@@ -30,7 +30,7 @@ from burnish.engines.torch.translate.splitting import emit_cotangents, split
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, garbage_kept
 from burnish.operators.semantic import reached_from
-from burnish.optim.held_rows import HeldRows, without_rows
+from burnish.optim.row_updates import HeldRows, without_rows
 from burnish.rewriting.expand_gradients import lower_what_has_no_gradient
 from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
 

@@ -12,8 +12,7 @@ from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metri
 
 from burnish.engines.torch.engine import TorchEngine
 from burnish.torch.arguments import arguments
-from burnish.torch.backend import Part, compile_graph, reported
-from burnish.torch.compiled import captures_recurrence
+from burnish.torch.backend import Part, captures_recurrence, compile_graph, reported
 
 SHOWN = 6
 """Operators of a part that the text names."""

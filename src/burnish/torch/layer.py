@@ -16,9 +16,9 @@ from burnish.importer import Bind, InitializerKind, Source, classify_initializer
 from burnish.modes import batch_normalizations
 from burnish.norms import Auto, Frozen, NormPolicy, Renorm, Train, default_running_variance, frozen_by_mode, resolve_policies
 from burnish.rewriting.stages import RECOGNIZED
-from burnish.torch.attributes import place_for
 from burnish.torch.autocast import autocast_off, autocast_precision, cast_input, precision_of
 from burnish.torch.bound import Binding, BoundGraph, forget_values
+from burnish.torch.conversion import place_for
 from burnish.torch.differentiable import laid_out
 
 

@@ -15,8 +15,8 @@ from burnish.engines.torch.engine import TorchEngine
 from burnish.errors import ConfigurationError
 from burnish.importer.pytorch import before_forward, refuse_lazy
 from burnish.torch.arguments import arguments
+from burnish.torch.backend import PartialCalls
 from burnish.torch.changes import warn_of_hooks
-from burnish.torch.compiled import PartialCalls
 from burnish.torch.differentiable import laid_out
 from burnish.torch.module_graphs import Calls, ModuleGraphs
 

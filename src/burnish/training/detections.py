@@ -12,10 +12,9 @@ from burnish.data import Dataset
 from burnish.data.image.decoding import resized_sides
 from burnish.data.preprocessing import Preprocessing
 from burnish.errors import BurnishError, ConfigurationError
-from burnish.losses.detection.targets import BOXES, LABELS, PADDING, SIZES, DetectionLoss
-from burnish.metrics.average_precision import FOUND, PICTURE, THERE, AveragePrecision, pictures_of
+from burnish.losses.detection import BOXES, LABELS, PADDING, SIZES, DetectionLoss
+from burnish.metrics.average_precision import FOUND, PICTURE, THERE, AveragePrecision, Picture, pictures_of
 from burnish.metrics.base import rows_name
-from burnish.metrics.box_matching import Picture
 from burnish.training.trained_model import TrainedModel
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,74 @@ import numpy as np
 
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph.pruning_mark import masked_weights
+from burnish.optim import schedules
 from burnish.optim.accumulate import steps_to_an_update
-from burnish.optim.schedules import factors
+from burnish.optim.base import is_schedule
 from burnish.program import Program, Role
+from burnish.settings import check_call, is_number
 from burnish.training.inputs import check_hyperparameters
 
 RATE = "lr"
 MONITORED = "monitored"
+
+
+Factor = Callable[[int, int], float]
+"""(step from 0, steps of the run) -> factor of the rate. It depends on these alone: a resumed run goes on as it would have."""
+
+
+def _constant(step: int, steps: int) -> float:
+    """Return 1 at every step."""
+    return 1.0
+
+
+def _cosine(step: int, steps: int) -> float:
+    """Return (1 + cos(pi * step / steps)) / 2: from 1 down to nearly 0 (Loshchilov and Hutter 2017, "SGDR", one cycle)."""
+    return (1 + math.cos(math.pi * step / steps)) / 2
+
+
+FACTORS: dict[str, Factor] = {"constant": _constant, "cosine": _cosine}
+
+
+def factor_of(factor: str | Factor) -> Factor:
+    """Return a factor by name, or the function itself.
+
+    Raises:
+        ConfigurationError: there is none of that name; it is a schedule that programs compute, or what makes one; or it cannot be
+            called with two numbers.
+    """
+    if isinstance(factor, str):
+        if factor not in FACTORS:
+            raise ConfigurationError(f"there is no learning-rate schedule '{factor}'; choose among {', '.join(FACTORS)}")
+        return FACTORS[factor]
+    computed: Any = factor
+    if is_schedule(computed) or computed in schedules.SCHEDULES.values():
+        name = computed.name
+        raise ConfigurationError(
+            f"schedule: '{name}' of burnish.optim.schedules is computed in the program: compile with it as lr of the "
+            "optimizer, and leave schedule out here"
+        )
+    if isinstance(factor, type) or not callable(factor):
+        raise ConfigurationError(
+            f"schedule: {factor!r} is none: give {' or '.join(map(repr, FACTORS))}, or a function of (step from 0, steps of the "
+            "run) that returns the factor of the learning rate"
+        )
+    check_call("schedule", factor, "a step and the steps of the run", "lambda step, steps: 1 - step / steps")
+    return factor
+
+
+def factor_at(factor: Factor, step: int, steps: int) -> float:
+    """Return the factor of a step.
+
+    Raises:
+        ConfigurationError: it is no finite number.
+    """
+    value = factor(step, steps)
+    if not is_number(value):
+        raise ConfigurationError(
+            f"schedule: the function returned {value!r} for step {step} of {steps}: let it return the factor of the learning "
+            "rate, a finite number"
+        )
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -38,7 +99,7 @@ class Rates:
 
     start: float | None
     groups: Mapping[str, float]
-    schedule: factors.Factor
+    schedule: Factor
     computed: tuple[str, ...]
     monitored: tuple[str, ...]
     figure: str
@@ -46,9 +107,7 @@ class Rates:
     end: int | None
 
     @classmethod
-    def of(
-        cls, program: Program, lr: float | None, schedule: str | factors.Factor, monitor: str | None, figures: Sequence[str]
-    ) -> Rates:
+    def of(cls, program: Program, lr: float | None, schedule: str | Factor, monitor: str | None, figures: Sequence[str]) -> Rates:
         """Return the rates of a run.
 
         Args:
@@ -65,12 +124,12 @@ class Rates:
         signature = program.signature["step"]
         inputs = {entry.name: entry for entry in signature.inputs_of(Role.HYPERPARAMETER)}
         computed = tuple(entry.name for entry in signature.outputs_of(Role.RATE))
-        factor = factors.get(schedule)
+        factor = factor_of(schedule)
         groups = {
             name: entry.default for name, entry in inputs.items() if name.startswith(f"{RATE}:") and entry.default is not None
         }
         if RATE not in inputs:
-            change = f"lr={lr}" if lr is not None else None if factor is factors.constant or groups else "schedule"
+            change = f"lr={lr}" if lr is not None else None if factor is _constant or groups else "schedule"
             if change and computed:
                 raise ConfigurationError(
                     f"{change}: this program computes its learning rate from the step, by the schedule that it was compiled "
@@ -101,7 +160,7 @@ class Rates:
 
     def at(self, step: int, steps: int) -> float | None:
         """Return the rate for a step; None where the program computes its own, or has none."""
-        return None if self.start is None else self.start * factors.factor_at(self.schedule, step, steps)
+        return None if self.start is None else self.start * factor_at(self.schedule, step, steps)
 
     def hyperparameters(self, step: int, steps: int, latest: Mapping[str, float]) -> dict[str, float]:
         """Return the hyperparameters of a step.
@@ -115,8 +174,8 @@ class Rates:
         figure = latest.get(self.figure, math.nan)
         fits = abs(figure) <= float(np.finfo(np.float32).max)
         rates = {} if rate is None else {RATE: rate}
-        if self.schedule is not factors.constant:
-            factor = factors.factor_at(self.schedule, step, steps)
+        if self.schedule is not _constant:
+            factor = factor_at(self.schedule, step, steps)
             rates |= {name: start * factor for name, start in self.groups.items()}
         return rates | (dict.fromkeys(self.monitored, figure) if fits else {})
 

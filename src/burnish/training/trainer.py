@@ -23,7 +23,6 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.engines import Engine
 from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
-from burnish.optim.schedules.factors import Factor
 from burnish.program import Program, Role
 from burnish.stopping import RunStopped, runs_kept
 from burnish.training import workers
@@ -35,7 +34,7 @@ from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.run_position import Position, StepClock
 from burnish.training.run_results import Row, TrainingResult
-from burnish.training.run_schedule import Rates, warn_of_what_is_not_reached
+from burnish.training.run_schedule import Factor, Rates, warn_of_what_is_not_reached
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, time_limit, watched_figure
 from burnish.version import __version__

@@ -13,7 +13,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.decoding import UnreadableImage, resized_sides, upright_size
 from burnish.data.image.reader import ImageReader
 from burnish.errors import DataError
-from burnish.losses.detection.targets import AREAS, BOXES, CROWD, LABELS, PADDING, SIZES
+from burnish.losses.detection import AREAS, BOXES, CROWD, LABELS, PADDING, SIZES
 from burnish.program import Entry
 
 LEAST_SIDE = 1e-6

@@ -10,17 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from burnish.optim.base import Schedule, is_schedule
-from burnish.optim.schedules.constant import Constant, constant
 from burnish.optim.schedules.cosine import Cosine, CosineRestarts, cosine, cosine_restarts
 from burnish.optim.schedules.cyclic import Cyclic, cyclic
 from burnish.optim.schedules.exponential import Exponential, exponential
 from burnish.optim.schedules.inverse_square_root import InverseSquareRoot, inverse_square_root
-from burnish.optim.schedules.linear import Linear, linear
 from burnish.optim.schedules.one_cycle import OneCycle, one_cycle
-from burnish.optim.schedules.piecewise import Piecewise, piecewise
+from burnish.optim.schedules.piecewise import Constant, Piecewise, Step, constant, piecewise, step
 from burnish.optim.schedules.plateau import Plateau, plateau
-from burnish.optim.schedules.polynomial import Polynomial, polynomial
-from burnish.optim.schedules.step import Step, step
+from burnish.optim.schedules.polynomial import Linear, Polynomial, linear, polynomial
 from burnish.optim.schedules.warmup import Warmup, warmup
 from burnish.registry import Registry
 

@@ -8,9 +8,10 @@ from itertools import accumulate, repeat, takewhile
 
 import numpy as np
 
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import check_not_negative
-from burnish.optim.schedules.base import Descent, StatelessSchedule, check_counts, double
+from burnish.graph import Tensor
+from burnish.optim.arithmetic import double
+from burnish.optim.schedules.base import Descent, StatelessSchedule
+from burnish.validation import check_count, check_not_negative
 
 LAST_STEP = 1 << 53
 """Up to here float64 holds every whole number."""
@@ -28,14 +29,24 @@ class Cosine(Descent):
 
     Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017, one cycle;
     ``torch.optim.lr_scheduler.CosineAnnealingLR``.
+
+    Args:
+        lr: rate of the first step.
+        steps: how many steps there are.
+        final: where it ends.
+        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, fewer than one step, or an unknown ``past_end``.
     """
 
     name = "cosine"
+    lr: float
+    steps: int
+    final: float = 0.0
+    past_end: str = "error"
 
-    def __post_init__(self) -> None:
-        self.check()
-
-    def within(self, builder: Builder, step: Tensor) -> Tensor:
+    def within(self, step: Tensor) -> Tensor:
         return self.descended(half_wave(self.remaining(step)))
 
 
@@ -45,19 +56,29 @@ class CosineRestarts(StatelessSchedule):
 
     Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017;
     ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts``.
+
+    Args:
+        lr: rate at the beginning of each cycle.
+        period: steps of the first cycle.
+        growth: how many times longer each cycle is than the one before.
+        final: towards which each cycle falls.
+
+    Raises:
+        ConfigurationError: a negative or non-finite rate, or a period or growth that is no whole number of at least 1.
     """
 
     name = "cosine_restarts"
     lr: float
     period: int
-    growth: int
-    final: float
+    growth: int = 1
+    final: float = 0.0
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr, final=self.final)
-        check_counts(self.name, period=self.period, growth=self.growth)
+        check_count(self.name, period=self.period, growth=self.growth)
 
-    def at(self, builder: Builder, step: Tensor) -> Tensor:
+    def at(self, step: Tensor) -> Tensor:
+        builder = step.builder
         if self.growth == 1:
             remaining = 1.0 - double(builder.op("Mod", step, self.period)) / float(self.period)
         else:
@@ -72,31 +93,5 @@ class CosineRestarts(StatelessSchedule):
         return half_wave(remaining) * (self.lr - self.final) + self.final
 
 
-def cosine(lr: float, steps: int, final: float = 0.0, past_end: str = "error") -> Cosine:
-    """Return half a wave of the cosine, from ``lr`` at the first step to ``final`` at the first one past the end.
-
-    Args:
-        lr: rate of the first step.
-        steps: how many steps there are.
-        final: where it ends.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with ``final``.
-
-    Raises:
-        ConfigurationError: a negative or non-finite rate, fewer than one step, or an unknown ``past_end``.
-    """
-    return Cosine(lr, steps, final, past_end)
-
-
-def cosine_restarts(lr: float, period: int, growth: int = 1, final: float = 0.0) -> CosineRestarts:
-    """Return half waves of the cosine that begin anew at ``lr``; without an end.
-
-    Args:
-        lr: rate at the beginning of each cycle.
-        period: steps of the first cycle.
-        growth: how many times longer each cycle is than the one before.
-        final: towards which each cycle falls.
-
-    Raises:
-        ConfigurationError: a negative or non-finite rate, or a period or growth that is no whole number of at least 1.
-    """
-    return CosineRestarts(lr, period, growth, final)
+cosine = Cosine
+cosine_restarts = CosineRestarts

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
-from burnish.optim.base import check_fraction
-from burnish.optim.schedules.base import PAST_END, EndingSchedule, check_choice, check_counts, check_positive
+from burnish.graph import Tensor
+from burnish.optim.schedules.base import PAST_END, EndingSchedule, check_positive
 from burnish.optim.schedules.cosine import half_wave
+from burnish.validation import check_choice, check_count, check_fraction
 
 SHAPES = ("cosine", "linear")
 
@@ -22,21 +22,35 @@ class OneCycle(EndingSchedule):
     at steps - 1; with three phases the way down passes the initial rate at step 2p - 2. Source: Smith and Topin,
     "Super-convergence: very fast training of neural networks using large learning rates", 2019;
     ``torch.optim.lr_scheduler.OneCycleLR``.
+
+    Args:
+        lr: the highest rate.
+        steps: how many steps there are; the lowest rate is that of the last.
+        rising: share of the steps on the way up, in (0, 1).
+        initial_divisor: the first rate is ``lr`` divided by it.
+        final_divisor: the last rate is the first divided by it.
+        shape: ``cosine`` or ``linear``.
+        three_phases: go down to the first rate in as many steps as up, and then on to the last.
+        past_end: ``error`` refuses steps past the end, ``hold`` goes on with the last rate.
+
+    Raises:
+        ConfigurationError: a number that is not above 0, a share that leaves a part without steps, an unknown ``shape`` or
+            ``past_end``.
     """
 
     name = "one_cycle"
     lr: float
     steps: int
-    rising: float
-    initial_divisor: float
-    final_divisor: float
-    shape: str
-    three_phases: bool
-    past_end: str
+    rising: float = 0.3
+    initial_divisor: float = 25.0
+    final_divisor: float = 1e4
+    shape: str = "cosine"
+    three_phases: bool = False
+    past_end: str = "error"
 
     def __post_init__(self) -> None:
         check_positive(self.name, lr=self.lr, initial_divisor=self.initial_divisor, final_divisor=self.final_divisor)
-        check_counts(self.name, steps=self.steps)
+        check_count(self.name, steps=self.steps)
         check_fraction(self.name, rising=self.rising)
         check_choice(self.name, "shape", self.shape, SHAPES)
         check_choice(self.name, "past_end", self.past_end, PAST_END)
@@ -48,18 +62,11 @@ class OneCycle(EndingSchedule):
             )
 
     @property
-    def length(self) -> int:
-        return self.steps
-
-    @property
     def last(self) -> int:
         return self.steps - 1
 
-    @property
-    def holds(self) -> bool:
-        return self.past_end == "hold"
-
-    def within(self, builder: Builder, step: Tensor) -> Tensor:
+    def within(self, step: Tensor) -> Tensor:
+        builder = step.builder
         rates, begin, before = [], 0.0, self.lr / self.initial_divisor
         for stop, target in self._parts():
             remaining = (stop - step) / (stop - begin)
@@ -79,30 +86,4 @@ class OneCycle(EndingSchedule):
         return [(top - 1, self.lr), *back, (float(self.steps - 1), initial / self.final_divisor)]
 
 
-def one_cycle(
-    lr: float,
-    steps: int,
-    rising: float = 0.3,
-    initial_divisor: float = 25.0,
-    final_divisor: float = 1e4,
-    shape: str = "cosine",
-    three_phases: bool = False,
-    past_end: str = "error",
-) -> OneCycle:
-    """Return one cycle up to ``lr`` and down.
-
-    Args:
-        lr: the highest rate.
-        steps: how many steps there are; the lowest rate is that of the last.
-        rising: share of the steps on the way up, in (0, 1).
-        initial_divisor: the first rate is ``lr`` divided by it.
-        final_divisor: the last rate is the first divided by it.
-        shape: ``cosine`` or ``linear``.
-        three_phases: go down to the first rate in as many steps as up, and then on to the last.
-        past_end: ``error`` refuses steps past the end, ``hold`` goes on with the last rate.
-
-    Raises:
-        ConfigurationError: a number that is not above 0, a share that leaves a part without steps, an unknown ``shape`` or
-            ``past_end``.
-    """
-    return OneCycle(lr, steps, rising, initial_divisor, final_divisor, shape, three_phases, past_end)
+one_cycle = OneCycle

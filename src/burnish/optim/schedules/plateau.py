@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Tensors, check_fraction, check_not_negative
-from burnish.optim.schedules.base import check_choice, check_counts, check_positive, double, number, options_of
+from burnish.optim.arithmetic import Tensors, count, double, number
+from burnish.optim.schedules.base import check_positive
 from burnish.optim.slots import Slot
-from burnish.settings import PlainSettings
+from burnish.settings import NamedSettings
+from burnish.validation import check_choice, check_count, check_fraction, check_not_negative
 
 MONITORED = "monitored"
 RATE = Slot("plateau_rate", per_parameter=False)
@@ -24,7 +22,7 @@ COOLING = Slot("plateau_cooling", per_parameter=False)
 
 
 @dataclass(frozen=True)
-class Plateau(PlainSettings):
+class Plateau(NamedSettings):
     """A rate that is multiplied by ``factor`` when more than ``patience`` figures in a row were no better than the best.
 
     At each step to which a finite number is given as the input ``monitored``, in this order::
@@ -42,37 +40,48 @@ class Plateau(PlainSettings):
 
     State: ``plateau_rate`` and ``plateau_best``, float64; ``plateau_seen`` (figures so far), ``plateau_bad`` and
     ``plateau_cooling``, int64; scalars.
+
+    Args:
+        lr: rate of the first step.
+        factor: by which the rate is multiplied, in (0, 1).
+        patience: how many figures in a row may be no better before that.
+        mode: ``min`` where less is better (a loss), ``max`` where more is (an accuracy).
+        threshold: by how much a figure must beat the best to be better.
+        threshold_mode: ``rel``, as a share of the best, or ``abs``.
+        cooldown: how many figures after a fall are not counted as bad.
+        lowest: the rate does not fall below it.
+        eps: a fall by no more than this is left out.
+
+    Raises:
+        ConfigurationError: a negative or non-finite number, a factor outside (0, 1), an unknown mode.
     """
 
     name = "plateau"
+    end = None
     slots = (RATE, BEST, SEEN, BAD, COOLING)
     lr: float
-    factor: float
-    patience: int
-    mode: str
-    threshold: float
-    threshold_mode: str
-    cooldown: int
-    lowest: float
-    eps: float
+    factor: float = 0.1
+    patience: int = 10
+    mode: str = "min"
+    threshold: float = 1e-4
+    threshold_mode: str = "rel"
+    cooldown: int = 0
+    lowest: float = 0.0
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
         check_not_negative(self.name, lr=self.lr, threshold=self.threshold, lowest=self.lowest, eps=self.eps)
         check_fraction(self.name, factor=self.factor)
         check_positive(self.name, factor=self.factor)
-        check_counts(self.name, least=0, patience=self.patience, cooldown=self.cooldown)
+        check_count(self.name, least=0, patience=self.patience, cooldown=self.cooldown)
         check_choice(self.name, "mode", self.mode, ("min", "max"))
         check_choice(self.name, "threshold_mode", self.threshold_mode, ("rel", "abs"))
-
-    @property
-    def end(self) -> int | None:
-        return None
 
     def hyperparameters(self) -> dict[str, float | None]:
         return {MONITORED: math.nan}
 
     def init(self, builder: Builder) -> Tensors:
-        zero = builder.constant(np.asarray(0, np.int64))
+        zero = count(builder, 0)
         return {RATE: number(builder, self.lr), BEST: number(builder, 0.0), SEEN: zero, BAD: zero, COOLING: zero}
 
     def rate(
@@ -105,38 +114,5 @@ class Plateau(PlainSettings):
         limit = best * (1.0 + sign * self.threshold) if self.threshold_mode == "rel" else best + sign * self.threshold
         return monitored.builder.op("Less" if self.mode == "min" else "Greater", monitored, limit)
 
-    def options(self) -> dict[str, Any]:
-        return options_of(self)
 
-
-def plateau(
-    lr: float,
-    factor: float = 0.1,
-    patience: int = 10,
-    mode: str = "min",
-    threshold: float = 1e-4,
-    threshold_mode: str = "rel",
-    cooldown: int = 0,
-    lowest: float = 0.0,
-    eps: float = 1e-8,
-) -> Plateau:
-    """Return the rate that falls when what is monitored does not get better; without an end.
-
-    The program gets the input ``monitored``: give it with the first step after each evaluation, ``session.step(batch,
-    monitored=loss)``, and leave it out elsewhere. The Trainer does so.
-
-    Args:
-        lr: rate of the first step.
-        factor: by which the rate is multiplied, in (0, 1).
-        patience: how many figures in a row may be no better before that.
-        mode: ``min`` where less is better (a loss), ``max`` where more is (an accuracy).
-        threshold: by how much a figure must beat the best to be better.
-        threshold_mode: ``rel``, as a share of the best, or ``abs``.
-        cooldown: how many figures after a fall are not counted as bad.
-        lowest: the rate does not fall below it.
-        eps: a fall by no more than this is left out.
-
-    Raises:
-        ConfigurationError: a negative or non-finite number, a factor outside (0, 1), an unknown mode.
-    """
-    return Plateau(lr, factor, patience, mode, threshold, threshold_mode, cooldown, lowest, eps)
+plateau = Plateau

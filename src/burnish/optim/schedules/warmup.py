@@ -4,37 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Schedule, Tensors, check_not_negative, is_schedule
-from burnish.optim.schedules.base import check_counts, double, options_of
+from burnish.optim.arithmetic import Tensors, double
+from burnish.optim.base import Schedule, is_schedule
 from burnish.optim.slots import Slot
-from burnish.settings import PlainSettings
+from burnish.settings import NamedSettings
+from burnish.validation import check_count, check_not_negative
 
 
 @dataclass(frozen=True)
-class Warmup(PlainSettings):
+class Warmup(NamedSettings):
     """rate(t) = schedule(max(t - steps, 0)) * (start + (1 - start) * min(t / steps, 1)).
 
     The schedule begins when the rise is over. ``torch.optim.lr_scheduler.LinearLR`` followed by the schedule in ``SequentialLR``.
     Source: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+
+    Args:
+        schedule: what follows; its step 0 is the step ``steps`` of the whole.
+        steps: length of the rise.
+        start: rate of the first step, as a share of the schedule's first rate; by default 1 / (steps + 1), so that the rise has
+            equal steps from a rate of 0 before the first one.
+
+    Raises:
+        ConfigurationError: no schedule, fewer than one step, or a negative start.
     """
 
     name = "warmup"
     schedule: Schedule
     steps: int
-    start: float
+    start: float | None = None
 
     def __post_init__(self) -> None:
+        check_count(self.name, steps=self.steps)
         if not is_schedule(self.schedule):
             raise ConfigurationError(
                 f"{self.name}: it stands before a schedule, not before {self.schedule!r}: "
                 "give one of burnish.optim.schedules, such as constant(0.1)"
             )
-        check_counts(self.name, steps=self.steps)
-        check_not_negative(self.name, start=self.start)
+        if self.start is None:
+            object.__setattr__(self, "start", 1.0 / (self.steps + 1))
+        check_not_negative(self.name, start=self._start)
+
+    @property
+    def _start(self) -> float:
+        return 1.0 / (self.steps + 1) if self.start is None else self.start
 
     @property
     def end(self) -> int | None:
@@ -56,23 +71,7 @@ class Warmup(PlainSettings):
         rate, next_state = self.schedule.rate(builder, builder.op("Max", step - self.steps, 0), state, hyperparameters)
         to_climb = 1.0 - double(builder.op("Min", step, self.steps)) / float(self.steps)
         # Written from the top, so that the factor is exactly 1 when the rise is over.
-        return rate * (1.0 - to_climb * (1.0 - self.start)), next_state
-
-    def options(self) -> dict[str, Any]:
-        return options_of(self)
+        return rate * (1.0 - to_climb * (1.0 - self._start)), next_state
 
 
-def warmup(schedule: Schedule, steps: int, start: float | None = None) -> Warmup:
-    """Return a schedule with a linear rise before it.
-
-    Args:
-        schedule: what follows; its step 0 is the step ``steps`` of the whole.
-        steps: length of the rise.
-        start: rate of the first step, as a share of the schedule's first rate; by default 1 / (steps + 1), so that the rise has
-            equal steps from a rate of 0 before the first one.
-
-    Raises:
-        ConfigurationError: no schedule, fewer than one step, or a negative start.
-    """
-    check_counts("warmup", steps=steps)
-    return Warmup(schedule, steps, 1.0 / (steps + 1) if start is None else start)
+warmup = Warmup

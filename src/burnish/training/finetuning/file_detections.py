@@ -14,10 +14,9 @@ from burnish.data.annotated.objects import ObjectImages
 from burnish.engines import Engine
 from burnish.graph import attribute_value
 from burnish.importer import load
-from burnish.losses.detection.targets import BOXES, CROWD, LABELS
-from burnish.metrics.average_precision import FOUND
+from burnish.losses.detection import BOXES, CROWD, LABELS
+from burnish.metrics.average_precision import FOUND, IOU_THRESHOLDS, Picture, coco_average_precision
 from burnish.metrics.base import rows_name
-from burnish.metrics.box_matching import IOU_THRESHOLDS, Picture, coco_average_precision
 from burnish.rewriting.remove_unused import remove_unused
 from burnish.training.trained_model import open_model
 

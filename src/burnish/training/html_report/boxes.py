@@ -11,7 +11,7 @@ import numpy as np
 from burnish.data import Dataset
 from burnish.data.image.labelled import DecodedImages
 from burnish.errors import BurnishError
-from burnish.metrics.box_matching import Picture, overlaps
+from burnish.metrics.average_precision import Picture, overlaps
 from burnish.training.detections import pictures_in
 from burnish.training.html_report.contents import Example, Judgement
 from burnish.training.html_report.pictures import class_colours, drawn_on, joined, pixels_of

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import SIGMOID, Activation, Compared, LabelSpec, Reading, Term, check_number, sum_of
-from burnish.losses.binary import softplus
-from burnish.losses.boxes import BoxFormat, Corners, check_box_format, corners, overlap
-from burnish.losses.detection.targets import DetectionLoss, Objects, check_predictions, given_names, of_object, places_along
+from burnish.losses.base import SIGMOID, Activation, Compared, LabelSpec, Reading, Term, sum_of
+from burnish.losses.binary_cross_entropy import softplus
+from burnish.losses.detection import DetectionLoss, Objects, check_predictions, of_object, places_along
+from burnish.losses.iou import BoxFormat, Corners, check_box_format, corners, overlap
 from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.operators.linear_assignment import LINEAR_ASSIGNMENT
+from burnish.validation import check_number, require
 
 ClassLoss = Literal["cross_entropy", "focal"]
 CLASS_AXIS = 2
@@ -46,7 +47,7 @@ class Detr(DetectionLoss):
         box_format: how the model gives boxes.
     """
 
-    name: ClassVar[str] = "detr"
+    name = "detr"
 
     class_loss: ClassLoss = "cross_entropy"
     class_weight: float = 1.0
@@ -61,13 +62,11 @@ class Detr(DetectionLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_box_format(self.name, self.box_format)
-        if self.class_loss not in get_args(ClassLoss):
-            raise ConfigurationError(f"{self.name}: class_loss must be 'cross_entropy' or 'focal', not {self.class_loss!r}")
+        require(self.class_loss in get_args(ClassLoss), self.name, "class_loss", self.class_loss, "'cross_entropy' or 'focal'")
         for option in ("class_weight", "l1_weight", "giou_weight", "class_cost", "gamma"):
             check_number(self.name, option, getattr(self, option), minimum=0)
         check_number(self.name, "no_object_weight", self.no_object_weight, above=0)
-        if not 0 <= check_number(self.name, "alpha", self.alpha) <= 1:
-            raise ConfigurationError(f"{self.name}: alpha must be between 0 and 1, not {self.alpha!r}")
+        require(0 <= check_number(self.name, "alpha", self.alpha) <= 1, self.name, "alpha", self.alpha, "between 0 and 1")
 
     @property
     def is_focal(self) -> bool:
@@ -176,31 +175,4 @@ def _centred(boxes: Corners) -> Tensor:
     return boxes.left.builder.op("Concat", *boxes.center, boxes.width, boxes.height, axis=-1)
 
 
-def detr(
-    *,
-    class_loss: ClassLoss = "cross_entropy",
-    class_weight: float = 1.0,
-    l1_weight: float = 5.0,
-    giou_weight: float = 2.0,
-    class_cost: float = 1.0,
-    no_object_weight: float = 0.1,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
-    box_format: BoxFormat = "cxcywh",
-    crowd: bool = False,
-    outputs: Sequence[str] | None = None,
-) -> Detr:
-    """Return the set loss of DETR; see ``Detr``."""
-    return Detr(
-        class_loss=class_loss,
-        class_weight=class_weight,
-        l1_weight=l1_weight,
-        giou_weight=giou_weight,
-        class_cost=class_cost,
-        no_object_weight=no_object_weight,
-        alpha=alpha,
-        gamma=gamma,
-        box_format=box_format,
-        crowd=crowd,
-        outputs=given_names(outputs),
-    )
+detr = Detr

@@ -1,17 +1,26 @@
-"""What losses of detectors compare with: the objects of each picture, padded to one number, and regions that do not count."""
+"""What losses of detectors share: the objects of each picture, padded to one number, and where predictions lie in a picture.
+
+Boxes of objects are two corners, as fractions of the width and height of a picture. Which prediction answers for which object is
+part of the graph, in operators that any runtime has, and no gradient goes through it: a program stays a function of its batch,
+which a runtime without Python runs too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Compared, Detections, LabelSpec, Loss, LossBase, floating_shape
-from burnish.losses.boxes import Corners, box_area, corners, intersection_area
+from burnish.losses.iou import Corners, box_area, corners, intersection_area
+from burnish.settings import is_number, is_whole, plain
+from burnish.validation import require
 
 PADDING = -1
 """The label of a place that holds no object."""
@@ -50,22 +59,18 @@ class DetectionLoss(LossBase):
         outputs: names of the model's outputs, the boxes and then the scores; None leaves that to ``compile``.
     """
 
+    default_metrics = ("coco_map",)
+
     crowd: bool = False
-    outputs: tuple[str, str] | None = None
+    outputs: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.outputs is None:
             return
-        names = () if isinstance(self.outputs, str) else tuple(self.outputs)
-        if len(names) != 2 or not all(isinstance(name, str) for name in names):
-            raise ConfigurationError(
-                f"{self.name}: outputs must be two names of outputs, of the boxes and of the scores, not {self.outputs!r}"
-            )
+        names = self.outputs if isinstance(self.outputs, str) else plain(tuple(self.outputs))
+        are_two = isinstance(names, tuple) and len(names) == 2 and all(isinstance(name, str) for name in names)
+        require(are_two, self.name, "outputs", names, "two names of outputs, of the boxes and of the scores")
         object.__setattr__(self, "outputs", names)
-
-    @property
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("coco_map",)
 
     def output(self, position: int) -> str | None:
         """Return the name of an output, where it was given."""
@@ -152,11 +157,6 @@ def check_predictions(
     return scores[2]
 
 
-def given_names(outputs: Sequence[str] | None) -> Any:
-    """Return names of outputs as a loss keeps them, or what else was given, for it to refuse."""
-    return outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
-
-
 def places_along(tensor: Tensor, axis: int) -> Tensor:
     """Emit 0, 1, ... for the places along an axis, int64."""
     builder = tensor.builder
@@ -194,3 +194,70 @@ def any_along(condition: Tensor, axis: int) -> Tensor:
     builder = condition.builder
     number = builder.cast(condition, ir.DataType.INT32)
     return builder.op("Greater", builder.op("ReduceMax", number, builder.integers([axis]), keepdims=0), 0)
+
+
+Grids = tuple[tuple[int, int], ...]
+
+
+def check_grids(loss: str, grids: Any) -> Grids:
+    """Return height and width of each feature map.
+
+    Raises:
+        ConfigurationError: they are no pairs of whole numbers above 0.
+    """
+    pairs = list(grids) if isinstance(grids, Sequence) and not isinstance(grids, str) else []
+    sides = [tuple(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else (pair, pair) for pair in pairs]
+    if not sides or not all(len(pair) == 2 and all(is_whole(side) and side > 0 for side in pair) for pair in sides):
+        raise ConfigurationError(
+            f"{loss}: grids are the height and the width of each feature map, in the order of the predictions, such as "
+            f"[[38, 38], [19, 19]], not {grids!r}"
+        )
+    return tuple((int(height), int(width)) for height, width in sides)
+
+
+def check_numbers(loss: str, option: str, numbers: Any, count: int) -> tuple[float, ...]:
+    """Return ``count`` numbers above 0.
+
+    Raises:
+        ConfigurationError: they are something else.
+    """
+    values = tuple(numbers) if isinstance(numbers, Sequence) and not isinstance(numbers, str) else ()
+    if len(values) != count or not all(is_number(value) and value > 0 for value in values):
+        raise ConfigurationError(f"{loss}: {option} must be {count} numbers above 0, not {numbers!r}")
+    return tuple(float(value) for value in values)
+
+
+def default_boxes(grids: Sequence[Any], scales: Sequence[float], ratios: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the default boxes of SSD (Liu et al. 2016), ``[A, 4]``: centre and size as fractions, float64.
+
+    Map k has in each cell, row after row: a square of ``scales[k]``, one of ``sqrt(scales[k] * scales[k + 1])``, and for each
+    ratio a of ``ratios[k]`` a box of ``scale * sqrt(a)`` by ``scale / sqrt(a)`` and one upright. Sizes are cut off at 1. That is
+    the order of torchvision's ``DefaultBoxGenerator``.
+
+    Args:
+        grids: height and width of each map.
+        scales: one for each map, and one more for the squares of the last.
+        ratios: for each map, those above 1.
+    """
+    boxes = []
+    for (height, width), scale, following, shapes in zip(grids, scales[:-1], scales[1:], ratios, strict=True):
+        sizes = [(scale, scale), (math.sqrt(scale * following),) * 2]
+        for ratio in shapes:
+            wide = scale * math.sqrt(ratio), scale / math.sqrt(ratio)
+            sizes += [wide, wide[::-1]]
+        y, x = np.meshgrid((np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij")
+        centres = np.stack([x, y], axis=-1).reshape(-1, 1, 2).repeat(len(sizes), axis=1)
+        shaped = np.clip(np.asarray(sizes), 0, 1)[None].repeat(height * width, axis=0)
+        boxes.append(np.concatenate([centres, shaped], axis=2).reshape(-1, 4))
+    return np.concatenate(boxes)
+
+
+def cell_centres(grids: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centres of all cells and the size of each, in cells of the first map: ``[A, 2]``, x and y, float64."""
+    points, sizes = [], []
+    for height, width in grids:
+        size = np.asarray([grids[0][1] / width, grids[0][0] / height])
+        y, x = np.meshgrid(np.arange(height) + 0.5, np.arange(width) + 0.5, indexing="ij")
+        points.append(np.stack([x, y], axis=-1).reshape(-1, 2) * size)
+        sizes.append(np.broadcast_to(size, (height * width, 2)))
+    return np.concatenate(points), np.concatenate(sizes)

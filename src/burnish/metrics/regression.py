@@ -77,16 +77,6 @@ def _difference(metric: str, compared: Compared) -> Tensor:
     return widened(compared.prediction) - widened(compared.label)
 
 
-def mean_absolute_error() -> MeanAbsoluteError:
-    """Return the mean absolute error; see ``MeanAbsoluteError``."""
-    return MeanAbsoluteError()
-
-
-def mean_squared_error() -> MeanSquaredError:
-    """Return the mean squared error; see ``MeanSquaredError``."""
-    return MeanSquaredError()
-
-
-def root_mean_squared_error() -> RootMeanSquaredError:
-    """Return the root of the mean squared error; see ``RootMeanSquaredError``."""
-    return RootMeanSquaredError()
+mean_absolute_error = MeanAbsoluteError
+mean_squared_error = MeanSquaredError
+root_mean_squared_error = RootMeanSquaredError

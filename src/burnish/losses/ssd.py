@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import Activation, Compared, LabelSpec, Reading, Term, check_number, sum_of
-from burnish.losses.boxes import Corners, corners, overlap
-from burnish.losses.detection.anchors import check_grids, check_numbers, default_boxes
-from burnish.losses.detection.targets import (
+from burnish.losses.base import Activation, Compared, LabelSpec, Reading, Term, sum_of
+from burnish.losses.detection import (
     DetectionLoss,
     Objects,
+    check_grids,
+    check_numbers,
     check_predictions,
-    given_names,
+    default_boxes,
     in_crowd,
     of_object,
     places_along,
 )
+from burnish.losses.iou import Corners, corners, overlap
 from burnish.losses.regression import SmoothL1
+from burnish.validation import check_number, require
 
 CLASS_AXIS = 2
 BACKGROUND = 0
@@ -54,7 +56,7 @@ class Ssd(DetectionLoss):
         grids: height and width of each feature map.
         scales: sizes of the squares of each map, and one more, as fractions of the picture.
         ratios: aspect ratios above 1 of each map's other boxes.
-        anchors: the default boxes themselves, centre and size, in place of these three.
+        anchors: the default boxes themselves, centre and size, ``[A, 4]``, in place of these three.
         threshold: between 0 and 1.
         negatives_per_positive: above 0.
         variances: v, above 0.
@@ -62,22 +64,27 @@ class Ssd(DetectionLoss):
         suppression: the overlap above which metrics leave out the less likely of two boxes of a class.
     """
 
-    name: ClassVar[str] = "ssd"
+    name = "ssd"
 
-    grids: tuple[tuple[int, int], ...] = ()
-    scales: tuple[float, ...] = ()
-    ratios: tuple[tuple[float, ...], ...] = ()
-    anchors: tuple[tuple[float, float, float, float], ...] = ()
+    grids: Sequence[Any] = ()
+    scales: Sequence[float] = ()
+    ratios: Sequence[Sequence[float]] = ()
+    anchors: Any = ()
     threshold: float = 0.5
     negatives_per_positive: float = 3.0
-    variances: tuple[float, float] = (0.1, 0.2)
+    variances: Sequence[float] = (0.1, 0.2)
     beta: float = 1.0
     suppression: float = 0.45
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= check_number(self.name, "threshold", self.threshold) <= 1:
-            raise ConfigurationError(f"{self.name}: threshold must be between 0 and 1, not {self.threshold!r}")
+        anchors = self.anchors.tolist() if isinstance(self.anchors, np.ndarray) else self.anchors
+        for option in ("grids", "scales", "variances"):
+            object.__setattr__(self, option, tuple(getattr(self, option)))
+        object.__setattr__(self, "ratios", tuple(map(tuple, self.ratios)))
+        object.__setattr__(self, "anchors", tuple(map(tuple, anchors)))
+        is_share = 0 <= check_number(self.name, "threshold", self.threshold) <= 1
+        require(is_share, self.name, "threshold", self.threshold, "between 0 and 1")
         check_number(self.name, "negatives_per_positive", self.negatives_per_positive, above=0)
         check_number(self.name, "beta", self.beta, minimum=0)
         check_number(self.name, "suppression", self.suppression, minimum=0)
@@ -225,32 +232,4 @@ def _halves(boxes: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def ssd(
-    *,
-    grids: Sequence[Any] = (),
-    scales: Sequence[float] = (),
-    ratios: Sequence[Sequence[float]] = (),
-    anchors: Any = (),
-    threshold: float = 0.5,
-    negatives_per_positive: float = 3.0,
-    variances: Sequence[float] = (0.1, 0.2),
-    beta: float = 1.0,
-    suppression: float = 0.45,
-    crowd: bool = False,
-    outputs: Sequence[str] | None = None,
-) -> Ssd:
-    """Return the MultiBox loss of SSD; see ``Ssd``. ``anchors`` may be an array ``[A, 4]``."""
-    boxes = anchors.tolist() if isinstance(anchors, np.ndarray) else anchors
-    return Ssd(
-        grids=tuple(grids),
-        scales=tuple(scales),
-        ratios=tuple(tuple(one) for one in ratios),
-        anchors=tuple(tuple(box) for box in boxes),
-        threshold=threshold,
-        negatives_per_positive=negatives_per_positive,
-        variances=tuple(variances),  # type: ignore[arg-type]
-        beta=beta,
-        suppression=suppression,
-        crowd=crowd,
-        outputs=given_names(outputs),
-    )
+ssd = Ssd

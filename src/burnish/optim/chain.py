@@ -8,15 +8,17 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.optim.base import Optimizer, Tensors
+from burnish.optim.arithmetic import Tensors
+from burnish.optim.base import Optimizer, Transform, UpdateInputs, is_optimizer, layers_of
+from burnish.optim.gradient_transforms import (
+    GradientTransform,
+    add_decayed_weights,
+    centralize,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+)
 from burnish.optim.parameters import Infos, bind
-from burnish.optim.transforms.base import GradientTransform
-from burnish.optim.transforms.centralize import centralize
-from burnish.optim.transforms.clip_by_global_norm import clip_by_global_norm
-from burnish.optim.transforms.clip_by_norm import clip_by_norm
-from burnish.optim.transforms.clip_by_value import clip_by_value
-from burnish.optim.transforms.decayed_weights import add_decayed_weights
-from burnish.optim.wrapper import Wrapper, layers_of
 from burnish.registry import Registry
 
 TRANSFORMS: Registry[GradientTransform] = Registry(
@@ -34,7 +36,7 @@ TRANSFORMS: Registry[GradientTransform] = Registry(
 
 
 @dataclass(frozen=True)
-class Chain(Wrapper):
+class Chain(Transform):
     """An optimizer that sees the gradients after transforms, each of which sees what the one before it made.
 
     State: that of the optimizer, and of transforms that have some, ``<slot>`` of the i-th as ``<slot>:<transform>:<i>``. They are
@@ -70,21 +72,15 @@ class Chain(Wrapper):
             state |= {_key_outside(key, place): value for key, value in transform.init(builder, params).items()}
         return state
 
-    def update(
-        self,
-        builder: Builder,
-        params: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-    ) -> tuple[Tensors, Tensors]:
+    def apply(self, inputs: UpdateInputs) -> tuple[Tensors, Tensors]:
         kept: Tensors = {}
+        given = inputs
         for place, transform in self._placed():
-            own = {inside: value for key, value in state.items() if (inside := _key_inside(key, place)) is not None}
-            gradients, following = transform.transform(builder, params, gradients, own, step)
+            own = {inside: value for key, value in inputs.state.items() if (inside := _key_inside(key, place)) is not None}
+            gradients, following = transform.transform(replace(given, state=own))
+            given = replace(given, gradients=gradients)
             kept |= {_key_outside(key, place): value for key, value in following.items()}
-        next_params, next_state = self.optimizer.update(builder, params, gradients, state, step, hyperparameters)
+        next_params, next_state = self.optimizer.apply(given)
         return next_params, next_state | kept
 
     def _placed(self) -> Iterator[tuple[str, GradientTransform]]:
@@ -112,7 +108,7 @@ def chain(*parts: GradientTransform | Optimizer) -> Chain:
     Raises:
         ConfigurationError: the last is no optimizer, or another is no transform.
     """
-    if not parts or not isinstance(parts[-1], Optimizer):
+    if not parts or not is_optimizer(parts[-1]):
         last = f", not {parts[-1]!r}" if parts else ""
         raise ConfigurationError(f"chain: the last part must be an optimizer of burnish.optim, such as burnish.optim.sgd(){last}")
     return Chain(parts[-1], parts[:-1])  # type: ignore[arg-type]

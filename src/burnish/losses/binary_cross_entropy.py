@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import SIGMOID, LabelSpec, Reading, Reduction, Scale
+from burnish.losses.base import SIGMOID, ElementwiseLoss, LabelSpec, Reading
 from burnish.losses.classes import class_weight_column, classified_shape
-from burnish.losses.elementwise import ElementwiseLoss
 from burnish.settings import is_number
 
 LEAST_LOGARITHM = -100.0
@@ -38,16 +36,10 @@ class BinaryCrossEntropy(ElementwiseLoss):
     ``bce_with_logits`` is the better choice: it steps over the sigmoid and loses no digits.
     """
 
-    name: ClassVar[str] = "binary_cross_entropy"
-    label_range: ClassVar[tuple[int | None, int | None]] = (0, 1)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(takes="probabilities"),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "probabilities"
+    name = "binary_cross_entropy"
+    scale = "probabilities"
+    readings = (Reading(takes="probabilities"),)
+    label_range = (0, 1)
 
     def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         return -(target * bounded_log(prediction) + (1.0 - target) * bounded_log(1.0 - prediction))
@@ -76,29 +68,23 @@ class BinaryCrossEntropyWithLogits(ElementwiseLoss):
         pos_weight: one number above 0, or one per class along axis 1; above 1 it favours recall, below 1 precision.
     """
 
-    name: ClassVar[str] = "bce_with_logits"
-    label_range: ClassVar[tuple[int | None, int | None]] = (0, 1)
+    name = "bce_with_logits"
+    scale = "logits"
+    readings = (Reading(activation=SIGMOID),)
+    label_range = (0, 1)
 
-    pos_weight: float | tuple[float, ...] | None = None
+    pos_weight: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weight = self.pos_weight
-        if weight is None:
+        if self.pos_weight is None:
             return
+        weight = tuple(self.pos_weight) if isinstance(self.pos_weight, Sequence) else self.pos_weight
         numbers = tuple(weight) if isinstance(weight, Iterable) else (weight,)
         if not numbers or not all(is_number(number) and number > 0 for number in numbers):
             raise ConfigurationError(f"{self.name}: pos_weight must hold finite numbers above 0, not {weight!r}")
         floats = tuple(float(number) for number in numbers)
         object.__setattr__(self, "pos_weight", floats if isinstance(weight, Iterable) else floats[0])
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        return (Reading(activation=SIGMOID),)
-
-    @property
-    def scale(self) -> Scale | None:
-        return "logits"
 
     def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
         if isinstance(self.pos_weight, tuple):
@@ -111,19 +97,10 @@ class BinaryCrossEntropyWithLogits(ElementwiseLoss):
             classified_shape(self.name, prediction, self.pos_weight, "pos_weight")
             excess = class_weight_column([weight - 1.0 for weight in self.pos_weight], prediction)
             weighted = weighted * (1.0 + target * excess)
-        elif self.pos_weight is not None:
+        elif isinstance(self.pos_weight, float):
             weighted = weighted * (1.0 + target * (self.pos_weight - 1.0))
         return (1.0 - target) * prediction + weighted
 
 
-def binary_cross_entropy(*, reduction: Reduction = "mean") -> BinaryCrossEntropy:
-    """Return binary cross-entropy over probabilities; see ``BinaryCrossEntropy``."""
-    return BinaryCrossEntropy(reduction=reduction)
-
-
-def bce_with_logits(
-    *, pos_weight: float | Sequence[float] | None = None, reduction: Reduction = "mean"
-) -> BinaryCrossEntropyWithLogits:
-    """Return binary cross-entropy from logits; see ``BinaryCrossEntropyWithLogits``."""
-    weight = tuple(pos_weight) if isinstance(pos_weight, Sequence) else pos_weight
-    return BinaryCrossEntropyWithLogits(pos_weight=weight, reduction=reduction)
+binary_cross_entropy = BinaryCrossEntropy
+bce_with_logits = BinaryCrossEntropyWithLogits

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.losses.base import SIGMOID, Compared, LabelSpec, Reading, Term, check_number, sum_of
-from burnish.losses.binary import softplus
-from burnish.losses.boxes import Corners, corners, overlap
-from burnish.losses.detection.anchors import cell_centres, check_grids
-from burnish.losses.detection.targets import (
+from burnish.losses.base import SIGMOID, Compared, LabelSpec, Reading, Term, sum_of
+from burnish.losses.binary_cross_entropy import softplus
+from burnish.losses.detection import (
     DetectionLoss,
     Objects,
     any_along,
+    cell_centres,
+    check_grids,
     check_predictions,
-    given_names,
     of_object,
     places_along,
 )
+from burnish.losses.iou import Corners, corners, overlap
 from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.settings import is_whole
+from burnish.validation import check_number
 
 LEAST = 1e-9
 MOST_BIN = 0.01
@@ -71,9 +72,9 @@ class TaskAligned(DetectionLoss):
         suppression: the overlap above which metrics leave out the less likely of two boxes of a class.
     """
 
-    name: ClassVar[str] = "task_aligned"
+    name = "task_aligned"
 
-    grids: tuple[tuple[int, int], ...] = ()
+    grids: Sequence[Any]
     bins: int = 16
     candidates: int = 10
     alpha: float = 0.5
@@ -86,7 +87,7 @@ class TaskAligned(DetectionLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "grids", check_grids(self.name, self.grids))
+        object.__setattr__(self, "grids", check_grids(self.name, tuple(self.grids)))
         for option in ("bins", "candidates"):
             number = getattr(self, option)
             if not is_whole(number) or number < 1:
@@ -267,33 +268,4 @@ class TaskAligned(DetectionLoss):
         return builder.op("Unsqueeze", builder.cast(counted, assigned.quality.dtype), builder.integers([2]))
 
 
-def task_aligned(
-    *,
-    grids: Sequence[Any],
-    bins: int = 16,
-    candidates: int = 10,
-    alpha: float = 0.5,
-    beta: float = 6.0,
-    box_weight: float = 7.5,
-    class_weight: float = 0.5,
-    distance_weight: float = 1.5,
-    channels_first: bool = False,
-    suppression: float = 0.7,
-    crowd: bool = False,
-    outputs: Sequence[str] | None = None,
-) -> TaskAligned:
-    """Return the loss of anchor-free YOLO detectors; see ``TaskAligned``."""
-    return TaskAligned(
-        grids=tuple(grids),
-        bins=bins,
-        candidates=candidates,
-        alpha=alpha,
-        beta=beta,
-        box_weight=box_weight,
-        class_weight=class_weight,
-        distance_weight=distance_weight,
-        channels_first=channels_first,
-        suppression=suppression,
-        crowd=crowd,
-        outputs=given_names(outputs),
-    )
+task_aligned = TaskAligned
