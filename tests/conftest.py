@@ -41,3 +41,9 @@ def pytest_runtest_setup() -> None:
 def frequent_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an epoch of a few steps have the rows of a long one in ``metrics.csv``."""
     monkeypatch.setattr("burnish.training.trainer.STEPS_PER_ROW", 1)
+
+
+@pytest.fixture
+def passes_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify the model after each pass, so that a wrong one fails by its name."""
+    monkeypatch.setenv("BURNISH_VERIFY_PASSES", "1")

@@ -25,6 +25,7 @@ from burnish.cli.finetune import finetune
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
 from burnish.cli.package import package
+from burnish.cli.passes import passes
 from burnish.cli.predict import predict
 from burnish.cli.quantize import quantize
 from burnish.cli.report import report
@@ -155,5 +156,5 @@ def options(
 
 
 COMMANDS = (train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package)
-for command in (*COMMANDS, doctor, demo):
+for command in (*COMMANDS, passes, doctor, demo):
     app.command(cls=RunCommand if command in (train, finetune) else None)(command)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,43 @@ from burnish.rewriting.fold_quantization import fold_quantization
 from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
 from burnish.rewriting.merge_adapters import merge_adapters
 from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.stage import Pass, Stage, rewrite
 from burnish.transfers import Transfer
 
 SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What the passes of an export are told: options of ``export_inference``."""
+
+    fold_norm: bool = True
+    merge: bool = True
+    settle: bool = True
+
+
+def _folds(model: ir.Model, context: Exporting) -> bool:
+    """What is folded into a weight would miss its adapter."""
+    return context.fold_norm and not read_adapters(model.metadata_props)
+
+
+def _settles(_: ir.Model, context: Exporting) -> bool:
+    return context.settle
+
+
+EXPORTED: Stage[Exporting] = Stage(
+    "EXPORTED",
+    (
+        rewrite(merge_adapters, when=lambda _, context: context.merge),
+        rewrite(fold_weight_normalization, when=_folds),
+        rewrite(fold_pruning, when=_settles),
+        Pass("fold_quantization", lambda model, context: fold_quantization(model, _folds(model, context)), when=_settles),
+        rewrite(fold_batch_normalization, when=_folds),
+        Pass("remove_unused", lambda model, _: remove_unused(model) or None),
+    ),
+)
+"""From the graph ``predict`` with its weights to what other tools read."""
 
 
 def export_inference(
@@ -78,17 +112,7 @@ def export_inference(
     if round_weights:
         for name, dtype in program.options.get(ROUNDED, {}).items():
             _round(graph.initializers[name], ir.DataType[dtype.upper()])
-    if merge:
-        merge_adapters(model)
-    folds = fold_norm and not read_adapters(model.metadata_props)  # what is folded into a weight would miss its adapter
-    if folds:
-        fold_weight_normalization(model)
-    if settle:
-        fold_pruning(model)
-        fold_quantization(model, folds)
-    if folds:
-        fold_batch_normalization(model)
-    remove_unused(model)
+    EXPORTED.run(model, Exporting(fold_norm, merge, settle))
     return model
 
 

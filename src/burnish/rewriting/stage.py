@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from burnish.graph.matching import near_misses
-from burnish.rewriting.verification import Verification
+from burnish.rewriting.verification import Verification, described
 
 C = TypeVar("C")
 """What the passes of a stage are told, a frozen dataclass: of the target, the mode, the policies. Facts that a pass finds are
@@ -38,7 +38,8 @@ class Pass(Generic[C]):
 
     Attributes:
         name: in the words of the field, verb first.
-        apply: changes the model in place, and returns whether it did.
+        apply: changes the model in place, and returns whether it did. None: it does not say, and counts as one that did; a record
+            with notes says what a comparison of the nodes says.
         when: says for which target and graph (``model.graph.name``) it runs.
         local: whether it names what it emits and gives it dtypes and shapes, so that nothing has to be restored.
         settled: whether it reads shapes that a pass before it may have opened: in a ``Repeat`` it waits for a round in which none
@@ -48,7 +49,7 @@ class Pass(Generic[C]):
     """
 
     name: str
-    apply: Callable[[ir.Model, C], bool]
+    apply: Callable[[ir.Model, C], bool | None]
     when: Callable[[ir.Model, C], bool] = always
     local: bool = False
     settled: bool = False
@@ -59,12 +60,12 @@ class Pass(Generic[C]):
         return self.name
 
 
-def rewrite(apply: Callable[[ir.Model], bool], **options: Any) -> Pass[Any]:
+def rewrite(apply: Callable[[ir.Model], bool | None], **options: Any) -> Pass[Any]:
     """A pass that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model), **options)
 
 
-def rewrite_graph(apply: Callable[[ir.Graph], bool], **options: Any) -> Pass[Any]:
+def rewrite_graph(apply: Callable[[ir.Graph], bool | None], **options: Any) -> Pass[Any]:
     """A pass over the main graph that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model.graph), **options)
 
@@ -132,11 +133,14 @@ class Stage(Generic[C]):
         passes: in their order.
         restores: what restores names and shapes after a pass that changed something and is not ``local``. None: the passes of
             this stage name and type what they emit.
+        settles: whether names, order, dtypes and shapes hold after each pass and what restores them: not before they are known,
+            nor where a pass of the stage orders what the ones before it emit.
     """
 
     name: str
     passes: Sequence[Element[C]]
     restores: Stage[C] | None = None
+    settles: bool = True
 
     def run(self, model: ir.Model, context: C) -> list[PassRecord]:
         """Run the passes on a model, in place, and return what each did.
@@ -231,22 +235,26 @@ class _Run(Generic[C]):
             last, start = self.records.pop(), perf_counter()
             _Run(self.stage.restores, self.model, self.context).elements(self.stage.restores.passes)
             self.records.append(replace(last, seconds=last.seconds + perf_counter() - start))
-        if self.verification is not None:
+        if self.verification is not None and self.stage.settles:
             self.verification.settled(" and ".join(item.name for item in changed))
 
     def changes(self, item: Pass[C]) -> bool:
         """Run a pass; return whether it changed something."""
         if not item.when(self.model, self.context):
             return False
+        nodes = described(self.model.graph) if self.takes_notes else {}
         before, start = len(self.model.graph), perf_counter()
         if self.takes_notes:
             with near_misses() as misses:
-                changed = item.apply(self.model, self.context)
+                said = item.apply(self.model, self.context)
         else:
-            changed, misses = item.apply(self.model, self.context), []
+            said, misses = item.apply(self.model, self.context), []
         seconds, after = perf_counter() - start, len(self.model.graph)
+        changed = said is not False
+        if said is None and self.takes_notes:
+            changed = described(self.model.graph).keys() != nodes.keys()
         counts = [f"{before} -> {after} nodes"] if after != before else []
         self.records.append(PassRecord(item.name, changed, seconds, "; ".join([*counts, *misses])))
         if self.verification is not None:
-            self.verification.ran(item.name, changed)
+            self.verification.ran(item.name, changed, self.stage.settles)
         return changed

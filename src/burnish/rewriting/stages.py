@@ -36,6 +36,9 @@ from burnish.rewriting.stage import Pass, Stage, rewrite, rewrite_graph
 from burnish.rewriting.widen_reductions import widen_reductions
 from burnish.targets import ONNXRUNTIME, Target, check_allowed, settle_opset
 
+NAMES = "NameFixPass renames values of the main graph too, by which signatures know them"
+"""Why names are ours."""
+
 UPDATING = ("step", "apply")
 """The graphs that update the state."""
 
@@ -111,10 +114,11 @@ _BECOMES_STANDARD: tuple[Pass[Lowering], ...] = (
     Pass("lower_semantic_operators", lambda model, context: lower_semantic_operators(model, keep=context.target.kernels)),
 )
 _IS_RUN: tuple[Pass[Lowering], ...] = (
-    rewrite(remove_unused),
+    # It drops operands that are left out at the end, too, and does not say so.
+    Pass("remove_unused", lambda model, _: remove_unused(model) or None),
     Pass("settle_opset", lambda model, context: settle_opset(model, context.target)),
     Pass("check_allowed", lambda model, context: _is_allowed(model, context.target)),
-    rewrite_graph(separate_names),
+    rewrite_graph(separate_names, reason=NAMES),
 )
 
 LOWERED: Stage[Lowering] = Stage(
@@ -125,10 +129,14 @@ LOWERED: Stage[Lowering] = Stage(
         rewrite(widen_reductions),
         Pass("compute_further_outputs", lambda model, context: compute_further_outputs(model, context.target.output_limits)),
         rewrite(compute_without_float64, when=lambda _, context: not context.target.float64),
-        rewrite(merge_casts),
+        rewrite(merge_casts, reason="CommonSubexpressionEliminationPass merges any equal nodes; activations would live longer"),
         rewrite(concatenate_padded_parts),
         rewrite(gather_reordered_blocks, when=_gathers_blocks),
-        rewrite(merge_scalars, when=_has_no_kernels),
+        rewrite(
+            merge_scalars,
+            when=_has_no_kernels,
+            reason="CommonSubexpressionEliminationPass merges any equal nodes; activations would live longer",
+        ),
         rewrite(raise_scalar_ranks, when=_has_no_kernels),
         rewrite(multiply_depthwise_rows, when=_multiplies),
         *_IS_RUN,
@@ -140,7 +148,7 @@ Raises UnsupportedOperatorError: it holds what the target does not run.
 """
 
 JOINED: Stage[Lowering] = Stage(
-    "JOINED", (rewrite(join_updates, when=_joins_updates), rewrite_graph(separate_names, when=_joins_updates))
+    "JOINED", (rewrite(join_updates, when=_joins_updates), rewrite_graph(separate_names, when=_joins_updates, reason=NAMES))
 )
 """After LOWERED, once for a graph that updates the state: small tensors are updated together."""
 

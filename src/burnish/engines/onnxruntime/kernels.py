@@ -46,8 +46,10 @@ from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TR
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.operators.pooling import MAX_POOL_GRAD
 from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
+from burnish.operators.semantic import SemanticOperator
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.stage import Pass, Stage, rewrite_graph
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
 COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
@@ -161,6 +163,57 @@ def tell_of_missing(reason: str, remedy: str) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Calling:
+    """What the passes that call kernels are told.
+
+    Attributes:
+        threads: that kernels run on.
+        outputs: the names of the outputs of the graph.
+    """
+
+    threads: int
+    outputs: tuple[str | None, ...]
+
+
+def _keep_for_kernels(model: ir.Model, *kept: SemanticOperator) -> bool:
+    """Lower what no kernel takes; ``kept`` are semantic operators that a later pass may give to one."""
+    called = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN}
+    return lower_semantic_operators(model, keep=called - {operator.name for operator in OPERATORS} | {item.name for item in kept})
+
+
+def _leave_out_missing_operands(graph: ir.Graph) -> None:
+    for node in list(graph):
+        if any(operator.is_of(node) for operator in _WITH_OPTIONAL_OPERANDS) and "present" not in node.attributes:
+            _leave_out_what_is_missing(graph, node)
+
+
+ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
+    "ONNXRUNTIME",
+    (
+        rewrite_graph(fuse_batch_normalization),
+        rewrite_graph(fuse_synchronized),
+        rewrite_graph(fuse_normalization),
+        rewrite_graph(use_cross_entropy_kernels),
+        Pass("use_recurrent_kernels", lambda model, context: use_recurrent_kernels(model.graph, context.threads)),
+        Pass("use_gather_kernels", lambda model, context: use_gather_kernels(model.graph, context.threads)),
+        Pass("sort", lambda model, _: model.graph.sort(), reason="TopologicalSortPass makes the same call"),
+        Pass("lower_all_but_images", lambda model, _: _keep_for_kernels(model, *IMAGES)),
+        Pass("use_channels_last", lambda model, context: use_channels_last(model.graph, context.threads)),
+        # No kernel computes what only such nodes read.
+        rewrite_graph(remove_unread_nodes, reason="RemoveUnusedNodesPass takes as long as the graph has outputs, for each node"),
+        Pass("leave_out_missing_operands", lambda model, _: _leave_out_missing_operands(model.graph)),
+        Pass("lower_what_no_kernel_takes", lambda model, _: _keep_for_kernels(model)),
+        rewrite_graph(fuse_elementwise),
+        rewrite_graph(join_groups),
+        Pass("name_outputs", lambda model, context: _name_outputs(model.graph, context.outputs)),
+        Pass("remove_unused", lambda model, _: remove_unused(model) or None),
+    ),
+    settles=False,
+)
+"""A graph that calls our kernels where it can; semantic operators that none takes are lowered."""
+
+
 def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     """Rewrite a graph so that it calls kernels where it can, in place; semantic operators that none takes are lowered.
 
@@ -171,28 +224,7 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     if has_bfloat16(model):  # which ONNX Runtime cannot load, and says of which standard operator
         lower_semantic_operators(model)
         return
-    graph = model.graph
-    names = [value.name for value in graph.outputs]
-    fuse_batch_normalization(graph)
-    fuse_synchronized(graph)
-    fuse_normalization(graph)
-    use_cross_entropy_kernels(graph)
-    use_recurrent_kernels(graph, int(threads or cores()))
-    use_gather_kernels(graph, int(threads or cores()))
-    graph.sort()
-    called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
-    lower_semantic_operators(model, keep=called | {operator.name for operator in IMAGES})
-    use_channels_last(graph, int(threads or cores()))
-    remove_unread_nodes(graph)  # no kernel computes what only they read
-    for node in list(graph):
-        if any(operator.is_of(node) for operator in _WITH_OPTIONAL_OPERANDS) and "present" not in node.attributes:
-            _leave_out_what_is_missing(graph, node)
-    called = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - {operator.name for operator in OPERATORS}
-    lower_semantic_operators(model, keep=called)
-    fuse_elementwise(graph)
-    join_groups(graph)
-    _name_outputs(graph, names)
-    remove_unused(model)
+    ONNXRUNTIME_KERNELS.run(model, Calling(int(threads or cores()), tuple(value.name for value in model.graph.outputs)))
     model.opset_imports[BURNISH_DOMAIN] = 1
 
 

@@ -6,6 +6,8 @@ What is not of a form that a kernel has is left as it is.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -30,6 +32,7 @@ from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.stage import Pass, Stage, rewrite_graph
 
 _SHARED = (
     *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED),
@@ -42,20 +45,11 @@ FUSED = fused_operators() | {operator.name for operator in _SHARED}
 """The semantic operators that only fusion takes: ATen has no kernels of them, or none that keep as many digits."""
 
 
-def fuse(
-    model: ir.Model,
-    kernels: bool,
-    winograd: bool = False,
-    channels_last: bool = True,
-    narrow: Collection[ir.DataType] = (),
-    attended: Collection[ir.DataType] = (ir.DataType.FLOAT,),
-    kernel_choice: str | None = None,
-    on_cuda: bool = False,
-) -> ir.Model:
-    """Rewrite a graph, in place.
+@dataclass(frozen=True)
+class Fusing:
+    """What the passes of the engine are told.
 
-    Args:
-        model: a graph of the program, with the semantic operators that the engine translates.
+    Attributes:
         kernels: whether the engine's own kernels are there; ATen's are.
         winograd: whether convolutions may be computed by Winograd's minimal filtering, by these kernels.
         channels_last: whether images have their channels last in memory.
@@ -64,46 +58,79 @@ def fuse(
         kernel_choice: ``measured``: where no rule is known, the quickest way to compute a convolution is measured as a step runs;
             ``fixed``: it is the usual one; None: convolutions are PyTorch's.
         on_cuda: whether the graph runs on a CUDA device, with PyTorch's kernels of attention there where ``attended`` has any.
-
-    Returns:
-        The same model. Batch normalization that no kernel takes is lowered.
     """
-    graph = model.graph
-    read_shapes_before_casts(graph)
-    fuse_max_pooling(graph)
-    if kernels:
-        fuse_batch_normalization(graph)
-        fuse_synchronized(graph)
-        fuse_normalization(graph)
-        fuse_group_normalization(graph)
-        replace_whole_nodes(graph)
-        use_cross_entropy_kernels(graph)
-        fuse_depthwise(graph)
-    widen(graph, CONVOLUTIONS, narrow)
-    if kernels and winograd:
-        use_winograd(graph)
-    if kernels and channels_last:
-        use_products(graph)
-        use_narrow_gradients(graph)
-    if kernel_choice is not None:
-        choose_convolutions(graph, measured=kernel_choice == "measured")
-    # A fused layer stands where its activation was: what reads its statistics may have come before.
-    graph.sort()
-    transpose_narrow(graph)
-    if kernels:
-        use_linear_gradients(graph)
-        fuse_attention(graph, attended)
-    if on_cuda:
-        use_cuda_attention(graph, attended, model.opset_imports[""])
-    left = {node.op_type for node in graph if node.domain == BURNISH_DOMAIN} - FUSED
-    lower_semantic_operators(model, keep=left)
-    if on_cuda:
-        sum_whole_rows(graph)
-    if kernels:
-        fuse_linear(graph)
-        fuse_batched_products(graph)
-    widen(graph, PRODUCTS, narrow)
-    if kernels:
-        fuse_elementwise(graph)
-        use_row_kernels(graph)
+
+    kernels: bool
+    winograd: bool = False
+    channels_last: bool = True
+    narrow: Collection[ir.DataType] = ()
+    attended: Collection[ir.DataType] = (ir.DataType.FLOAT,)
+    kernel_choice: str | None = None
+    on_cuda: bool = False
+
+
+def _has_kernels(_: ir.Model, context: Fusing) -> bool:
+    return context.kernels
+
+
+def _is_on_cuda(_: ir.Model, context: Fusing) -> bool:
+    return context.on_cuda
+
+
+def _has_kernels_of_images(_: ir.Model, context: Fusing) -> bool:
+    return context.kernels and context.channels_last
+
+
+def _lower_what_no_kernel_takes(model: ir.Model) -> bool:
+    left = {node.op_type for node in model.graph if node.domain == BURNISH_DOMAIN} - FUSED
+    return lower_semantic_operators(model, keep=left)
+
+
+TORCH: Stage[Fusing] = Stage(
+    "TORCH",
+    (
+        rewrite_graph(read_shapes_before_casts),
+        rewrite_graph(fuse_max_pooling),
+        rewrite_graph(fuse_batch_normalization, when=_has_kernels),
+        rewrite_graph(fuse_synchronized, when=_has_kernels),
+        rewrite_graph(fuse_normalization, when=_has_kernels),
+        rewrite_graph(fuse_group_normalization, when=_has_kernels),
+        rewrite_graph(replace_whole_nodes, when=_has_kernels),
+        rewrite_graph(use_cross_entropy_kernels, when=_has_kernels),
+        rewrite_graph(fuse_depthwise, when=_has_kernels),
+        Pass("widen_convolutions", lambda model, context: widen(model.graph, CONVOLUTIONS, context.narrow)),
+        rewrite_graph(use_winograd, when=lambda _, context: context.kernels and context.winograd),
+        rewrite_graph(use_products, when=_has_kernels_of_images),
+        rewrite_graph(use_narrow_gradients, when=_has_kernels_of_images),
+        Pass(
+            "choose_convolutions",
+            lambda model, context: choose_convolutions(model.graph, measured=context.kernel_choice == "measured"),
+            when=lambda _, context: context.kernel_choice is not None,
+        ),
+        # A fused layer stands where its activation was: what reads its statistics may have come before.
+        Pass("sort", lambda model, _: model.graph.sort(), reason="TopologicalSortPass makes the same call"),
+        rewrite_graph(transpose_narrow),
+        rewrite_graph(use_linear_gradients, when=_has_kernels),
+        Pass("fuse_attention", lambda model, context: fuse_attention(model.graph, context.attended), when=_has_kernels),
+        Pass(
+            "use_cuda_attention",
+            lambda model, context: use_cuda_attention(model.graph, context.attended, model.opset_imports[""]),
+            when=_is_on_cuda,
+        ),
+        Pass("lower_what_no_kernel_takes", lambda model, _: _lower_what_no_kernel_takes(model)),
+        rewrite_graph(sum_whole_rows, when=_is_on_cuda),
+        rewrite_graph(fuse_linear, when=_has_kernels),
+        rewrite_graph(fuse_batched_products, when=_has_kernels),
+        Pass("widen_products", lambda model, context: widen(model.graph, PRODUCTS, context.narrow)),
+        rewrite_graph(fuse_elementwise, when=_has_kernels),
+        rewrite_graph(use_row_kernels, when=_has_kernels),
+    ),
+    settles=False,
+)
+"""A graph of a program, with the semantic operators that the engine translates, for the kernels that run it."""
+
+
+def fuse(model: ir.Model, kernels: bool, **options: Any) -> ir.Model:
+    """Rewrite a graph, in place, by the stage TORCH; ``options`` are fields of ``Fusing``. Returns the same model."""
+    TORCH.run(model, Fusing(kernels, **options))
     return model

@@ -58,10 +58,10 @@ def prepared(
     return fuse(
         model,
         fused,
-        winograd and channels_last,
-        channels_last,
-        narrow_dtypes(device),
-        attended if device.type == "cuda" else attention.dtypes(),
-        kernel_choice if chooses else None,
+        winograd=winograd and channels_last,
+        channels_last=channels_last,
+        narrow=narrow_dtypes(device),
+        attended=attended if device.type == "cuda" else attention.dtypes(),
+        kernel_choice=kernel_choice if chooses else None,
         on_cuda=device.type == "cuda",
     )

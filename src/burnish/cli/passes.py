@@ -1,0 +1,99 @@
+"""``burnish passes``: the stages that a model goes through, and what each pass did to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from burnish.cli.console import cell, counted, output
+from burnish.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from burnish.rewriting.stage import PassRecord, Stage
+
+ENGINES = ("onnxruntime", "torch", "reference")
+
+
+def passes(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, stages are listed.")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="Whose: onnxruntime, torch or reference.")] = "onnxruntime",
+    stage: Annotated[str | None, typer.Option("--stage", help="Show this stage alone, such as LOWERED.")] = None,
+) -> None:
+    """List the stages of compilation with their passes, or what each pass did to a model."""
+    if engine not in ENGINES:
+        raise ConfigurationError(f"--engine: there are no stages of '{engine}'; choose among {', '.join(ENGINES)}")
+    stages = _stages(engine)
+    if stage is not None and stage.upper() not in stages:
+        raise ConfigurationError(f"--stage: there is no stage '{stage}'; choose among {', '.join(stages)}")
+    chosen = list(stages) if stage is None else [stage.upper()]
+    if model is None:
+        for name in chosen:
+            _list(stages[name])
+        return
+    for name, graph, records in _run(model, engine):
+        if name in chosen:
+            _show(name, graph, records)
+
+
+def _stages(engine: str) -> dict[str, Stage[Any]]:
+    """The stages by name, in the order in which a model meets them."""
+    from burnish.files.export import EXPORTED
+    from burnish.importer.canonical import CANONICAL, FOLDED, READ, SHAPES
+    from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN
+
+    stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, EXPORTED]
+    if engine == "onnxruntime":
+        from burnish.engines.onnxruntime.kernels import ONNXRUNTIME_KERNELS
+
+        stages.append(ONNXRUNTIME_KERNELS)
+    elif engine == "torch":
+        from burnish.engines.torch.fusion import TORCH
+
+        stages.append(TORCH)
+    return {stage.name: stage for stage in stages}
+
+
+def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
+    """What each stage did while a program was compiled of a model, and opened: its name, the graph, and a record per pass."""
+    import burnish
+    from burnish.files.export import export_inference
+    from burnish.rewriting.stage import observing
+
+    seen: list[tuple[str, str, list[PassRecord]]] = []
+    with observing(lambda name, graph, records: seen.append((name, graph.graph.name or "", records))):
+        program = burnish.compile(model)
+        for graph in ("step", "predict"):
+            program.graphs[graph]
+        burnish.Session(program, engine=engine)
+        export_inference(program, program.initial_state(seed=0))
+    return seen
+
+
+def _list(stage: Stage[Any]) -> None:
+    from burnish.rewriting.stage import Fallback, Repeat
+
+    console = output()
+    console.print(stage.name)
+    for element in stage.passes:
+        if isinstance(element, Repeat):
+            console.print(f"  repeated, at most {counted(element.at_most, 'time')}:")
+            for item in element.passes:
+                console.print(f"    {item.name}")
+        elif isinstance(element, Fallback):
+            repairs = ", ".join(item.name for item in element.repairs)
+            console.print(f"  {element.attempt.name}, and again after {repairs} where it fails")
+        else:
+            console.print(f"  {element.name}")
+
+
+def _show(name: str, graph: str, records: list[PassRecord]) -> None:
+    table = Table(title=f"{name} of '{graph}'", title_justify="left")
+    for heading in ("Pass", "Changed", "ms", "Note"):
+        table.add_column(heading)
+    for record in records:
+        changed = "yes" if record.changed else ""
+        table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", cell(record.note))
+    output().print(table)

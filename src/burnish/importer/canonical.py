@@ -1,0 +1,233 @@
+"""The stages of the importer: from a model as it was read to the canonical one.
+
+READ is what comes before dtypes and shapes are known, SHAPES infers them, and CANONICAL rewrites: what it opens is named and
+inferred again by RESTORED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from burnish.errors import ModelError
+from burnish.importer.attention_constants import hold_attention_constants
+from burnish.importer.bound_inputs import bind_inputs
+from burnish.importer.branches import take_decided_branches
+from burnish.importer.built_lists import stack_built_lists
+from burnish.importer.cast_like import resolve_cast_like
+from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
+from burnish.importer.counted_padding import count_padding_as_data
+from burnish.importer.domains import normalize_domains
+from burnish.importer.embedding_bags import replace_embedding_bags
+from burnish.importer.explicit_pads import write_pads
+from burnish.importer.export_notes import restore_parameters, tie_copies
+from burnish.importer.exported_functions import restore_exported_functions
+from burnish.importer.fixed_axes import fix_layer_axes
+from burnish.importer.functions import inline_functions
+from burnish.importer.gradients import bind_gradients
+from burnish.importer.group_normalization import expand_group_normalization
+from burnish.importer.initializers import gather_initializers
+from burnish.importer.input_constants import hold_input_constants
+from burnish.importer.instance_normalization import restore_instance_normalization
+from burnish.importer.loop_shapes import settle_loop_shapes
+from burnish.importer.max_unpool import place_unpooled
+from burnish.importer.names import name_everything
+from burnish.importer.newer_forms import write_older_forms
+from burnish.importer.nodes import check_nodes, check_operands, check_references
+from burnish.importer.open_batch import open_batch
+from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, upgrade_opset
+from burnish.importer.optionals import resolve_optionals
+from burnish.importer.own_statistics import normalize_by_own_statistics
+from burnish.importer.range_scalars import make_bounds_scalars
+from burnish.importer.range_shapes import settle_range_shapes
+from burnish.importer.reshaped_dimensions import name_reshaped_dimensions
+from burnish.importer.rounded_pools import drop_windows_in_padding
+from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
+from burnish.importer.sequences import resolve_sequences, write_out_maps
+from burnish.importer.shape_constants import fold_shape_constants
+from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
+from burnish.importer.signal_parts import give_signals_parts
+from burnish.importer.simplified_constants import hold_simplified_constants
+from burnish.importer.stated_defaults import state_defaults
+from burnish.importer.stripped_weights import hold_stripped_weights
+from burnish.importer.subgradients import note_subgradients
+from burnish.importer.transposed_matrices import join_transpositions
+from burnish.importer.untie import separate_statistics, untie_parameters
+from burnish.importer.zero_biases import leave_out_zero_biases
+from burnish.rewriting.stage import Fallback, Pass, Repeat, Stage, note, rewrite
+from burnish.sample_axes import AskedAxes, ask_sample_axes
+
+FOLDING_ROUNDS = 4
+"""A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
+
+NAMES = "NameFixPass makes names of nodes unique in each graph alone; messages name a node of the whole model"
+"""Why names are ours."""
+
+ROUNDS_BEFORE_OPENING = 64
+"""The shapes of one sample are to be known everywhere; each block of a Swin transformer that pads its windows makes a chain."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """What the passes of the importer are told: the options of ``burnish.load``."""
+
+    bind: Mapping[str, Any] = field(default_factory=dict)
+    sample_axis: AskedAxes = None
+    batch: str | None = None
+
+
+def opens_batch(_: ir.Model, context: Import) -> bool:
+    return context.batch == "open"
+
+
+def take_branches(model: ir.Model) -> bool:
+    """Put branches that are decided in the place of their If; return whether there were any."""
+    taken = take_decided_branches(model)
+    if taken:
+        gather_initializers(model)
+    return taken
+
+
+def make_fit(model: ir.Model) -> bool:
+    """Change, in place, what of a model does not fit and means something all the same; return whether there was any.
+
+    A function of the standard may have a branch for each rank, and those that are never taken do not fit the shapes at hand.
+    """
+    has_either = any(node.op_type in ("If", "Range") for node in model.graph.all_nodes())
+    if model.opset_imports.get("", 0) < OLDEST_CANONICAL or not has_either:
+        return False
+    infer_shapes(model, strict=False)
+    fold_shape_constants(model)
+    taken = take_branches(model)
+    if taken:
+        name_everything(model)
+        infer_shapes(model, strict=False)
+    changed = make_bounds_scalars(model)
+    if changed:
+        name_everything(model)
+    return taken or changed
+
+
+READ: Stage[Import] = Stage(
+    "READ",
+    (
+        rewrite(normalize_domains),
+        rewrite(move_runtime_nodes),
+        note(check_opset),
+        note(check_references),
+        rewrite(inline_functions, reason="InlinePass needs calls without cycles, and does not bound what a file expands to"),
+        rewrite(declare_opset),
+        note(check_nodes),
+        rewrite(bind_gradients),
+        rewrite(gather_initializers, reason="LiftConstantsToInitializersPass goes by size; here a layer reads it as a weight"),
+        rewrite(hold_stripped_weights),
+        rewrite(name_everything, reason=NAMES),
+        rewrite(open_unknown_dimensions),
+        rewrite(name_input_dimensions),
+        rewrite(state_defaults, reason="AddDefaultAttributesPass states every default, and not those that its schemas lack"),
+        rewrite(declare_outputs),
+        rewrite(declare_runtime_outputs),
+    ),
+    settles=False,
+)
+
+SHAPES: Stage[Import] = Stage(
+    "SHAPES",
+    (
+        rewrite(write_pads),
+        rewrite(drop_windows_in_padding),
+        Fallback(
+            rewrite(infer_shapes, reason="ShapeInferencePass does not say why inference fails, and keeps what a file declares"),
+            ModelError,
+            (rewrite(make_fit),),
+        ),
+        rewrite(settle_loop_shapes),
+        rewrite(settle_range_shapes),
+    ),
+    settles=False,
+)
+
+RESTORED: Stage[Import] = Stage(
+    "RESTORED",
+    (
+        rewrite(name_everything, reason=NAMES),
+        *SHAPES.passes,
+    ),
+    settles=False,
+)
+
+FOLDING: tuple[Pass[Import], ...] = (
+    rewrite(fold_shape_constants),
+    rewrite(resolve_optionals),
+    rewrite(write_out_maps),
+    rewrite(resolve_sequences),
+    rewrite(replace_embedding_bags),
+    rewrite(join_transpositions),
+    rewrite(place_unpooled),
+    # The elements' shapes are those that follow from what sequences hold.
+    rewrite(stack_built_lists, settled=True),
+    rewrite(take_branches, counted=False),
+)
+
+FOLDED: Stage[Import] = Stage("FOLDED", (Repeat(FOLDING, FOLDING_ROUNDS), note(require_dtypes)), restores=RESTORED)
+"""After a rewrite that makes more shapes known."""
+
+CANONICAL: Stage[Import] = Stage(
+    "CANONICAL",
+    (
+        note(check_operands),
+        Repeat(
+            (
+                rewrite(restore_parameters),
+                rewrite(tie_copies),
+                rewrite(upgrade_opset),
+                rewrite(write_older_forms),
+                rewrite(expand_group_normalization),
+                rewrite(untie_parameters),
+                rewrite(separate_statistics),
+                rewrite(give_signals_parts),
+            ),
+            at_most=1,
+        ),
+        rewrite(hold_preprocessing, local=True),
+        rewrite(replace_classical_operators),
+        rewrite(resolve_cast_like, local=True),
+        Pass("bind_inputs", lambda model, context: bind_inputs(model, context.bind), when=lambda _, context: bool(context.bind)),
+        rewrite(replace_runtime_operators),
+        Repeat(FOLDING, FOLDING_ROUNDS),
+        Repeat(
+            (
+                rewrite(restore_instance_normalization),
+                rewrite(normalize_by_own_statistics),
+                rewrite(fix_layer_axes),
+                rewrite(restore_exported_functions),
+            ),
+            at_most=1,
+        ),
+        Repeat(FOLDING, FOLDING_ROUNDS),
+        rewrite(leave_out_zero_biases, local=True),
+        rewrite(name_reshaped_dimensions, local=True),
+        rewrite(count_padding_as_data, local=True),
+        note(hold_attention_constants),
+        note(hold_simplified_constants),
+        note(hold_input_constants),
+        note(note_class_labels),
+        note(note_subgradients),
+        note(require_dtypes),
+        Pass("ask_sample_axes", lambda model, context: ask_sample_axes(model.graph, context.sample_axis), local=True),
+        Repeat(FOLDING, ROUNDS_BEFORE_OPENING, when=opens_batch),
+        rewrite(open_batch, local=True, when=opens_batch),
+        Repeat(FOLDING, FOLDING_ROUNDS, when=opens_batch),
+        note(require_dtypes, when=opens_batch),
+    ),
+    restores=RESTORED,
+)
+
+
+def canonicalize(model: ir.Model, context: Import) -> None:
+    """Bring a model that was read into its canonical form, in place."""
+    for stage in (READ, SHAPES, CANONICAL):
+        stage.run(model, context)

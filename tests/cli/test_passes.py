@@ -1,0 +1,46 @@
+"""``burnish passes``: the stages as lists, and what each pass did to a model."""
+
+import onnx_ir as ir
+import pytest
+
+from oracles.small_networks import perceptron
+
+
+def test_stages_are_listed_in_the_order_in_which_a_model_meets_them(run):
+    lines = run("passes", "--engine", "torch").stdout.splitlines()
+    stages = [line for line in lines if not line.startswith(" ")]
+    assert stages == [
+        "READ",
+        "SHAPES",
+        "CANONICAL",
+        "FOLDED",
+        "RECOGNIZED",
+        "RECOGNIZED_TO_TRAIN",
+        "LOWERED",
+        "JOINED",
+        "EXPORTED",
+        "TORCH",
+    ]
+    assert "  infer_shapes, and again after make_fit where it fails" in lines
+    assert "    upgrade_opset" in lines
+
+
+def test_what_each_pass_did_to_a_model(run, tmp_path):
+    ir.save(perceptron(), tmp_path / "model.onnx")
+    text = run("passes", str(tmp_path / "model.onnx"), "--stage", "lowered").stdout
+    assert "LOWERED of 'predict'" in text
+    assert "LOWERED of 'grad'" in text
+    assert "lower_semantic_operators" in text
+    assert "infer_shapes" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--stage", "there is no stage 'x'; choose among READ,"),
+        ("--engine", "there are no stages of 'x'; choose among onnxruntime,"),
+    ],
+)
+def test_a_name_that_there_is_not_is_refused(run, option, problem):
+    result = run("passes", option, "x", code=1)
+    assert problem in result.output
