@@ -6,14 +6,16 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from burnish.errors import ConfigurationError
 from burnish.settings import suggestion
 
 Keywords = ParamSpec("Keywords")
 First = TypeVar("First")
-Asked = TypeVar("Asked")
+Second = TypeVar("Second")
+Third = TypeVar("Third")
+Asked = TypeVar("Asked", covariant=True)
 Result = TypeVar("Result")
 
 DECLARED = "declared"
@@ -27,7 +29,7 @@ class Declaration:
     Attributes:
         check: returns the value that is kept of the one that is given, such as an object for its name; raises
             ConfigurationError for a value that is wrong whatever the model or the data. The default is kept as it is.
-        help: of the command line; empty for an option that the command line does not have.
+        help: of the command line; None for an option that the command line does not have.
         metavar: what the help calls the value.
         several: may be given several times: ``read`` takes a list.
         kind: the type of a value on the command line.
@@ -36,7 +38,7 @@ class Declaration:
     """
 
     check: Callable[[Any], Any] | None = None
-    help: str = ""
+    help: str | None = None
     metavar: str | None = None
     several: bool = False
     kind: type = str
@@ -49,7 +51,7 @@ def option(default: Any = MISSING, **declared: Any) -> Any:
     return field(default=default, metadata={DECLARED: Declaration(**declared)})
 
 
-def declarations(options: type[Options]) -> dict[str, tuple[Field[Any], Declaration]]:
+def declarations(options: type[Any]) -> dict[str, tuple[Field[Any], Declaration]]:
     """Return the field and the declaration of each option, by name, in their order."""
     return {one.name: (one, one.metadata.get(DECLARED, Declaration())) for one in fields(options)}
 
@@ -69,9 +71,19 @@ class Options:
                 object.__setattr__(self, name, declared.check(value))
 
 
-def takes(
-    options: Callable[Keywords, Asked],
-) -> Callable[[Callable[[First, Asked], Result]], Callable[Concatenate[First, Keywords], Result]]:
+class Taker(Protocol[Keywords, Asked]):
+    """What gives a function the options of a class; ``takes`` returns it."""
+
+    @overload
+    def __call__(self, function: Callable[[First, Asked], Result], /) -> Callable[Concatenate[First, Keywords], Result]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[First, Second, Third, Asked], Result], /
+    ) -> Callable[Concatenate[First, Second, Third, Keywords], Result]: ...
+
+
+def takes(options: Callable[Keywords, Asked]) -> Taker[Keywords, Asked]:
     """Let a function whose last parameter is ``options`` take each of them as a keyword argument.
 
     Its signature and its docstring have them too, as they have them in the class.
@@ -80,7 +92,7 @@ def takes(
         options: a subclass of ``Options``.
     """
 
-    def decorate(function: Callable[[First, Asked], Result]) -> Callable[Concatenate[First, Keywords], Result]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(function)
         leading = [*own.parameters.values()][:-1]
         keywords = [*inspect.signature(options).parameters.values()]
@@ -88,16 +100,17 @@ def takes(
         names = [one.name for one in keywords]
 
         @functools.wraps(function)
-        def taking(*arguments: Any, **given: Any) -> Result:
+        def taking(*arguments: Any, **given: Any) -> Any:
             for name in given:
                 if name not in signature.parameters:
                     known = list(signature.parameters)
+                    called = function.__qualname__.removesuffix(".__init__")
                     raise ConfigurationError(
-                        f"{function.__name__} has no option '{name}'{suggestion(name, known)}: what it takes is in its docstring"
+                        f"{called} has no option '{name}'{suggestion(name, known)}: what it takes is in its docstring"
                     )
             bound = signature.bind(*arguments, **given).arguments
             asked = options(**{name: bound.pop(name) for name in names if name in bound})  # type: ignore[call-arg]
-            return function(*bound.values(), asked)  # type: ignore[call-arg]
+            return function(*bound.values(), asked)
 
         taking.__signature__ = signature  # type: ignore[attr-defined]
         taking.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}

@@ -30,6 +30,7 @@ from burnish.errors import ConfigurationError, WorkerError, comes_again
 from burnish.settings import is_natural_text
 
 if TYPE_CHECKING:
+    from burnish.engines import Engine
     from burnish.norms import NormPolicy
 
 INTERRUPTED = 130
@@ -150,7 +151,7 @@ def check_count(workers: int) -> None:
 
 
 def check_together(
-    workers: int, engine: str, norm: str | NormPolicy | Mapping[str, str | NormPolicy], at_every_step: bool = True
+    workers: int, engine: str | Engine, norm: str | NormPolicy | Mapping[str, str | NormPolicy], at_every_step: bool = True
 ) -> None:
     """Refuse, before any worker starts, what each of them would refuse.
 

@@ -23,10 +23,12 @@ class OptionGroup:
 
     Attributes:
         panel: where the help lists these options.
+        placed: options that the help lists after another one, which it names, or first, for None.
         named: the options that the command line names; it leaves the others at their defaults.
     """
 
     panel: ClassVar[str | None] = None
+    placed: ClassVar[Mapping[str, str | None]] = {}
     named: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
@@ -88,14 +90,14 @@ def values_of(options: type[Options], **texts: Any) -> dict[str, Any]:
         raise typer.BadParameter(str(error)) from error
 
 
-def declared_option(options: type[Options], name: str, panel: str | None = None) -> Any:
+def declared_option(options: type[Any], name: str, panel: str | None = None) -> Any:
     """Return the option of the command line that stands for one that ``options`` declares."""
     declared = declarations(options)[name][1]
     spelled = f"--{name.replace('_', '-')}"
     return typer.Option(spelled, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel)
 
 
-def _declared_parameter(options: type[Options], name: str) -> inspect.Parameter:
+def _declared_parameter(options: type[Any], name: str) -> inspect.Parameter:
     field, declared = declarations(options)[name]
     kind: Any = GenericAlias(list, (declared.kind,)) if declared.several else declared.kind
     is_given = isinstance(field.default, declared.kind) and not declared.several
@@ -114,8 +116,22 @@ def _is_group(parameter: inspect.Parameter) -> bool:
 
 
 def _fields_of(group: type[OptionGroup]) -> Mapping[str, inspect.Parameter]:
-    """Return the options and the groups that a group consists of, by name."""
-    return {name: option for name, option in inspect.signature(group, eval_str=True).parameters.items() if name != "named"}
+    """Return the options and the groups that a group consists of, by name; first those that it inherits from ``Options``."""
+    hints: dict[str, Any] = {}
+    for each in reversed(group.__mro__):
+        if issubclass(each, OptionGroup):
+            hints |= inspect.get_annotations(each, eval_str=True)
+    declared = declarations(group)
+    options = {name: one for name, one in inspect.signature(group).parameters.items() if name != "named"}
+    found = {
+        name: one.replace(annotation=hints[name]) if name in hints else _declared_parameter(group, name)
+        for name, one in options.items()
+        if name in hints or declared[name][1].help is not None
+    }
+    names = [name for name in found if name not in group.placed]
+    for name, before in group.placed.items():
+        names.insert(0 if before is None else names.index(before) + 1, name)
+    return {name: found[name] for name in names}
 
 
 def _options_of(group: type[OptionGroup]) -> Sequence[inspect.Parameter]:
@@ -137,7 +153,7 @@ def _options_of(group: type[OptionGroup]) -> Sequence[inspect.Parameter]:
             for each, (_, declared) in declarations(parameter.annotation).items():
                 if each in own:
                     add(each)
-                elif declared.help:
+                elif declared.help is not None:
                     options.append(_in_panel(_declared_parameter(parameter.annotation, each), group.panel))
         else:
             options.append(_in_panel(parameter, group.panel))

@@ -14,6 +14,7 @@ from burnish.cli.option_groups import OptionGroup
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
 from burnish.files.file_writing import check_output
+from burnish.training.trainer_options import RunOptions
 
 if TYPE_CHECKING:
     from burnish.cli.watching import Watching
@@ -68,44 +69,13 @@ class Data(OptionGroup):
 
 
 @dataclass(frozen=True)
-class Course(OptionGroup):
+class Course(OptionGroup, RunOptions):
     """How long training goes on, where it starts, what computes it, and what it keeps."""
 
     panel: ClassVar = "Course of training"
+    placed: ClassVar = {"reinitialize": None, "kernels": "engine", "start_from": "best_metric"}
     reinitialize: Annotated[str | None, typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.")] = None
-    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 1
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 32
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default the engine's choice.")] = None
-    engine: Annotated[str, typer.Option("--engine")] = "auto"
     kernels: KernelsOption = None
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default the engine's choice.")] = None
-    checkpoint_every: Annotated[
-        int | None, typer.Option("--checkpoint-every", min=1, help="Also save after so many steps, within epochs.")
-    ] = None
-    step_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--step-timeout", metavar="SECONDS", help="Stop the run, its state saved, when a step takes longer; by default never."
-        ),
-    ] = None
-    keep_checkpoints: Annotated[
-        int, typer.Option("--keep-checkpoints", min=1, help="How many checkpoints to keep; 1: the latest.")
-    ] = 1
-    journal: Annotated[
-        bool,
-        typer.Option(
-            "--journal",
-            help="Save, of embedding tables that are updated by rows, the rows that changed since the checkpoint before.",
-        ),
-    ] = False
-    tables: Annotated[
-        Path | None,
-        typer.Option("--tables", help="A folder for embedding tables that are updated by rows, in files mapped into memory."),
-    ] = None
-    best_metric: Annotated[
-        str | None, typer.Option("--best-metric", help="What decides the best epoch; by default the first metric.")
-    ] = None
     start_from: Annotated[
         Path | None,
         typer.Option(
@@ -126,7 +96,7 @@ class Course(OptionGroup):
             ConfigurationError: kernels are chosen for another engine than ``onnxruntime``.
             EngineError: they are to be built, and cannot be.
         """
-        return chosen_engine(self.engine, self.kernels)
+        return self.engine if not isinstance(self.engine, str) else chosen_engine(self.engine, self.kernels)
 
 
 @dataclass(frozen=True)

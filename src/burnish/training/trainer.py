@@ -5,38 +5,35 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from burnish.data import DataSource, Text
+from burnish.data import DataSource
 from burnish.data.batches import Batches
-from burnish.data.image.augmentation import ImageAugmentation
-from burnish.data.loader import Augmentation
-from burnish.data.preprocessing import PixelsLike
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.engines import Engine
 from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
+from burnish.metrics.base import total_of
+from burnish.options import takes
 from burnish.program import Program, Role
-from burnish.stopping import RunStopped, runs_kept
+from burnish.program.state import averages
+from burnish.stopping import RunStopped, TimeLimit, runs_kept
 from burnish.training import workers
-from burnish.training.callbacks.base import Callback, Callbacks, EpochReport, StepReport, StoppedByCallback
+from burnish.training.callbacks.base import Callbacks, EpochReport, StepReport, StoppedByCallback
 from burnish.training.interruption import CtrlCNoted, TrainingInterrupted
 from burnish.training.metric_totals import Sums
-from burnish.training.progress import Progress, Reached, progress_of
+from burnish.training.progress import Reached, progress_of
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.run_position import Position, StepClock
 from burnish.training.run_results import Row, TrainingResult
-from burnish.training.run_schedule import Factor, Rates, warn_of_what_is_not_reached
+from burnish.training.run_schedule import Rates, warn_of_what_is_not_reached
 from burnish.training.session import STEP_REPORT, Session
-from burnish.training.trainer_options import check_run, evaluated_parameters, evaluation_only, time_limit, watched_figure
+from burnish.training.trainer_options import TrainerOptions
 from burnish.version import __version__
 
 ROWS_PER_EPOCH = 10
@@ -106,70 +103,41 @@ class Trainer:
         WorkerError: another worker is not there, or trains something else.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        train_data: DataSource,
-        eval_data: DataSource | None = None,
-        *,
-        epochs: int = 1,
-        batch_size: int = 32,
-        seed: int = 0,
-        run_directory: str | Path = "runs/latest",
-        checkpoint_every: int | None = None,
-        step_timeout: float | None = None,
-        keep_checkpoints: int = 1,
-        journal: bool = False,
-        best_metric: str | None = None,
-        parameters: str | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        engine: str | Engine = "auto",
-        device: str | None = None,
-        threads: int | None = None,
-        state: Mapping[str, np.ndarray] | None = None,
-        lr: float | None = None,
-        schedule: str | Factor = "constant",
-        monitor: str | None = None,
-        augment: Augmentation | str | ImageAugmentation | None = None,
-        data_workers: int | None = None,
-        pixels: PixelsLike | None = None,
-        text: Text | None = None,
-        progress: bool | Progress = True,
-        parallel: DataParallel | None = None,
-        tables: str | Path | None = None,
-        callbacks: Sequence[Callback] = (),
-    ):
-        counts = {"epochs": epochs, "batch_size": batch_size, "keep_checkpoints": keep_checkpoints}
-        check_run(seed, parallel, checkpoint_every=checkpoint_every, **counts)
-        self._limit = time_limit(step_timeout)
-        if resume and overwrite:
-            raise ConfigurationError("resume goes on with a run, and overwrite drops it: give one of them")
-        # NumPy's numbers do not go into a checkpoint's record.
-        epochs, batch_size, keep_checkpoints, seed = int(epochs), int(batch_size), int(keep_checkpoints), int(seed)
-        data = RunData.open(program, train_data, eval_data, pixels, text, augment)
-        self.epochs, self.checkpoint_every, self.run_directory = epochs, checkpoint_every, Path(run_directory)
+    @takes(TrainerOptions)
+    def __init__(self, program: Program, train_data: DataSource, options: TrainerOptions):
+        step_timeout, parallel, engine = options.step_timeout, options.parallel, options.engine
+        self._limit = None if step_timeout is None else TimeLimit(step_timeout)
+        data = RunData.open(program, train_data, options.eval_data, options.pixels, options.text, options.augment)
+        self.epochs, self.checkpoint_every = options.epochs, options.checkpoint_every
+        self.run_directory = Path(options.run_directory)
         if parallel is not None:
-            parallel, engine = parallel.joined(device), "torch" if engine == "auto" else engine
+            parallel, engine = parallel.joined(options.device), "torch" if engine == "auto" else engine
         self._group, self._steps_alone = (parallel and parallel.group) or ProcessGroup(0, 1), _steps_alone(parallel)
-        self._data, self.loader = data, data.training_loader(program, batch_size, seed, self._group, data_workers)
-        self.eval_loader, self._notes = data.evaluation_loader(program, batch_size), data.notes(program, self.loader, epochs)
+        size, seed = options.batch_size, options.seed
+        self._data, self.loader = data, data.training_loader(program, size, seed, self._group, options.data_workers)
+        self.eval_loader = data.evaluation_loader(program, size)
+        self._notes = data.notes(program, self.loader, options.epochs)
         self.program, self._names = program, [entry.name for entry in program.signature["step"].outputs_of(*STEP_REPORT)]
-        self._watched, self._parameters = watched_figure(program, best_metric, data), evaluated_parameters(program, parameters)
+        self._watched = _watched_figure(program, options.best_metric, data)
+        self._parameters = options.parameters
+        if options.parameters is not None:
+            averages(program.signature, options.parameters)
         self._sums = Sums.of(program)
-        self._clock, self._rates = StepClock(), Rates.of(program, lr, schedule, monitor, self._names)
+        self._clock = StepClock()
+        self._rates = Rates.of(program, options.lr, options.schedule, options.monitor, self._names)
         if self._group.rank == 0:
             data.warn_of_few_classes(program)
-        course = {"seed": seed, "batch_size": batch_size, **data.course()}
-        self._callbacks = Callbacks(callbacks, self._group.rank == 0)
-        self._progress = progress_of(progress, self._group.rank == 0)
-        self.run_folder = self._open_folder(course, keep_checkpoints, journal)
+        course = {"seed": seed, "batch_size": size, **data.course()}
+        self._callbacks = Callbacks(options.callbacks, self._group.rank == 0)
+        self._progress = progress_of(options.progress, self._group.rank == 0)
+        self.run_folder = self._open_folder(course, options.keep_checkpoints, options.journal)
         self._ctrl_c, self._stop_vote, self._position = CtrlCNoted(), workers.StopVote(self._group), Position()
         try:
             self._agree(course, data.evaluation)
-            self._check_folder(resume or overwrite)
-            self.session = Session(program, engine, state, seed, device, threads, parallel, tables)
-            self._begin(data, resume)
+            self._check_folder(options.resume or options.overwrite)
+            device, threads = options.device, options.threads
+            self.session = Session(program, engine, options.state, seed, device, threads, parallel, options.tables)
+            self._begin(data, options.resume)
         except BaseException as error:
             self.run_folder.leave()
             self._group.fail(error)
@@ -199,7 +167,7 @@ class Trainer:
             warn_of_what_is_not_reached(self.program, self.session.step_count + remaining, self._steps_alone)
         diagnostics = [entry.name for entry in self.program.signature["step"].outputs_of(Role.DIAGNOSTIC)]
         last_step = self._position.step if resume else None
-        evaluated = () if self.eval_loader is None else evaluation_only(self.program, self._names)
+        evaluated = () if self.eval_loader is None else _evaluation_only(self.program, self._names)
         begin = functools.partial(self.run_folder.begin, self._names, diagnostics, last_step, evaluated)
         workers.on_first(self._group, begin, "the folder of the run")
 
@@ -543,3 +511,27 @@ class Trainer:
 
 def _steps_alone(parallel: DataParallel | None) -> bool:
     return parallel is not None and bool(parallel.synchronize_every)
+
+
+def _evaluation_only(program: Program, reported: Collection[str]) -> list[str]:
+    """Return the figures that evaluation gives and a step does not: those of whole data sets, such as an average precision."""
+    totals = (total_of(entry.name) for entry in program.signature["evaluate"].outputs)
+    names = dict.fromkeys(total[0] for total in totals if total is not None)
+    return [name for name in names if name not in reported and name.partition(":")[0] != "loss"]
+
+
+def _watched_figure(program: Program, best_metric: str | None, data: RunData) -> str:
+    """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
+    signature = program.signature["step"]
+    reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
+    # Metrics first: among what is reported stand the terms of a loss too.
+    metrics = [name for name in program.options.get("metrics", ()) if name in reported or data.evaluation is not None]
+    names = [*metrics, *(name for name in reported if name not in metrics)]
+    if best_metric is None:
+        return names[0]
+    if best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric: the program reports no '{best_metric}'; it reports {', '.join(repr(name) for name in names)}. "
+            "Name one of these, or compile with metrics=[...]"
+        )
+    return best_metric

@@ -1,69 +1,124 @@
-"""What a trainer is asked for, checked before anything is read."""
+"""What a trainer is asked for, checked before anything is read.
+
+Nothing heavy is imported here: the help of the command line lists these options.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from burnish.distributed import DataParallel
 from burnish.errors import ConfigurationError
-from burnish.metrics.base import total_of
-from burnish.program import Program, Role
-from burnish.program.state import averages
-from burnish.random import check_seed
+from burnish.options import Options, declarations, option
 from burnish.settings import is_number, is_whole
-from burnish.stopping import TimeLimit
-from burnish.training.run_data import RunData
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.data import DataSource, Text
+    from burnish.data.image.augmentation import ImageAugmentation
+    from burnish.data.loader import Augmentation
+    from burnish.data.preprocessing import PixelsLike
+    from burnish.distributed import DataParallel
+    from burnish.engines import Engine
+    from burnish.training.callbacks.base import Callback
+    from burnish.training.progress import Progress
+    from burnish.training.run_schedule import Factor
 
 
-def check_run(seed: int, parallel: DataParallel | None, **numbers: int | None) -> None:
-    """Raise ConfigurationError for a seed, workers, or numbers by name that a run cannot have."""
-    for name, number in numbers.items():
-        if number is not None and (not is_whole(number) or number < 1):
+def _check_count(name: str) -> Callable[[Any], int]:
+    def check(number: Any) -> int:
+        if not is_whole(number) or number < 1:
             raise ConfigurationError(f"{name}={number!r}: give a whole number of 1 or more")
+        return int(number)  # NumPy's numbers do not go into a checkpoint's record
+
+    return check
+
+
+def _check_seed(seed: Any) -> int:
+    from burnish.random import check_seed
+
     check_seed(seed)
+    return int(seed)
+
+
+def _check_seconds(seconds: Any) -> float:
+    if not is_number(seconds) or not 0 < seconds < math.inf:
+        raise ConfigurationError(f"step_timeout={seconds!r}: give a number of seconds above 0, or leave it out for no limit")
+    return float(seconds)
+
+
+def _check_parallel(parallel: Any) -> Any:
+    from burnish.distributed import DataParallel
+
     DataParallel.check(parallel)
+    return parallel
 
 
-def time_limit(step_timeout: float | None) -> TimeLimit | None:
-    """Return what stops a step that takes longer than so many seconds; None where nothing does.
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """What a trainer and the commands that train are asked for alike; ``Trainer`` says what each option is."""
 
-    Raises:
-        ConfigurationError: it is no number above 0.
-    """
-    if step_timeout is None:
-        return None
-    if not is_number(step_timeout) or not 0 < step_timeout < math.inf:
-        raise ConfigurationError(f"step_timeout={step_timeout!r}: give a number of seconds above 0, or leave it out for no limit")
-    return TimeLimit(float(step_timeout))
+    epochs: int = option(1, check=_check_count("epochs"), help="", kind=int, least=1)
+    batch_size: int = option(32, check=_check_count("batch_size"), help="", kind=int, least=1)
+    seed: int = option(0, check=_check_seed, help="", kind=int, least=0)
+    threads: int | None = option(None, help="By default the engine's choice.", kind=int, least=1)
+    engine: str | Engine = option("auto", help="")
+    device: str | None = option(None, help="cpu or cuda; by default the engine's choice.")
+    checkpoint_every: int | None = option(
+        None, check=_check_count("checkpoint_every"), help="Also save after so many steps, within epochs.", kind=int, least=1
+    )
+    step_timeout: float | None = option(
+        None,
+        check=_check_seconds,
+        help="Stop the run, its state saved, when a step takes longer; by default never.",
+        metavar="SECONDS",
+        kind=float,
+    )
+    keep_checkpoints: int = option(
+        1, check=_check_count("keep_checkpoints"), help="How many checkpoints to keep; 1: the latest.", kind=int, least=1
+    )
+    journal: bool = option(
+        False,
+        help="Save, of embedding tables that are updated by rows, the rows that changed since the checkpoint before.",
+        kind=bool,
+    )
+    tables: str | Path | None = option(
+        None, help="A folder for embedding tables that are updated by rows, in files mapped into memory.", kind=Path
+    )
+    best_metric: str | None = option(None, help="What decides the best epoch; by default the first metric.")
+
+    def run_options(self) -> dict[str, Any]:
+        """Return these options by name, as ``Trainer`` takes them."""
+        return {name: getattr(self, name) for name in declarations(RunOptions)}
 
 
-def evaluated_parameters(program: Program, parameters: str | None) -> str | None:
-    """Return what is evaluated after each epoch; raise ConfigurationError for an average that the program does not keep."""
-    if parameters is not None:
-        averages(program.signature, parameters)
-    return parameters
+@dataclass(frozen=True)
+class TrainerOptions(RunOptions):
+    """What a trainer is asked for; ``Trainer`` says what each option is."""
 
+    eval_data: DataSource | None = option(None)
+    _: KW_ONLY
+    run_directory: str | Path = option("runs/latest")
+    parameters: str | None = option(None)
+    resume: bool = option(False)
+    overwrite: bool = option(False)
+    state: Mapping[str, np.ndarray] | None = option(None)
+    lr: float | None = option(None)
+    schedule: str | Factor = option("constant")
+    monitor: str | None = option(None)
+    augment: Augmentation | str | ImageAugmentation | None = option(None)
+    data_workers: int | None = option(None)
+    pixels: PixelsLike | None = option(None)
+    text: Text | None = option(None)
+    progress: bool | Progress = option(True)
+    parallel: DataParallel | None = option(None, check=_check_parallel)
+    callbacks: Sequence[Callback] = option(())
 
-def evaluation_only(program: Program, reported: Collection[str]) -> list[str]:
-    """Return the figures that evaluation gives and a step does not: those of whole data sets, such as an average precision."""
-    totals = (total_of(entry.name) for entry in program.signature["evaluate"].outputs)
-    names = dict.fromkeys(total[0] for total in totals if total is not None)
-    return [name for name in names if name not in reported and name.partition(":")[0] != "loss"]
-
-
-def watched_figure(program: Program, best_metric: str | None, data: RunData) -> str:
-    """Return the figure that decides which epoch is the best; one of whole data sets where there is one to evaluate on."""
-    signature = program.signature["step"]
-    reported = [entry.name for entry in (*signature.outputs_of(Role.METRIC), *signature.outputs_of(Role.LOSS))]
-    # Metrics first: among what is reported stand the terms of a loss too.
-    metrics = [name for name in program.options.get("metrics", ()) if name in reported or data.evaluation is not None]
-    names = [*metrics, *(name for name in reported if name not in metrics)]
-    if best_metric is None:
-        return names[0]
-    if best_metric not in names:
-        raise ConfigurationError(
-            f"best_metric: the program reports no '{best_metric}'; it reports {', '.join(repr(name) for name in names)}. "
-            "Name one of these, or compile with metrics=[...]"
-        )
-    return best_metric
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resume and self.overwrite:
+            raise ConfigurationError("resume goes on with a run, and overwrite drops it: give one of them")
