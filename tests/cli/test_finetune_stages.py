@@ -15,12 +15,10 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
+from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.finetune import _Stages
-from burnish.cli.pixel_options import Pixels
-from burnish.cli.text_options import TextOptions
-from burnish.cli.train_options import Course, Data, Results
-from burnish.cli.tuned_files import QuantizedStage
-from burnish.cli.watching import Watching
+from burnish.cli.finetuning_choices import QuantizedStage
+from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.errors import ConfigurationError
 from burnish.models import residual_network
 from burnish.training.finetuning import batches, plan, transfer

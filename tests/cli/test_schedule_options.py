@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish.cli.schedule_options import TAKEOVER, take_over_checkpoints
+from burnish.cli.optimizer_options import TAKEOVER, take_over_checkpoints
 from burnish.files.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.training import Session, read_checkpoint

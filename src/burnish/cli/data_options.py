@@ -1,10 +1,18 @@
-"""Checks of options that have a meaning for some kinds of data alone."""
+"""Options that say how data are read: labels, the pixels of images, the tokens of texts; and checks that they fit the data."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
 import typer
 
-from burnish.settings import is_natural_text, split
+from burnish.cli.option_groups import OptionGroup
+from burnish.settings import is_natural_text, read_number, read_whole, split
+
+if TYPE_CHECKING:
+    from burnish.data import DataDescription, DataSpec, Text
 
 
 def check_data_options(
@@ -74,3 +82,196 @@ def read_extents(texts: list[str]) -> dict[str, int]:
             raise typer.BadParameter(f"--extent {text}: give NAME=N, such as sequence=16")
         extents[name] = int(size)
     return extents
+
+
+@dataclass(frozen=True)
+class Pixels(OptionGroup):
+    """What is done to the pixels of images and of arrays of bytes."""
+
+    panel: ClassVar = "Pixels of images, and of arrays of bytes"
+    pixels: Annotated[
+        str | None,
+        typer.Option(
+            "--pixels",
+            metavar="PRESET",
+            help="What becomes of 0 to 255: unit (0 to 1), raw, -1..1, imagenet (as torchvision's models read them) or caffe; by "
+            "default what the model's metadata says, else unit.",
+            show_default=False,
+        ),
+    ] = None
+    pixel_scale: Annotated[
+        str | None, typer.Option("--pixel-scale", metavar="NUMBER", help="Multiply pixels, such as by 1/255.")
+    ] = None
+    pixel_mean: Annotated[
+        str | None, typer.Option("--pixel-mean", metavar="NUMBERS", help="Then take off: one number, or 0.485,0.456,0.406.")
+    ] = None
+    pixel_std: Annotated[
+        str | None, typer.Option("--pixel-std", metavar="NUMBERS", help="Then divide by: one number, or one for each channel.")
+    ] = None
+    interpolation: Annotated[
+        str | None,
+        typer.Option("--interpolation", help="How images are resized: nearest, bilinear, bicubic, box, hamming or lanczos."),
+    ] = None
+    resize: Annotated[
+        str | None,
+        typer.Option(
+            "--resize",
+            help="stretch to the model's size, or crop: resize the shorter side (crop:256; by default 8/7 of the size), and cut "
+            "the size out of the centre.",
+        ),
+    ] = None
+    channels: Annotated[str | None, typer.Option("--channels", help="Of the model's input: rgb, bgr or gray.")] = None
+    layout: Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC, where the model's input leaves it open.")] = None
+
+    def settings(self) -> dict[str, Any] | None:
+        """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.
+
+        Raises:
+            typer.BadParameter: a text is not a number.
+        """
+        if self.first_named is None:
+            return None
+        resize, _, side = (self.resize or "").partition(":")
+        settings = {
+            "preset": self.pixels,
+            "scale": None if self.pixel_scale is None else _number("--pixel-scale", self.pixel_scale),
+            "mean": _numbers("--pixel-mean", self.pixel_mean),
+            "std": _numbers("--pixel-std", self.pixel_std),
+            "interpolation": self.interpolation,
+            "resize": resize or None,
+            "channels": self.channels,
+            "layout": self.layout,
+        }
+        asked: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        if resize:
+            asked["shorter_side"] = int(_number("--resize", side)) if side else None
+        return asked
+
+
+def pixels_line(described: DataDescription, spec: DataSpec, pixels: Pixels) -> str | None:
+    """Return a line on what a run does to pixels, and why; None where its data hold none."""
+    done = described.preprocessing
+    if done is None:
+        return None
+    reason = ""
+    if spec.described.preprocessing is not None and pixels.pixels is None:
+        reason = (
+            " (as recorded with the model)"
+            if pixels.first_named is None
+            else " (as recorded with the model, but for the options)"
+        )
+    elif pixels.first_named is None:
+        reason = " (--pixels for another, such as imagenet)"
+    return f"pixels: {done.text()}{reason}"
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    return None if text is None else tuple(_number(option, part) for part in split([text]))
+
+
+def _number(option: str, text: str) -> float:
+    """Read ``0.5`` or ``1/255``."""
+    numerator, slash, denominator = text.partition("/")
+    try:
+        return read_number(numerator) / (read_number(denominator) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{option} {text}: give a number, such as 0.5 or 1/255") from None
+
+
+TOKENIZER = "tokenizer.json"
+"""What a run calls its copy of the tokenizer."""
+
+
+@dataclass(frozen=True)
+class TextOptions(OptionGroup):
+    """How texts become tokens."""
+
+    panel: ClassVar = "Texts"
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="A tokenizer.json of Hugging Face, which makes tokens of texts; by default the one in the folder of a run.",
+            show_default=False,
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="What is learned of texts: label, their labels; masked, tokens that are masked; causal, the next token.",
+            show_default=False,
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=2, help="Tokens that a text has at most; by default what the model says, else 512."),
+    ] = None
+    buckets: Annotated[
+        str | None,
+        typer.Option(
+            "--buckets",
+            metavar="LENGTHS",
+            help="The lengths that batches are padded to, such as 32,64,128; by default powers of two.",
+        ),
+    ] = None
+    too_long: Annotated[
+        str, typer.Option("--too-long", help="What becomes of a longer text: cut, which counts it, or error.")
+    ] = "cut"
+    joined: Annotated[
+        bool, typer.Option("--joined", help="Let texts follow each other, and cut them into pieces of one length.")
+    ] = False
+    masked_share: Annotated[float, typer.Option("--masked-share", help="Of the tokens, for the task masked.")] = 0.15
+    text_column: Annotated[
+        str | None, typer.Option("--text-column", metavar="NAME", help="Column of a table that holds the texts.")
+    ] = None
+
+    def settings(self) -> Text | None:
+        """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.
+
+        Raises:
+            typer.BadParameter: buckets that are no whole numbers.
+            ConfigurationError: an option out of range.
+        """
+        if self.first_named is None:
+            return None
+        from burnish.data import Text
+
+        return Text(
+            tokenizer=self.tokenizer,
+            task=self.task,
+            length=self.max_tokens,
+            buckets=_lengths(self.buckets),
+            too_long=self.too_long,
+            joined=self.joined,
+            masked_share=self.masked_share,
+            column=self.text_column,
+        )
+
+    def settings_for(self, model: Path, data: str, described: DataDescription) -> Text | None:
+        """Return the same for a model that is trained: it says how its texts were read, and its run has the tokenizer.
+
+        Args:
+            model: a run, or a file in its folder.
+            data: what the model reads.
+            described: what it says of the data that it was trained on.
+        """
+        from burnish.data import Text
+        from burnish.data.formats import format_of
+
+        asked, known = self.settings(), described.text
+        if asked is None and (known is None or known.task is None or format_of(data).holds not in ("table", "texts")):
+            return None
+        text = asked or Text(joined=known.joined, task=known.task) if known else asked
+        beside = next((each / TOKENIZER for each in (model, *model.parents[:2]) if (each / TOKENIZER).is_file()), None)
+        return text if text is None or text.tokenizer is not None or beside is None else replace(text, tokenizer=beside)
+
+
+def _lengths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(read_whole(part) for part in split([text]))
+    except ValueError:
+        raise typer.BadParameter(f"--buckets {text}: give whole numbers with commas between, such as 32,64,128") from None

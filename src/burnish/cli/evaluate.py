@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from burnish.cli.console import counted, output
-from burnish.cli.data_options import check_data_options
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.model_options import (
     DATA,
     RESULT,
@@ -24,8 +24,6 @@ from burnish.cli.model_options import (
     write_csv,
 )
 from burnish.cli.option_groups import takes_options, values_of
-from burnish.cli.pixel_options import Pixels
-from burnish.cli.text_options import TextOptions
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from burnish.cli.adapter_options import FORMS
+from burnish.cli.compilation_options import FORMS
 from burnish.cli.console import counted, output
 from burnish.cli.optimizer_options import AVERAGE
 from burnish.cli.program_lines import export_line

@@ -9,29 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from burnish.cli.adapter_options import AdapterOptions
-from burnish.cli.compilation_options import ModelArgument, is_program
+from burnish.cli.compilation_options import AdapterOptions, ModelArgument, for_language, is_program
 from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
-from burnish.cli.data_options import check_data_options
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.finetuning_choices import (
+    OBJECTS,
     STAGES,
     START,
+    QuantizedStage,
     Tuning,
     choose,
     compilation_of,
     course_of,
     read_choices,
     results_of,
+    say_precision,
     unmixed,
 )
+from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import takes_options
-from burnish.cli.pixel_options import Pixels
-from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
-from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results, check_overwritten, check_results, run_folder
-from burnish.cli.tuned_files import OBJECTS, QuantizedStage, say_precision
-from burnish.cli.watching import Watching
+from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, check_results, run_folder
 
 if TYPE_CHECKING:
     from burnish.training import TrainingResult

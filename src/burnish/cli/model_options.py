@@ -14,8 +14,8 @@ from rich.table import Table
 
 from burnish.cli.compilation_options import SampleAxisOption
 from burnish.cli.console import cell, counted, echo
-from burnish.cli.engine_options import KernelsOption, chosen_engine
 from burnish.cli.option_groups import OptionGroup, values_of
+from burnish.cli.train_options import KernelsOption, chosen_engine
 from burnish.compiler.options import CompileOptions
 from burnish.errors import DataError, escaped
 from burnish.files.file_writing import replacing

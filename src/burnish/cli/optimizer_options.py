@@ -1,22 +1,29 @@
-"""Options for the optimizer and what goes around it, and the optimizer they come to."""
+"""Options for the optimizer, what goes around it, and its learning rate over a run, also where a run is resumed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from burnish.cli.option_groups import OptionGroup
-from burnish.cli.schedule_options import CONSTANT
+from burnish.errors import CheckpointError, ConfigurationError
 from burnish.settings import split
+from burnish.untrusted import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
-    from burnish.optim import Optimizer
+    from burnish.optim import Optimizer, Schedule
     from burnish.optim.groups import Overrides
     from burnish.program import Program
+    from burnish.training.checkpoint import Checkpoint
+
 
 COMPILATION = "Compilation"
+CONSTANT, ONE_CYCLE = "constant", "one_cycle"
 AVERAGE = "average"
 """What evaluation and export call the average that an optimizer keeps."""
 
@@ -204,3 +211,222 @@ def kept_average(program: Program) -> str | None:
     from burnish.optim.slots import slot_of
 
     return AVERAGE if any(slot_of(entry.name) == AVERAGE for entry in program.signature.state) else None
+
+
+TAKEOVER = "takeover.json"
+"""In the folder of a run while its checkpoints are written for another learning rate: the program's options without one."""
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the names for ``--schedule``: all of ``burnish.optim.schedules`` but the warm-up, which is an option of its own."""
+    from burnish.optim.schedules import SCHEDULES
+
+    return tuple(name for name in SCHEDULES if name != "warmup")
+
+
+def has_end(schedule: str) -> bool:
+    """Whether a schedule, as the command line gives it, ends with the steps of a run."""
+    from burnish.optim.schedules import SCHEDULES
+
+    name, settings = SCHEDULES.read(schedule)
+    return "steps" in SCHEDULES.takes(name) and "steps" not in settings
+
+
+def check_schedule(schedule: str, warmup: int, rate: float | None) -> None:
+    """Check these options by themselves, before a model is compiled.
+
+    Args:
+        schedule: its name, and settings behind a colon (``step:every=100,gamma=0.5``).
+        warmup: steps of a linear rise before it.
+        rate: that is given apart; None where it is the optimizer's own.
+
+    Raises:
+        ConfigurationError: there is no schedule of that name, or it lacks such a setting, or needs one that is not given.
+        typer.BadParameter: a rate in the wrong place, or a second warm-up.
+    """
+    from burnish.optim.schedules import SCHEDULES
+
+    name, settings = SCHEDULES.read(schedule)
+    if name not in schedule_names():
+        raise ConfigurationError(
+            f"--schedule {schedule}: choose among {', '.join(schedule_names())}; a warm-up is --warmup STEPS"
+        )
+    if "lr" in settings:
+        raise typer.BadParameter(f"--schedule {schedule}: give the rate with --lr")
+    if rate is not None and "lr" not in SCHEDULES.takes(name):
+        raise typer.BadParameter(f"--lr: {name} has rates of its own; leave it out, or choose another --schedule")
+    # What the command gives stands for itself here.
+    command = {setting: ... for setting in ("lr", "steps") if setting in SCHEDULES.takes(name)}
+    SCHEDULES.check(name, command | settings)
+    if name == ONE_CYCLE and warmup:
+        raise typer.BadParameter(
+            "--warmup: one_cycle begins with a warm-up of its own; leave it out, or choose another --schedule"
+        )
+
+
+def with_schedule(
+    program: Program,
+    schedule: str,
+    warmup: int,
+    steps: int | None,
+    remedy: str,
+    updates: int = 0,
+    optimizer: Optimizer | None = None,
+) -> Program:
+    """Return the program with a learning rate that it computes from the step. A constant rate without warm-up changes nothing.
+
+    Args:
+        program: compiled with a number as its rate.
+        schedule: as ``check_schedule`` lets through.
+        warmup: steps of a linear rise before it.
+        steps: steps of the whole, the rise included; None where they are not known. Where the optimizer accumulates, steps of the
+            schedule are updates.
+        remedy: what to do where steps are missing or too few.
+        updates: steps that the first state has taken already; the schedule begins after them.
+        optimizer: with a number as its rate, in place of the program's; None is that.
+
+    Raises:
+        typer.BadParameter: too few steps.
+    """
+    from burnish import optim
+    from burnish.optim.accumulate import steps_to_an_update
+
+    if schedule == CONSTANT and not warmup:
+        return program if optimizer is None else program.with_optimizer(optimizer)
+    options = program.options["optimizer"] if optimizer is None else optimizer.options()
+    every = steps_to_an_update(options)
+    steps = None if steps is None else -(-steps // every)
+    if has_end(schedule) and (steps is None or steps <= warmup):
+        what = "updates" if every > 1 else "steps"
+        has = f"needs to know its {what}" if steps is None else f"has {steps:,} {what}, {warmup:,} of them for the warm-up"
+        raise typer.BadParameter(f"--schedule {schedule} {has}: {remedy}")
+
+    def follow(rate: Any) -> Schedule:
+        return _built(schedule, rate, warmup, steps, updates)
+
+    return program.with_optimizer(_scheduled(optim.get(options), follow, schedule))
+
+
+def updates_of(checkpoint: Checkpoint, program: Program) -> int:
+    """Return how many updates the state of a checkpoint has taken, as the optimizer of a program counts them."""
+    from burnish.optim.accumulate import UPDATES, steps_to_an_update
+
+    if steps_to_an_update(program.options["optimizer"]) == 1:
+        return checkpoint.step
+    return int(checkpoint.state.get(UPDATES.entry(), 0))
+
+
+def _scheduled(optimizer: Optimizer, follow: Callable[[Any], Schedule], schedule: str) -> Optimizer:
+    """Return an optimizer whose rates, those of its groups too, each follow a schedule.
+
+    Raises:
+        typer.BadParameter: a group has a rate of its own, and the schedule has no place for it.
+    """
+    from burnish.optim import Groups
+    from burnish.optim.base import RatedOptimizer
+    from burnish.optim.schedules import SCHEDULES
+
+    if isinstance(optimizer, RatedOptimizer):
+        return replace(optimizer, lr=follow(optimizer.lr))
+    changes: dict[str, Any] = {"optimizer": _scheduled(optimizer.optimizer, follow, schedule)}  # type: ignore[attr-defined]
+    if isinstance(optimizer, Groups):
+        patterns = []
+        for pattern, overrides in optimizer.patterns:
+            has_rate = isinstance(overrides, RatedOptimizer) or (isinstance(overrides, Mapping) and "lr" in overrides)
+            if has_rate and "lr" not in SCHEDULES.takes(SCHEDULES.read(schedule)[0]):
+                raise typer.BadParameter(
+                    f"--schedule {schedule} has rates of its own, and so has --group '{pattern}': give the group an lr_scale"
+                )
+            if isinstance(overrides, RatedOptimizer):
+                overrides = replace(overrides, lr=follow(overrides.lr))
+            elif has_rate and isinstance(overrides, Mapping):
+                overrides = {**overrides, "lr": follow(overrides["lr"])}
+            patterns.append((pattern, overrides))
+        changes["patterns"] = tuple(patterns)
+    return replace(optimizer, **changes)  # type: ignore[type-var]
+
+
+def _built(name: str, lr: Any, warmup: int, steps: int | None, updates: int) -> Schedule:
+    from burnish.optim import schedules
+
+    kind, settings = schedules.SCHEDULES.read(name)
+    if "lr" in schedules.SCHEDULES.takes(kind):
+        settings["lr"] = lr
+    if has_end(name):
+        settings["steps"] = (steps or 0) - warmup
+    schedule = schedules.get({"name": kind, **settings})
+    schedule = schedules.warmup(schedule, warmup) if warmup else schedule
+    # A rise that begins at its top is a delay.
+    return schedules.warmup(schedule, updates, start=1.0) if updates else schedule
+
+
+def take_over_checkpoints(folder: Path, program: Program) -> None:
+    """Make the checkpoints of a run fit a program that differs from the run's own in its learning rate alone.
+
+    The checkpoints are written for the program, which is then saved in the place of the run's. A record stands beside them until
+    that is done: where this is killed, the next call goes on from whatever it left, with either rate. Where more differs, nothing
+    is done: resuming then says what.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
+    from burnish.files.file_writing import remove_left_behind, replacing
+    from burnish.training.checkpoint import ProgramIdentity, read_checkpoint, write_checkpoint
+
+    options = json.loads(json.dumps(program.options))  # tuples are lists in a file
+    record = folder / TAKEOVER
+    remove_left_behind(record)
+    if not _differs_in_rate(folder, record, options):
+        return
+    with replacing(record) as partial:
+        partial.write_text(json.dumps(_without_rate(options)), encoding="utf-8")
+    identity = ProgramIdentity.of(program)
+    for path in sorted((folder / "checkpoints").glob("*.safetensors")):
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError:  # resuming passes over it, and says so
+            continue
+        differing = {name for name, value in identity.graphs.items() if checkpoint.identity.graphs.get(name) != value}
+        if differing and differing <= {"init", "step", "apply"}:
+            write_checkpoint(
+                path,
+                checkpoint.state,
+                step=checkpoint.step,
+                identity=identity,
+                engine=checkpoint.engine,
+                extra=checkpoint.extra,
+                metadata=checkpoint.metadata,
+                base=checkpoint.base,
+            )
+    program.save(folder / "program")
+    record.unlink()
+
+
+def _differs_in_rate(folder: Path, record: Path, options: dict[str, Any]) -> bool:
+    """Whether the folder of a run is for a program that differs from these options in the learning rate, and in nothing else."""
+    from burnish.files.folder import MANIFEST
+
+    try:
+        if record.exists():
+            return bool(read_json_file(record) == _without_rate(options))
+        earlier = read_json_file(folder / "program" / MANIFEST)["options"]
+        return bool(earlier != options and _without_rate(earlier) == _without_rate(options))
+    except UNREADABLE:
+        return False
+
+
+def _without_rate(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "optimizer": _unrated(options["optimizer"])}
+
+
+def _unrated(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an optimizer without its learning rates."""
+    rest = {name: value for name, value in optimizer.items() if name != "lr"}
+    if "optimizer" in rest:
+        rest["optimizer"] = _unrated(rest["optimizer"])
+    if optimizer["name"] == "groups":
+        rest["patterns"] = [
+            [pattern, _unrated({"name": None, **overrides}) if isinstance(overrides, dict) else overrides]
+            for pattern, overrides in optimizer["patterns"]
+        ]
+    return rest

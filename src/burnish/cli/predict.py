@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from burnish.cli.console import counted, output
+from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.model_options import (
     DATA,
     RESULT,
@@ -25,8 +26,6 @@ from burnish.cli.model_options import (
     write_csv,
 )
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.pixel_options import Pixels
-from burnish.cli.text_options import TextOptions
 from burnish.files.file_writing import check_output, replacing
 
 if TYPE_CHECKING:

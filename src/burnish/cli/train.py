@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from burnish.cli import launch
-from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
+from burnish.cli.compilation_options import Compilation, ModelArgument, for_language, is_program
 from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
-from burnish.cli.data_options import check_data_options
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options
+from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import takes_options
-from burnish.cli.pixel_options import Pixels
-from burnish.cli.schedule_options import check_schedule
 from burnish.cli.seeds import check_seeds, train_with_seeds
-from burnish.cli.text_options import TextOptions, for_language
-from burnish.cli.train_options import Course, Data, Results, check_results, run_folder
-from burnish.cli.watching import Watching
+from burnish.cli.train_options import Course, Data, Results, Watching, check_results, run_folder
 from burnish.cli.worker_options import Exchange, Workers, join_workers
 
 if TYPE_CHECKING:
