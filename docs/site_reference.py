@@ -31,6 +31,11 @@ MODULES = (
     "burnish.torch",
     "burnish.errors",
 )
+OPTIONS = {
+    "burnish.compiler.compile.compile": "burnish.compiler.options.CompileOptions",
+    "burnish.training.trainer.Trainer": "burnish.training.trainer_options.TrainerOptions",
+}
+"""What takes the options of a class as keyword arguments, which its source does not repeat: the class ends the page."""
 
 
 def on_config(config: Any) -> Any:
@@ -64,6 +69,8 @@ def _content(module: str, shown: set[str]) -> str:
         f"::: {place}.{name}\n    options:\n      heading: {module}.{name}\n      toc_label: {name}\n"
         for name, place in sorted(places.items(), key=lambda item: item[0].lower())
     ]
+    named = [f"{place}.{name}" for name, place in places.items()]
+    blocks += [f"::: {OPTIONS[each]}\n    options:\n      inherited_members: true\n" for each in named if each in OPTIONS]
     return f"# {module}\n\n{said}\n\n" + "\n".join(blocks)
 
 
