@@ -208,7 +208,7 @@ def warn_of_what_is_not_reached(program: Program, steps: int, meets: bool) -> No
     """
     options = program.options.get("optimizer")
     for problem in (*_of_optimizer(options, steps // steps_to_an_update(options), meets), *_of_masks(program, steps)):
-        warnings.warn(ObjectiveWarning(problem), stacklevel=4)
+        warnings.warn(ObjectiveWarning(problem), stacklevel=5)
 
 
 def _of_optimizer(options: Any, updates: int, meets: bool) -> Iterator[str]:
