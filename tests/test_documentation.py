@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx_ir as ir
@@ -57,7 +58,9 @@ def test_snippets_run(page, tmp_path, monkeypatch):
     # Drawing takes longer than the rest of so small a run.
     monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
     text = page.read_text(encoding="utf-8")
-    namespace: dict[str, object] = {"__name__": "snippet"}
+    module = ModuleType("snippet")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses of a snippet look
+    namespace = vars(module)
     for fence in FENCE.finditer(text):
         line = text.count("\n", 0, fence.start("body"))
         if fence["language"] == "python":
