@@ -199,18 +199,18 @@ LOSSES = [item for item in vars(losses).values() if isinstance(item, type) and i
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("optimizer", optim.SGD, r"not the class 'SGD': call it, as in burnish\.optim\.SGD\(\.\.\.\)"),
-        ("loss", losses.cross_entropy, r"the class 'CrossEntropy': call it, as in burnish\.losses\.CrossEntropy\(\.\.\.\)"),
+        ("optimizer", optim.SGD, r"not the class 'SGD': call it, as in burnish\.optim\.sgd\(\.\.\.\)"),
+        ("loss", losses.cross_entropy, r"the class 'CrossEntropy': call it, as in burnish\.losses\.cross_entropy\(\.\.\.\)"),
         *(("loss", loss, rf"not the class '{loss.__name__}': call it") for loss in LOSSES),
         (
             "metrics",
             [metrics.METRICS["f1"]],
-            r"a metric is a name or an object of burnish\.metrics, not the class 'F1': call it, as in burnish\.metrics\.F1",
+            r"a metric is a name or an object of burnish\.metrics, not the class 'F1': call it, as in burnish\.metrics\.f1",
         ),
         (
             "metrics",
             [type(metrics.get("f1"))],
-            r"not the class 'F1': call it, as in burnish\.metrics\.F1\(\.\.\.\); choose among",
+            r"not the class 'F1': call it, as in burnish\.metrics\.f1\(\.\.\.\); choose among",
         ),
         ("metrics", [type(metrics.get("accuracy"))], r"not the class 'Accuracy': call it"),
         ("norm", Train, r"norm must be a policy, such as 'train' or 'frozen', or \{pattern: policy\}, not <class"),

@@ -101,4 +101,5 @@ class Registry(dict[str, Callable[..., Made]], Generic[Made]):
         if not isinstance(given, type | FunctionType):
             return repr(given)
         what = "class" if isinstance(given, type) else "function"
-        return f"the {what} '{given.__name__}': call it, as in {self._home}.{given.__name__}(...)"
+        name = next((name for name, maker in (*self.items(), *self.unlisted.items()) if maker is given), given.__name__)
+        return f"the {what} '{given.__name__}': call it, as in {self._home}.{name}(...)"

@@ -275,8 +275,11 @@ def check_call(option: str, function: Callable[..., Any], arguments: str, exampl
 
 
 def call_hint(value: object) -> str:
-    """Return ``: call it, as in Cosine(...)`` for a class or function in the place of what it makes, else nothing."""
-    return f": call it, as in {value.__name__}(...)" if isinstance(value, type | FunctionType) else ""
+    """Return ``: call it, as in cosine(...)`` for a class or function in the place of what it makes, else nothing."""
+    if not isinstance(value, type | FunctionType):
+        return ""
+    name = value.name if isinstance(value, type) and issubclass(value, NamedSettings) else value.__name__
+    return f": call it, as in {name}(...)"
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

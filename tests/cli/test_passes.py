@@ -3,6 +3,7 @@
 import onnx_ir as ir
 import pytest
 
+from burnish.engines import registry
 from oracles.small_networks import perceptron
 
 
@@ -44,3 +45,18 @@ def test_what_each_pass_did_to_a_model(run, tmp_path):
 def test_a_name_that_there_is_not_is_refused(run, option, problem):
     result = run("passes", option, "x", code=1)
     assert problem in result.output
+
+
+def test_an_engine_that_is_not_installed_is_named_with_its_command(run, monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "torch", "package_that_is_not_there:Engine")
+    result = run("passes", "--engine", "torch", code=1)
+    assert "The engine 'torch' cannot be loaded" in result.output
+    assert "pip install package_that_is_not_there" in result.output
+
+
+@pytest.mark.parametrize(("engine", "stage"), [("torch", "TORCH"), ("onnxruntime", "ONNXRUNTIME")])
+def test_the_passes_of_an_engine_are_shown_for_a_model(run, tmp_path, engine, stage):
+    ir.save(perceptron(), tmp_path / "model.onnx")
+    text = run("passes", str(tmp_path / "model.onnx"), "--engine", engine, "--stage", stage).stdout
+    assert f"{stage} of 'step'" in text
+    assert "fuse_elementwise" in text

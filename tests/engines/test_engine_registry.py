@@ -85,29 +85,6 @@ def test_a_third_party_that_is_no_engine_is_refused(entry_points):
         engines.get("broken")
 
 
-class EarlierEngine:
-    """As engines were before they had a target."""
-
-    name = "earlier"
-
-    def open(self, program, state, *, device=None, threads=None): ...
-
-    def load(self, model): ...
-
-    def run(self, model, inputs): ...
-
-
-def test_an_engine_of_an_earlier_version_is_told_what_changed(entry_points):
-    message = (
-        r"was written for an earlier version of burnish: it has no target, and its open takes a program where it now takes an"
-    )
-    with pytest.raises(EngineError, match=rf"^engine=<.*EarlierEngine.*> {message} executable.*\. Update it \(docs/engines\.md"):
-        engines.get(EarlierEngine())
-    entry_points({"earlier": f"{__name__}:EarlierEngine"})
-    with pytest.raises(EngineError, match=rf"^The engine 'earlier' {message} .*\. Update the package that provides it"):
-        engines.get("earlier")
-
-
 def test_a_third_party_that_cannot_be_imported_is_named(entry_points):
     entry_points({"gone": "package_that_is_not_there:Engine"})
     with pytest.raises(

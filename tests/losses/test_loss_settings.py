@@ -35,7 +35,7 @@ def _terms(loss: losses.Loss, dtype: str, shape: Any, label: tuple[str, Any]) ->
             lambda: losses.get("crossentropy"),
             r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\); choose among bce, ",
         ),
-        (lambda: losses.get(losses.focal), r"not the class 'Focal': call it, as in burnish\.losses\.Focal\(\.\.\.\)"),
+        (lambda: losses.get(losses.focal), r"not the class 'Focal': call it, as in burnish\.losses\.focal\(\.\.\.\)"),
         (lambda: losses.get(3), "a loss is a name or an object of burnish.losses, not 3; choose among bce, "),
         (lambda: losses.get({"name": "mse", "delta": 1}), "loss 'mse' has no option 'delta'; it takes reduction"),
         (lambda: losses.get({}), "the options of a loss have a 'name', and these have only nothing"),

@@ -168,7 +168,7 @@ def test_a_name_its_options_and_the_object_all_resolve() -> None:
         (lambda: optim.get("sgd:nesterov"), "optimizer 'sgd:nesterov': settings are written name=value, .* not 'nesterov'"),
         (lambda: optim.get("sgd:lr=1,lr=2"), "optimizer 'sgd:lr=1,lr=2' gives lr twice"),
         (lambda: optim.get("sgd:momentum=fast"), "sgd: momentum must be a finite number .* not 'fast'"),
-        (lambda: optim.get(optim.AdamW), r"not the class 'AdamW': call it, as in burnish.optim.AdamW\(\.\.\.\)"),
+        (lambda: optim.get(optim.AdamW), r"not the class 'AdamW': call it, as in burnish.optim.adamw\(\.\.\.\)"),
         (lambda: optim.get(0.1), "an optimizer is a name or an object of burnish.optim, not 0.1"),
     ],
 )

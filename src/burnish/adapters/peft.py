@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +41,7 @@ from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
 from burnish.rewriting.merge_adapters import merge_adapters as merged
 from burnish.settings import suggestion
+from burnish.warn import warn
 
 
 def load_peft(
@@ -205,7 +205,7 @@ def _warn_of_others(path: Path, held: PeftAdapters, every: Mapping[str, PeftAdap
             f"say component='{taken}' here",
             dropped=[f"{name}.{module}" for name, own in left.items() for module in own.modules],
         )
-        warnings.warn(warning, stacklevel=3)
+        warn(warning)
 
 
 def _warn_of_packed(path: Path, read: PeftAdapters, held: PeftAdapters) -> None:
@@ -217,7 +217,7 @@ def _warn_of_packed(path: Path, read: PeftAdapters, held: PeftAdapters) -> None:
             f"'{packed[0]}'{more}, of the sum of their ranks. It adds what they do; where it is trained on, all of its B trains, "
             "and PEFT's file of it is for a 'qkv_proj'"
         )
-        warnings.warn(warning, stacklevel=3)
+        warn(warning)
 
 
 def _layers_of(module: str, names: Names, layers: Collection[Layer], held: PeftAdapters) -> list[Layer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -10,6 +9,7 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError, LayersInBodiesWarning
 from burnish.graph import bodies
 from burnish.norms.policies import layer_name, matches_layer
+from burnish.warn import warn
 
 Patterns = str | Sequence[str]
 SHOWN = 8
@@ -42,19 +42,18 @@ def listed_layers(nodes: Sequence[ir.Node]) -> str:
     return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
 
 
-def warn_of_bodies(what: str, left: Sequence[ir.Node], why: str, stacklevel: int = 4) -> None:
+def warn_of_bodies(what: str, left: Sequence[ir.Node], why: str) -> None:
     """Warn of layers in branches or loop bodies that stay as they are, where there are some.
 
     Args:
         what: does not reach them: "quantize".
         left: these layers.
         why: why they are left out and what to do, as a clause.
-        stacklevel: as ``warnings.warn`` takes it.
     """
     if left:
         several = "layers in branches or loop bodies stay" if len(left) > 1 else "layer in a branch or loop body stays"
         message = f"{what}: {len(left)} {several} as the model has them: {listed_layers(left)}; {why}"
-        warnings.warn(LayersInBodiesWarning(message), stacklevel=stacklevel)
+        warn(LayersInBodiesWarning(message))
 
 
 def nodes_around(graph: ir.Graph) -> dict[ir.Node, ir.Node]:

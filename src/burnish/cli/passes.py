@@ -40,10 +40,12 @@ def passes(
 
 def _stages(engine: str) -> dict[str, Stage[Any]]:
     """The stages by name, in the order in which a model meets them."""
+    from burnish import engines
     from burnish.files.export import EXPORTED
     from burnish.importer.canonical import CANONICAL, FOLDED, READ, SHAPES
     from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN
 
+    engines.get(engine)  # which says what is not installed
     stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, EXPORTED]
     if engine == "onnxruntime":
         from burnish.engines.onnxruntime.kernels import ONNXRUNTIME_KERNELS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from burnish.errors import ObjectiveWarning
 from burnish.graph import Tensor
 from burnish.losses import Term
 from burnish.optim.accumulate import steps_to_an_update
+from burnish.warn import warn
 
 WEIGHS_ALIKE = "weighs_alike"
 """The option of a program that says why an accumulation weighs micro-batches of any size alike."""
@@ -49,14 +49,14 @@ def weight_of_batch(terms: Sequence[Term], batch: Collection[ir.Value], lengths:
     return first
 
 
-def warn_of_accumulation(optimizer: optim.Optimizer, reason: str, stacklevel: int) -> None:
+def warn_of_accumulation(optimizer: optim.Optimizer, reason: str) -> None:
     """Warn of an optimizer that accumulates where ``weight_of_batch`` gave a reason why its mean is not that of one batch."""
     if reason and steps_to_an_update(optimizer.options()) > 1:
         problem = (
             f"accumulate: micro-batches weigh alike, however many samples or labelled tokens they have, for the loss has no one "
             f"weight of a batch: {reason}. Give micro-batches of one size, or a loss whose terms are means over the same"
         )
-        warnings.warn(ObjectiveWarning(problem), stacklevel=stacklevel + 1)
+        warn(ObjectiveWarning(problem))
 
 
 def _are_alike(one: ir.Value | None, other: ir.Value | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -62,6 +61,7 @@ from burnish.rewriting.precision import get as get_precision
 from burnish.rewriting.stages import RECOGNIZED
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
 from burnish.targets import target_of
+from burnish.warn import warn
 
 if TYPE_CHECKING:
     from burnish.importer.pytorch import ExportedModule
@@ -184,12 +184,11 @@ def _leave_out_lists(graph: ir.Graph) -> None:
     if not lists or len(lists) == len(graph.outputs):
         return
     named = ", ".join(f"'{value.name}'" for value in lists)
-    warnings.warn(
+    warn(
         ObjectiveWarning(
             f"outputs that are sequences or may be missing, {named}, are left out of predictions and exports: export the model "
             "with a tensor for each if you need them"
-        ),
-        stacklevel=6,
+        )
     )
     kept = [value for value in graph.outputs if value not in lists]
     graph.outputs.clear()
@@ -322,7 +321,7 @@ def _warn_of_objective(predictions: Iterable[Prediction], loss: losses.Loss, dou
     check_classes(predictions, loss)
     mixing = mixing_doubts([prediction.value for prediction in predictions])
     for problem in (*objective_doubts(predictions, loss), *mixing, *doubts):
-        warnings.warn(ObjectiveWarning(problem), stacklevel=5)
+        warn(ObjectiveWarning(problem))
 
 
 def _in_dtypes_of(model: ir.Model, in_file: ir.Model, loss: losses.Loss) -> losses.Loss:
@@ -351,10 +350,10 @@ def _warn_of_result(compilation: Compilation, program: Program, held: Mapping[st
         held: weights that no selection would train, with the reason.
     """
     weights = {**compilation.untrained, **held}
-    warn_of_accumulation(compilation.optimizer, compilation.weighs_alike, stacklevel=5)
-    warn_of_no_effect(compilation.optimizer, program.signature["grad"], (program.predict, program.evaluate), stacklevel=5)
+    warn_of_accumulation(compilation.optimizer, compilation.weighs_alike)
+    warn_of_no_effect(compilation.optimizer, program.signature["grad"], (program.predict, program.evaluate))
     if compilation.dense:
-        warnings.warn(DenseGradientWarning(warning_of(compilation.dense)), stacklevel=5)
+        warn(DenseGradientWarning(warning_of(compilation.dense)))
     if not weights:
         return
     one, several = "weight stays as it is: no gradient reaches it", "weights stay as they are: no gradient reaches them"
@@ -363,7 +362,7 @@ def _warn_of_result(compilation: Compilation, program: Program, held: Mapping[st
         f"{len(weights)} {stay}. {reasons_together(weights)}. Where that is meant, select only what is to train; else let "
         "the loss read another output, or export the model without what stands in the way. `burnish inspect` lists them all"
     )
-    warnings.warn(UntrainedWeightsWarning(problem, OPTIONS, weights), stacklevel=5)
+    warn(UntrainedWeightsWarning(problem, OPTIONS, weights))
 
 
 def _metrics(options: CompileOptions, loss: losses.Loss) -> tuple[metrics.Metric, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from burnish.compiler.sparse_tables import check_optimizer
 from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ObjectiveWarning
 from burnish.program import Program, Role, Signature
+from burnish.warn import warn
 
 
 def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> Program:
@@ -21,16 +21,15 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
     resolved = optim.get(optimizer)
     moving = layers_left_moving(program.semantic.get("grad"), resolved) if program.options.get("norm") == "auto" else []
     if moving:
-        warnings.warn(
+        warn(
             ObjectiveWarning(
                 f"the optimizer freezes the batch normalization '{moving[0]}'"
                 + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
                 + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
                 "or with norm='frozen', to keep them; norm='train' says that this is meant"
-            ),
-            stacklevel=3,
+            )
         )
-    warn_of_accumulation(resolved, program.options.get(WEIGHS_ALIKE, ""), stacklevel=3)
+    warn_of_accumulation(resolved, program.options.get(WEIGHS_ALIKE, ""))
     sparse = [entry.name.partition(":")[2] for entry in program.signature["grad"].outputs_of(Role.INDICES)]
     check_optimizer(sparse, resolved, program.options.get("sparse"))
     models, signatures = updating_graphs(
@@ -41,7 +40,7 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
         program.completed(resolved),
         program.target,
     )
-    warn_of_no_effect(resolved, program.signature["grad"], (program.predict, program.evaluate), stacklevel=3)
+    warn_of_no_effect(resolved, program.signature["grad"], (program.predict, program.evaluate))
     ordered = Signature.ordered({**program.signature.graphs, **signatures})
     options = {**program.options, "optimizer": resolved.options()}
     return program.changed(**models, signature=ordered, options=options)

@@ -5,7 +5,6 @@ Nothing is differentiated here, so that another optimizer, or other parameters t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +32,7 @@ from burnish.optim.slots import parameter_of
 from burnish.program.signature import GRADIENT_ROLES, Entry, GraphSignature, Role
 from burnish.random import key_from_seed
 from burnish.targets import TARGETS, Target
+from burnish.warn import warn
 
 STEP = Entry("step", Role.STEP, ir.DataType.INT64, ())
 SCALE = Entry(LOSS_SCALE.entry(), Role.OPTIMIZER, ir.DataType.FLOAT, ())
@@ -88,16 +88,13 @@ def update_graphs(
     return models, signatures
 
 
-def warn_of_no_effect(
-    optimizer: optim.Optimizer, signature: GraphSignature, forward: Iterable[ir.Model], stacklevel: int
-) -> None:
+def warn_of_no_effect(optimizer: optim.Optimizer, signature: GraphSignature, forward: Iterable[ir.Model]) -> None:
     """Warn of options of an optimizer that change nothing, and of weights whose gradients it leaves as they are.
 
     Args:
         optimizer: of a program.
         signature: of the graph of its gradients.
         forward: the graphs that predict and evaluate.
-        stacklevel: as ``warnings.warn`` takes it, of this function's caller.
     """
     infos = _infos(_parameters(signature), forward)
     bound = optim.bind(optimizer, infos)
@@ -112,7 +109,7 @@ def warn_of_no_effect(
             "weights, or leave centralize out, if that is not meant"
         )
     for problem in problems:
-        warnings.warn(ObjectiveWarning(problem), stacklevel=stacklevel + 1)
+        warn(ObjectiveWarning(problem))
 
 
 def _parameters(signature: GraphSignature) -> dict[str, Entry]:

@@ -34,11 +34,10 @@ def get(engine: str | Engine = "auto") -> Engine:
         engine: a name, ``auto`` for the default (``onnxruntime``), or an Engine, which is returned as it is.
 
     Raises:
-        EngineError: no engine has this name, what it needs is not installed, or it was written for an earlier version.
+        EngineError: no engine has this name, what it needs is not installed, or an object is no engine.
     """
     if not isinstance(engine, str):
         if isinstance(engine, type) or not isinstance(engine, Engine):
-            _refuse_earlier(engine, f"engine={engine!r}", "update it")
             raise EngineError(
                 f"engine={engine!r} is not an engine: give one of {', '.join(available())}, "
                 "or an object with name, target, open and load (burnish.engines.Engine)"
@@ -48,22 +47,11 @@ def get(engine: str | Engine = "auto") -> Engine:
     found = _load(name)
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Engine):
-        _refuse_earlier(made, f"The engine '{name}'", "update the package that provides it")
         raise EngineError(
             f"The engine '{name}' is registered as {found!r}, which lacks name, target, open or load (burnish.engines.Engine): "
             f"update the package that provides it, or choose another of {', '.join(available())}"
         )
     return made
-
-
-def _refuse_earlier(engine: object, what: str, remedy: str) -> None:
-    """Raise EngineError where an engine opens programs, as engines did before they had a target."""
-    if not isinstance(engine, type) and not hasattr(engine, "target") and all(hasattr(engine, name) for name in ("open", "load")):
-        raise EngineError(
-            f"{what} was written for an earlier version of burnish: it has no target, and its open takes a program where it now "
-            f"takes an executable, whose graphs are lowered to the target. {remedy[0].upper()}{remedy[1:]} (docs/engines.md, "
-            '"An engine of your own")'
-        )
 
 
 def _load(name: str) -> object:

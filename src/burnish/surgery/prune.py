@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -18,6 +17,7 @@ from burnish.graph.pruning_mark import PruningMark, masked_weights
 from burnish.importer import Source, load
 from burnish.quantization.graph import QuantizationMark
 from burnish.settings import is_number, is_whole
+from burnish.warn import warn
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ALL = "*"
@@ -147,12 +147,11 @@ def _in_whole_groups(weights: Mapping[ir.Node, ir.Value], group: int) -> list[ir
     whole = [node for node, weight in weights.items() if not _array(weight).shape[_input_axis(node, weight)] % group]
     left = [node for node in weights if node not in whole]
     if whole and left:
-        warnings.warn(
+        warn(
             UnprunedLayersWarning(
                 f"prune: {len(left)} of {len(weights)} layers keep all of their weights, as their inputs are no whole number of "
                 f"groups of {group}: {listed_layers(left)}. Name the layers to prune (layers=[...]) where that is meant"
-            ),
-            stacklevel=3,
+            )
         )
     return whole or list(weights)
 

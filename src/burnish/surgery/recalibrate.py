@@ -71,7 +71,7 @@ def recalibrate(session: TrainingSession, data: Iterable[Batch], *, engine: str 
     data_names = {entry.name for entry in program.signature["predict"].inputs if not entry.is_state}
     measurement = Measurement(model)
     targets = _measure_layers(model.graph, measurement, updated)
-    warn_of_bodies("recalibrate", _in_bodies(model.graph, updated), "their statistics are those that training left", stacklevel=3)
+    warn_of_bodies("recalibrate", _in_bodies(model.graph, updated), "their statistics are those that training left")
     if not targets:
         raise ConfigurationError(
             "recalibrate: the program has no running statistics that training updates: its model has no batch normalization, or "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import torch
 
 from burnish.errors import HooksWarning
 from burnish.importer.pytorch.python_state import OWN, is_same
-from burnish.importer.pytorch.refusals import users_stack_level
+from burnish.warn import warn
 
 TRAINING = "training"
 OF_SHARDING = ("_fsdp", "_is_fsdp", "__composable_api")
@@ -195,10 +194,9 @@ def warn_of_hooks(module: torch.nn.Module) -> None:
         hooked.append("those of all modules")
     if hooked:
         shown = ", ".join(f"'{name}'" for name in hooked[:5]) + (f" and {len(hooked) - 5} more" if len(hooked) > 5 else "")
-        warnings.warn(
+        warn(
             HooksWarning(
                 f"submodules have hooks: {shown}. They run while the module is exported, and what they do to its values is in "
                 "the graph; they are not called after that. Remove them, or wrap a part of the module that they lie outside of"
-            ),
-            stacklevel=users_stack_level(),
+            )
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from burnish.graph import SIXTEEN_BIT
 from burnish.graph.uses import producer_of
 from burnish.program import Program, Role
 from burnish.program.layout import first_samples, sample_extent
+from burnish.warn import warn
 
 SAMPLES = 2
 """The most samples that are compared, so that a comparison takes less time than a step; one would not show what mixes several."""
@@ -120,7 +120,7 @@ def warn_of_departure(
     """
     found = compare_with_file(file, program, predict, batch, threads)
     if found is not None and not found.agrees:
-        warnings.warn(ObjectiveWarning(found.message(file)), stacklevel=5)
+        warn(ObjectiveWarning(found.message(file)))
 
 
 def _moved(file: Path, samples: Mapping[str, np.ndarray], tolerance: float, threads: int | None) -> dict[str, np.ndarray]:

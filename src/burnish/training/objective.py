@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from burnish.errors import EngineError, ObjectiveWarning
 from burnish.graph import attribute_value, describe_node
 from burnish.program import Program, Role
 from burnish.training.file_comparison import warn_of_departure
+from burnish.warn import warn
 
 MOMENTUM = 0.9
 """Of a BatchNormalization that says nothing."""
@@ -55,13 +55,12 @@ class FirstStep:
             if times is not None and not 1 / OTHER_SCALE <= times <= OTHER_SCALE:
                 said = f"{times:,.0f} times" if times > 1 else f"a {1 / times:,.0f}th of"
                 example = "0 to 255 in place of 0 to 1" if times > 1 else "0 to 1 in place of 0 to 255"
-                warnings.warn(
+                warn(
                     ObjectiveWarning(
                         f"{describe_node(node)} meets values of {said} the variance that it met when the model was trained: the "
                         f"data are perhaps on another scale, such as pixels of {example}: give them as the model was made to "
                         "read them"
-                    ),
-                    stacklevel=4,
+                    )
                 )
                 break
         return outputs
@@ -75,8 +74,8 @@ def check_inputs(program: Program, runner: ProgramRunner, inputs: Mapping[str, n
         runner: the program on an engine.
         inputs: of the model, checked.
     """
-    warn_of_probabilities(program, runner, inputs, stacklevel=6)
-    warn_of_negative_rows(program, inputs, "predict", stacklevel=6)
+    warn_of_probabilities(program, runner, inputs)
+    warn_of_negative_rows(program, inputs, "predict")
 
 
 def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, float]]:
@@ -114,27 +113,25 @@ def _times_the_variance(running: np.ndarray, following: np.ndarray, momentum: fl
     return times if times > 8 * np.finfo(running.dtype).eps / (1 - momentum) else None
 
 
-def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray], graph: str = "step", stacklevel: int = 5) -> None:
+def warn_of_negative_rows(program: Program, inputs: Mapping[str, np.ndarray], graph: str = "step") -> None:
     """Warn of numbers below 0 for rows of a table: the standard counts them from its end, and people mean no row by them.
 
     Args:
         program: what is trained.
         inputs: a checked batch.
         graph: that takes it.
-        stacklevel: as ``warnings.warn`` takes it.
     """
     for entry in program.signature[graph].inputs_of(Role.DATA):
         array = inputs.get(entry.name)
         if entry.minimum is None or entry.maximum is None or array is None or not array.size or array.min() >= 0:
             continue
         smallest = int(array.min())
-        warnings.warn(
+        warn(
             ObjectiveWarning(
                 f"the input '{entry.name}' holds {smallest}, and the model takes numbers below 0 for rows from the end of its "
                 f"table, here row {entry.maximum + 1 + smallest}: where {smallest} stands for no token, give the number that the "
                 "model was made to read there, such as that of its padding token"
-            ),
-            stacklevel=stacklevel,
+            )
         )
 
 
@@ -159,17 +156,16 @@ def warn_of_copied_labels(program: Program, inputs: Mapping[str, np.ndarray]) ->
                 continue
             if (array[counts] == labels[counts]).all():
                 ignored = "" if label.ignored is None else f" and {label.ignored} for the last, which has none"
-                warnings.warn(
+                warn(
                     ObjectiveWarning(
                         f"'{label.name}' holds what the input '{entry.name}' holds, each number in the same place, so that the "
                         "model learns to copy: of a model of language that tells the next token, give each place the token after "
                         f"it (labels[:, :-1] = {entry.name}[:, 1:]){ignored}"
-                    ),
-                    stacklevel=5,
+                    )
                 )
 
 
-def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray], stacklevel: int = 5) -> None:
+def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mapping[str, np.ndarray]) -> None:
     """Warn where a loss that applies a softmax reads an output that holds probabilities on these inputs.
 
     Nothing runs where the model's graph tells what the output is, as nearly all do, and of a batch of cached features, which
@@ -179,7 +175,6 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
         program: what is trained.
         runner: the program on an engine.
         inputs: a checked batch; labels are left out here.
-        stacklevel: as ``warnings.warn`` takes it.
     """
     doubtful = {
         prediction["reads"]: prediction["class_axis"]
@@ -202,10 +197,9 @@ def warn_of_probabilities(program: Program, runner: ProgramRunner, inputs: Mappi
     for name, class_axis in doubtful.items():
         if name in outputs and are_probabilities(predicted[name], class_axis):
             loss = program.options["loss"]["name"]
-            warnings.warn(
+            warn(
                 ObjectiveWarning(
                     f"the loss {loss} applies an activation itself, and the output '{name}' that it reads lies in [0, 1] and "
                     f"sums to 1 along axis {class_axis}: {REMEDY.format('...')}"
-                ),
-                stacklevel=stacklevel,
+                )
             )

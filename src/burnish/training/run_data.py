@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.features import Features
 from burnish.training.inputs import check_batch
 from burnish.training.text_length import within_the_model
+from burnish.warn import warn
 
 MOST_PROCESSES = 4
 RARE = 1e-3
@@ -255,12 +255,11 @@ class RunData:
         else:
             return
         if classes < outputs:
-            warnings.warn(
+            warn(
                 ObjectiveWarning(
                     f"the model has outputs for {outputs:,} classes, and the data have {classes:,} {said}: it learns that "
                     "nothing is of the others. burnish finetune (burnish.finetune) gives it a head for the classes in the data"
-                ),
-                stacklevel=3,
+                )
             )
 
     def new_remarks(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from burnish.optim.base import is_schedule
 from burnish.program import Program, Role
 from burnish.settings import check_call, is_number
 from burnish.training.inputs import check_hyperparameters
+from burnish.warn import warn
 
 RATE = "lr"
 MONITORED = "monitored"
@@ -208,7 +208,7 @@ def warn_of_what_is_not_reached(program: Program, steps: int, meets: bool) -> No
     """
     options = program.options.get("optimizer")
     for problem in (*_of_optimizer(options, steps // steps_to_an_update(options), meets), *_of_masks(program, steps)):
-        warnings.warn(ObjectiveWarning(problem), stacklevel=5)
+        warn(ObjectiveWarning(problem))
 
 
 def _of_optimizer(options: Any, updates: int, meets: bool) -> Iterator[str]:

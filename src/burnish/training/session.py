@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -41,6 +40,7 @@ from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import FirstStep, check_inputs
 from burnish.training.session_calls import TakesPart, one_at_a_time, take_part_in_turns
 from burnish.training.session_tables import SessionTables
+from burnish.warn import warn
 
 if TYPE_CHECKING:
     from burnish.distributed import DataParallel
@@ -408,7 +408,7 @@ class Session(TakesPart):
         self._load(carried.state)
         if notes := carried.notes():
             said = f"'{path}' was taken over in part: {'; '.join(notes)}"
-            warnings.warn(CarryOverWarning(said, carried.fresh, carried.dropped), stacklevel=2)
+            warn(CarryOverWarning(said, carried.fresh, carried.dropped))
         return checkpoint.extra
 
     @garbage_kept()
@@ -580,7 +580,7 @@ class Session(TakesPart):
         reasons, self._departures = self._departures, ()
         if self.step_count == 0:
             said = f"{call} does not compute what the file of this model computes: {'; '.join(reasons)}"
-            warnings.warn(ObjectiveWarning(said), stacklevel=4)
+            warn(ObjectiveWarning(said))
 
     def _instead(self, parameters: str | None) -> tuple[Mapping[str, str], ...]:
         """Return what a graph reads in place of the parameters, as a further argument of a runner's method; empty by default."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import platform
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +49,7 @@ from burnish.operators.semantic import SemanticOperator
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.remove_unused import remove_unused
 from burnish.rewriting.stage import Pass, Stage, rewrite_graph
+from burnish.warn import warn
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)
 COUNTING = (SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD)
@@ -113,7 +113,7 @@ def find_library() -> Library:
             return Library(path)
     except (OSError, RuntimeError) as error:
         reason = first_line(error)
-        warnings.warn(KernelWarning(f"{reason}. Standard operators run instead, which take longer"), stacklevel=2)
+        warn(KernelWarning(f"{reason}. Standard operators run instead, which take longer"))
         return Library(None, reason)
     if not sys.platform.startswith(("linux", "darwin")):
         return Library(None, f"they do not run on {platform.system()} yet")

@@ -9,7 +9,6 @@ is. Against the second, which nothing reports, the optimizers that are known for
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -21,6 +20,7 @@ import onnxruntime
 from burnish.engines.onnxruntime.exchanges import Exchanges
 from burnish.engines.onnxruntime.failures import description, is_out_of_memory
 from burnish.rewriting.complete_axes import names_axes
+from burnish.warn import warn
 
 Level = Literal["none", "basic", "extended", "all"]
 Result = TypeVar("Result")
@@ -184,11 +184,11 @@ class OpenedGraph:
             session = self._load(optimizations)
             if first_that_parts(results(session), expected) is None:
                 self._take(session, optimizations)
-                warnings.warn(
-                    f"The {self._name} graph computes another '{parting}' as ONNX Runtime {onnxruntime.__version__} rewrites it. "
-                    f"It was opened again {optimizations}, and is right so; only speed may be lost",
-                    OptimizationWarning,
-                    stacklevel=2,
+                warn(
+                    OptimizationWarning(
+                        f"The {self._name} graph computes another '{parting}' as ONNX Runtime {onnxruntime.__version__} rewrites "
+                        f"it. It was opened again {optimizations}, and is right so; only speed may be lost"
+                    )
                 )
                 return
 
@@ -218,11 +218,11 @@ class OpenedGraph:
             except Exception:
                 continue
             self._take(session, optimizations)
-            warnings.warn(
-                f"The {self._name} graph fails as ONNX Runtime {onnxruntime.__version__} rewrites it{description(error)}, and "
-                f"runs {optimizations}: it was opened again so. The results are right; only speed may be lost",
-                OptimizationWarning,
-                stacklevel=2,
+            warn(
+                OptimizationWarning(
+                    f"The {self._name} graph fails as ONNX Runtime {onnxruntime.__version__} rewrites it{description(error)}, "
+                    f"and runs {optimizations}: it was opened again so. The results are right; only speed may be lost"
+                )
             )
             return result
         raise error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -54,8 +53,9 @@ from burnish.importer.pytorch.layers import (
     write_out_channel_dropout,
     write_out_factors,
 )
-from burnish.importer.pytorch.refusals import check_examples, named_refusal, place_of, users_stack_level
+from burnish.importer.pytorch.refusals import check_examples, named_refusal, place_of
 from burnish.importer.pytorch.symbols import symbol_names
+from burnish.warn import warn
 
 
 def export_module(
@@ -225,14 +225,13 @@ def _traced(
             check_examples(module, args, kwargs)
             raise error from None
     if fixed := fixed_batch(traced.program, traced.args, traced.kwargs):
-        warnings.warn(
+        warn(
             FixedBatchWarning(
                 f"{type(module).__name__} takes batches of {fixed} alone: its forward fixes how many samples there are, as "
                 f"reshape({fixed}, ...) and len(x) do. Read it from the input (x.shape[0]) or write -1, and export again. A "
                 "recurrent layer without batch_first=True takes the first axis for time, and fixes it too. Where that is meant, "
                 "say so with dynamic_shapes={}"
-            ),
-            stacklevel=users_stack_level(),
+            )
         )
     return traced
 
@@ -368,13 +367,12 @@ def _warn_of_backward_hooks(module: torch.nn.Module) -> None:
         name or "the module itself" for name, part in module.named_modules() if part._backward_hooks or part._backward_pre_hooks
     ]
     if hooked:
-        warnings.warn(
+        warn(
             HooksWarning(
                 f"hooks on gradients of {', '.join(hooked[:5])} are not called when a program trains: what they do to "
                 f"gradients is "
                 "lost. Remove them, or train with PyTorch's optimizer and burnish.torch.wrap of the parts inside"
-            ),
-            stacklevel=users_stack_level(),
+            )
         )
 
 
@@ -382,13 +380,12 @@ def _warn_of_attributes(module: torch.nn.Module, traced: _Traced) -> None:
     captured = traced.training or traced.evaluation
     if captured is not None and captured.attributes:
         shown = ", ".join(f"'{name}'" for name in captured.attributes[:5])
-        warnings.warn(
+        warn(
             AttributesWarning(
                 f"forward of {type(module).__name__} sets attributes to what it computes: {shown}. A graph does not, "
                 f"and they stay as "
                 "they are. Return what is read of them afterwards"
-            ),
-            stacklevel=users_stack_level(),
+            )
         )
 
 

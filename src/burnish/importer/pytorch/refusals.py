@@ -6,7 +6,6 @@ import contextlib
 import copy
 import linecache
 import re
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 
 from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperatorError
+from burnish.warn import LIBRARIES, is_users
 
 
 class OwnBackwardError(Exception):
@@ -49,7 +49,6 @@ _PLAIN = (FrozenValueError, OwnBackwardError, PackingError, ReturnedError, Unrea
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 """A frame of a stack as Python writes it; the line of code below it may hold quotes as well."""
 
-_LIBRARIES = ("site-packages", "dist-packages")
 
 _TRACERS = ("torch", "onnxscript", "onnx", "onnx_ir", "sympy", "numpy", "burnish")
 
@@ -127,34 +126,17 @@ def _place(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> tupl
     names = {id(submodule): name for name, submodule in module.named_modules()}
     inside = [names[id(owner)] for frame, _ in frames if id(owner := frame.f_locals.get("self")) in names]
     lines = [(frame.f_code.co_filename, number) for frame, number in frames]
-    own = next((line for line in reversed(lines) if _is_users(line[0])), None)
+    own = next((line for line in reversed(lines) if is_users(line[0])), None)
     line = own or next((line for line in reversed(lines) if _is_other_librarys(line[0])), None)
     if not inside or line is None:
         return None, ""
     return _line(*line), inside[-1]
 
 
-def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    own = Path(__file__).parents[2]
-    standard = Path(sys.base_prefix) / "lib"
-    return not (set(_LIBRARIES) & set(path.parts) or own in path.parents or standard in path.parents or not path.exists())
-
-
-def users_stack_level() -> int:
-    """The ``stacklevel`` of a warning, given by the caller, that names the last line outside of libraries."""
-    level, frame = 1, sys._getframe(1)
-    while not _is_users(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return 2
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _is_other_librarys(filename: str) -> bool:
     """Whether a file is of a library of modules, and not of PyTorch or of what traces and exports."""
     path = Path(filename)
-    places = [index for index, part in enumerate(path.parts) if part in _LIBRARIES]
+    places = [index for index, part in enumerate(path.parts) if part in LIBRARIES]
     return bool(places) and path.exists() and path.parts[places[-1] + 1] not in _TRACERS
 
 
@@ -175,7 +157,7 @@ def _noted_place(node: fx.Node) -> tuple[str | None, str]:
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     part = next((path for path, _ in reversed(list(stack.values())) if path), "")
     lines = [(filename, int(number)) for filename, number in _FRAME.findall(node.meta.get("stack_trace") or "")]
-    for belongs in (_is_users, _is_other_librarys):
+    for belongs in (is_users, _is_other_librarys):
         for filename, number in reversed(lines):
             if belongs(filename):
                 return _line(filename, number), part

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from burnish.errors import KernelWarning
 from burnish.kernels import building, compiling
 from burnish.kernels.building import SWITCHED_OFF, cores, first_line, is_switched_off
 from burnish.kernels.compiling import find_compiler
+from burnish.warn import warn
 
 
 class Use(IntEnum):
@@ -235,7 +235,7 @@ def _load(name: str) -> None:
 @functools.cache
 def _warn(reason: str) -> None:
     message = f"The kernels of the torch engine cannot be used: {reason}. PyTorch's own operators run instead"
-    warnings.warn(KernelWarning(message), stacklevel=2)
+    warn(KernelWarning(message))
 
 
 def _requested(*names: str) -> list[Future[Path]]:
