@@ -59,8 +59,9 @@ def _stages(engine: str) -> dict[str, Stage[Any]]:
 
 
 def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
-    """What each stage did while a program was compiled of a model, and opened: its name, the graph, and a record per pass."""
+    """What each stage did while a model was compiled and took a step: its name, the graph, and a record for each pass."""
     import burnish
+    from burnish.data.random_data import random_batches
     from burnish.files.export import export_inference
     from burnish.rewriting.stage import observing
 
@@ -69,7 +70,10 @@ def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
         program = burnish.compile(model)
         for graph in ("step", "predict"):
             program.graphs[graph]
-        burnish.Session(program, engine=engine)
+        session, batch = burnish.Session(program, engine=engine), next(random_batches(program))
+        session.step(batch)  # engines make a graph when they first run it
+        session.evaluate(batch)
+        session.predict({entry.name: batch[entry.name] for entry in program.signature["predict"].inputs if entry.name in batch})
         export_inference(program, program.initial_state(seed=0))
     return seen
 
@@ -92,10 +96,10 @@ def _list(stage: Stage[Any]) -> None:
 
 
 def _show(name: str, graph: str, records: list[PassRecord]) -> None:
-    table = Table(title=f"{name} of '{graph}'", title_justify="left")
+    table = Table(title=f"{name} of '{graph}'", title_justify="left", box=None)
     for heading in ("Pass", "Changed", "ms", "Note"):
         table.add_column(heading)
     for record in records:
         changed = "yes" if record.changed else ""
-        table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", cell(record.note))
+        table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", cell(record.note.replace("; ", "\n")))
     output().print(table)
