@@ -101,5 +101,6 @@ def _show(name: str, graph: str, records: list[PassRecord]) -> None:
         table.add_column(heading)
     for record in records:
         changed = "yes" if record.changed else ""
-        table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", cell(record.note.replace("; ", "\n")))
+        notes = "\n".join(cell(note) for note in record.note.split("; "))
+        table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", notes)
     output().print(table)
