@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from burnish.engines import registry
-from oracles.small_networks import perceptron
+from oracles.small_networks import mobile, perceptron
 
 
 def test_stages_are_listed_in_the_order_in_which_a_model_meets_them(run):
@@ -60,3 +60,11 @@ def test_the_passes_of_an_engine_are_shown_for_a_model(run, tmp_path, engine, st
     text = run("passes", str(tmp_path / "model.onnx"), "--engine", engine, "--stage", stage).stdout
     assert f"{stage} of 'step'" in text
     assert "fuse_elementwise" in text
+
+
+def test_each_note_has_a_line_of_its_own(run, tmp_path):
+    ir.save(mobile(), tmp_path / "model.onnx")
+    text = run("passes", str(tmp_path / "model.onnx"), "--engine", "torch", "--stage", "TORCH").stdout
+    notes = [line for line in text.splitlines() if "not at '" in line]
+    assert len(notes) > 1
+    assert all(line.count("not at '") == 1 for line in notes)

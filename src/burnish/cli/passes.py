@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from burnish.cli.console import cell, counted, output
 from burnish.errors import ConfigurationError
@@ -101,6 +102,6 @@ def _show(name: str, graph: str, records: list[PassRecord]) -> None:
         table.add_column(heading)
     for record in records:
         changed = "yes" if record.changed else ""
-        notes = "\n".join(cell(note) for note in record.note.split("; "))
+        notes = Text("\n").join(cell(note) for note in record.note.split("; "))
         table.add_row(cell(record.name), changed, f"{record.seconds * 1e3:.1f}", notes)
     output().print(table)
