@@ -1,6 +1,7 @@
 """What every test may rely on."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Generator
@@ -13,6 +14,9 @@ from oracles.exporter_registry import REGISTRATION, keep_registry
 # How long a draw takes says how busy the machine is, and nothing of the code.
 settings.register_profile("burnish", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("burnish")
+
+# Every pass is followed by a check of names, order, dtypes and shapes, so that a wrong one fails by its name; in processes too.
+os.environ["BURNISH_VERIFY_PASSES"] = "1"
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that; the tests of interrupts send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -41,9 +45,3 @@ def pytest_runtest_setup() -> None:
 def frequent_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an epoch of a few steps have the rows of a long one in ``metrics.csv``."""
     monkeypatch.setattr("burnish.training.trainer.STEPS_PER_ROW", 1)
-
-
-@pytest.fixture
-def passes_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify the model after each pass, so that a wrong one fails by its name."""
-    monkeypatch.setenv("BURNISH_VERIFY_PASSES", "1")

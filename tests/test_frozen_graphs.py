@@ -169,7 +169,6 @@ def _frozen() -> Any:
     return json.loads(HASHES.read_text())
 
 
-@pytest.mark.usefixtures("passes_verified")
 @pytest.mark.parametrize("name", catalogue())
 def test_graphs_are_as_they_were(name: str) -> None:
     assert _hashes(texts(name)) == _frozen()["programs"][name], SEE

@@ -4,7 +4,8 @@ import onnx_ir as ir
 import pytest
 
 from burnish.engines import registry
-from oracles.small_networks import mobile, perceptron
+from burnish.models import residual_network
+from oracles.small_networks import perceptron
 
 
 def test_stages_are_listed_in_the_order_in_which_a_model_meets_them(run):
@@ -63,7 +64,7 @@ def test_the_passes_of_an_engine_are_shown_for_a_model(run, tmp_path, engine, st
 
 
 def test_each_note_has_a_line_of_its_own(run, tmp_path):
-    ir.save(mobile(), tmp_path / "model.onnx")
+    ir.save(residual_network((1, 8, 8), 4, 4), tmp_path / "model.onnx")
     text = run("passes", str(tmp_path / "model.onnx"), "--engine", "torch", "--stage", "TORCH").stdout
     notes = [line for line in text.splitlines() if "not at '" in line]
     assert len(notes) > 1

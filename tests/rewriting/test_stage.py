@@ -18,8 +18,6 @@ from burnish.rewriting.stage import Fallback, Pass, Repeat, Stage, note, observi
 from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD
 from burnish.rewriting.verification import PassError
 
-pytestmark = pytest.mark.usefixtures("passes_verified")
-
 STAGES = (
     *(READ, SHAPES, RESTORED, FOLDED, CANONICAL, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, STANDARD),
     *(EXPORTED, ONNXRUNTIME_KERNELS, TORCH),

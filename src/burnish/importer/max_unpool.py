@@ -59,6 +59,7 @@ def _place(node: ir.Node, builder: Builder) -> bool:
     if _same(counted, target) or (pooled is not None and _is_shape_of(output_shape, pooled)):
         if _same(natural, target):
             node.resize_inputs(2)
+            return True
         return False
     operands = [builder.tensor(value) for value in node.inputs[:2] if value is not None]
     if pooled is not None:

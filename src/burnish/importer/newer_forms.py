@@ -11,7 +11,7 @@ _SINCE = {"Range": 27, "SpaceToDepth": 28, "Mod": 28}
 
 
 def write_older_forms(model: ir.Model) -> bool:
-    """Write, in place, such nodes in the forms of older opsets; return whether there was any.
+    """Write, in place, such nodes in the forms of older opsets; return whether that changed any.
 
     Raises:
         UnsupportedOperatorError: a node with an attribute of a value that is not known.
@@ -25,10 +25,11 @@ def write_older_forms(model: ir.Model) -> bool:
         assert isinstance(graph, ir.Graph)
         builder = Builder(graph, before=node)
         operands = [builder.tensor(value) for value in node.inputs if value is not None]
+        attributes = len(node.attributes)
         result = {"Range": _range, "SpaceToDepth": _space_to_depth, "Mod": _mod}[node.op_type](node, builder, operands)
         if result is not None:
             replace_node(node, result)
-            changed = True
+        changed |= result is not None or len(node.attributes) < attributes
     return changed
 
 

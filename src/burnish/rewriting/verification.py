@@ -95,6 +95,8 @@ class Verification:
     def _check_types(self, name: str, node: ir.Node) -> None:
         if node.domain != "" or bodies(node) or node.graph is None:
             return
+        if any(operand is not None and operand.dtype == ir.DataType.BFLOAT16 for operand in node.inputs):
+            return  # files hold it in operators of opsets that do not list it yet
         copy = ir.Node("", node.op_type, node.inputs, node.attributes.values(), num_outputs=len(node.outputs))
         for index, output in enumerate(copy.outputs):
             output.name = f"output{index}"
