@@ -6,7 +6,8 @@ A source exported in training mode and one exported in inference mode are specia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +25,7 @@ from burnish.graph import (
     replace_value,
 )
 from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.stage import Pass, Stage, rewrite_graph
 from burnish.graph.uses import is_used
 from burnish.norms import (
     Auto,
@@ -50,7 +52,29 @@ EXPANDED_NAIVELY = frozenset({"GroupNormalization", "MeanVarianceNormalization"}
 
 NORMALIZATION = frozenset({"BatchNormalization"})
 
+IR_VERSION = 10
+"""Of the models that hold graphs while they are bound; it says nothing of a graph."""
+
 IN_A_BODY = Numbered(*[Places(problem="a branch or loop body draws for them")] * 2)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the passes of TRAINING are told.
+
+    Attributes:
+        policies: the policy of each batch normalization node.
+        statistics: takes the next value of each running statistic.
+        key: the random key that is drawn from.
+        drawing: the nodes of the graph that draw at random, in the order of their streams.
+        places: where samples stand in what each of them draws.
+    """
+
+    policies: Mapping[ir.Node, NormPolicy]
+    statistics: RunningStatistics
+    key: ir.Value
+    drawing: Sequence[ir.Node]
+    places: Mapping[ir.Node, Numbered]
 
 
 def batch_normalizations(graph: ir.Graph) -> list[ir.Node]:
@@ -114,20 +138,8 @@ def bind_training(
         ConfigurationError: a node in the body of an operator that numbers no iterations draws at random.
     """
     statistics = RunningStatistics(running_variance, policies, step)
-    drawing = _nodes(graph, RANDOM_OPERATORS)
-    places = dict(places)
-    key_of: dict[ir.Node, ir.Value] = {}
-    bind_layers(graph, policies, statistics, _bind_layer)
-    _freeze_others(graph, policies)
-    for body, inside in keys_in_bodies(graph, key, RANDOM_OPERATORS):
-        for node in _nodes(body, RANDOM_OPERATORS):
-            drawing.append(node)
-            places[node], key_of[node] = IN_A_BODY, inside
-    for stream, node in enumerate(drawing):
-        bind = _bind_dropout if node.op_type == "Dropout" else _bind_draw
-        assert isinstance(node.graph, ir.Graph)
-        bind(node.graph, node, key_of.get(node, key), stream, places[node])
-    put_training_forms(graph)
+    drawing = tuple(_nodes(graph, RANDOM_OPERATORS))
+    TRAINING.run(ir.Model(graph, ir_version=IR_VERSION), Training(policies, statistics, key, drawing, places))
     return statistics.updated
 
 
@@ -136,12 +148,7 @@ def bind_inference(graph: ir.Graph) -> None:
 
     Other nodes that draw at random stay as they are: there is no key in inference, and the runtime draws as it likes.
     """
-    for body in (graph, *graph.subgraphs()):
-        for node in _nodes(body, NORMALIZATION):
-            _bind_frozen(node)
-        for node in _nodes(body, {"Dropout"}):
-            _remove_dropout(node)
-    put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
+    INFERENCE.run(ir.Model(graph, ir_version=IR_VERSION), None)
 
 
 def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], data: Collection[str]) -> None:
@@ -151,9 +158,7 @@ def bind_frozen(graph: ir.Graph, key: ir.Value, step: Callable[[], ir.Value], da
         graph, key, step: as for ``bind_training``; other nodes that draw at random draw from the key.
         data: as for ``numbered_draws``.
     """
-    for body in (graph, *graph.subgraphs()):
-        for node in _nodes(body, {"Dropout"}):
-            _remove_dropout(node)
+    remove_dropout(graph)
     policies: dict[ir.Node, NormPolicy] = dict.fromkeys(batch_normalizations(graph), Frozen())
     bind_training(graph, policies, RunningVariance.ONNX, key, step, numbered_draws(graph, data))
 
@@ -176,8 +181,9 @@ def bind_as_exported(graph: ir.Graph) -> None:
     put_training_forms(graph)
 
 
-def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambda node: True) -> None:
-    """Replace, in bodies too, the operators that have a form of their own for training: those that ``where`` holds for."""
+def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambda node: True) -> bool:
+    """Replace, in bodies too, the operators that have a form of their own for training, if ``where`` holds for them."""
+    changed = False
     for body in (graph, *graph.subgraphs()):
         body.opset_imports.update(graph.opset_imports)
         for node in list(body):
@@ -186,6 +192,29 @@ def put_training_forms(graph: ir.Graph, where: Callable[[ir.Node], bool] = lambd
                 form = rule(Operation(node, Builder(body, before=node)))
                 if form is not None:
                     replace_node(node, form)
+                    changed = True
+    return changed
+
+
+def use_running_statistics(graph: ir.Graph) -> bool:
+    """Let each batch normalization, in bodies too, normalize with its running statistics."""
+    layers = [node for body in (graph, *graph.subgraphs()) for node in _nodes(body, NORMALIZATION)]
+    for node in layers:
+        _bind_frozen(node)
+    return bool(layers)
+
+
+def remove_dropout(graph: ir.Graph) -> bool:
+    """Replace each dropout, in bodies too, by what it reads."""
+    dropouts = [node for body in (graph, *graph.subgraphs()) for node in _nodes(body, {"Dropout"})]
+    for node in dropouts:
+        _remove_dropout(node)
+    return bool(dropouts)
+
+
+def put_forms_that_keep_digits(graph: ir.Graph) -> bool:
+    """Put the training forms of operators whose kernels lose digits in inference too, or that runtimes have no kernel for."""
+    return put_training_forms(graph, lambda node: node.op_type in EXPANDED_NAIVELY or lacks_kernel(node))
 
 
 def _bind_frozen(node: ir.Node) -> None:
@@ -226,18 +255,42 @@ def _bind_layer(graph: ir.Graph, node: ir.Node, policy: NormPolicy, statistics: 
         _center(graph, node)
 
 
-def _freeze_others(graph: ir.Graph, policies: Container[ir.Node]) -> None:
+def _bind_normalization(model: ir.Model, context: Training) -> bool:
+    """Bind the layers that a policy is for."""
+    bind_layers(model.graph, context.policies, context.statistics, _bind_layer)
+    return bool(context.policies)
+
+
+def _draw_from_keys(model: ir.Model, context: Training) -> bool:
+    """Draw dropout masks and random numbers from the key, in bodies from one of their own for each iteration."""
+    places = dict(context.places)
+    drawing = [(node, context.key) for node in context.drawing]
+    for body, inside in keys_in_bodies(model.graph, context.key, RANDOM_OPERATORS):
+        for node in _nodes(body, RANDOM_OPERATORS):
+            drawing.append((node, inside))
+            places[node] = IN_A_BODY
+    for stream, (node, key) in enumerate(drawing):
+        bind = _bind_dropout if node.op_type == "Dropout" else _bind_draw
+        assert isinstance(node.graph, ir.Graph)
+        bind(node.graph, node, key, stream, places[node])
+    return bool(drawing)
+
+
+def _freeze_others(graph: ir.Graph, policies: Container[ir.Node]) -> bool:
     """Bind the layers that no policy is for, in place: those in loops, and those that compute their statistics."""
+    changed = False
     for body in (graph, *graph.subgraphs()):
         for node in _nodes(body, NORMALIZATION):
             if node in policies:
                 continue
+            changed = True
             body.opset_imports.update(graph.opset_imports)
             if body is graph and uses_the_batch(node):
                 replace_node(node, normalize_without_statistics(Builder(graph, before=node), node))
                 continue
             _bind_frozen(node)
             _center(body, node)
+    return changed
 
 
 def _nodes(graph: ir.Graph, op_types: Container[str]) -> list[ir.Node]:
@@ -302,3 +355,23 @@ def _remove_dropout(node: ir.Node) -> None:
         replace_value(node.outputs[1], everything.value)
     replace_value(node.outputs[0], data)
     remove_node(node)
+
+
+TRAINING: Stage[Training] = Stage(
+    "TRAINING",
+    (
+        Pass("bind_normalization", _bind_normalization),
+        Pass("freeze_other_normalization", lambda model, context: _freeze_others(model.graph, context.policies)),
+        Pass("draw_from_keys", _draw_from_keys),
+        rewrite_graph(put_training_forms),
+    ),
+    settles=False,
+)
+"""A graph becomes that of a training step: batch normalization by its policies, and random numbers from a key."""
+
+INFERENCE: Stage[None] = Stage(
+    "INFERENCE",
+    (rewrite_graph(use_running_statistics), rewrite_graph(remove_dropout), rewrite_graph(put_forms_that_keep_digits)),
+    settles=False,
+)
+"""A graph becomes that of inference: running statistics, and no dropout. Other nodes draw as the runtime likes."""

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.graph.stage import Stage
 from burnish.importer import load
-from burnish.rewriting.stage import Stage
 from burnish.rewriting.stages import RECOGNIZED
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 from oracles.recognition import exported, operators, random_weights, written

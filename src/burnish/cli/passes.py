@@ -13,7 +13,7 @@ from burnish.cli.console import cell, counted, output
 from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from burnish.rewriting.stage import PassRecord, Stage
+    from burnish.graph.stage import PassRecord, Stage
 
 ENGINES = ("onnxruntime", "torch", "reference")
 
@@ -42,12 +42,15 @@ def passes(
 def _stages(engine: str) -> dict[str, Stage[Any]]:
     """The stages by name, in the order in which a model meets them."""
     from burnish import engines
+    from burnish.distributed.derivation import DISTRIBUTED
     from burnish.files.export import EXPORTED
     from burnish.importer.canonical import CANONICAL, FOLDED, READ, SHAPES
+    from burnish.modes import INFERENCE, TRAINING
     from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN
 
     engines.get(engine)  # which says what is not installed
-    stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, EXPORTED]
+    stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, TRAINING, INFERENCE]
+    stages += [DISTRIBUTED, LOWERED, JOINED, EXPORTED]
     if engine == "onnxruntime":
         from burnish.engines.onnxruntime.kernels import ONNXRUNTIME_KERNELS
 
@@ -64,7 +67,7 @@ def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
     import burnish
     from burnish.data.random_data import random_batches
     from burnish.files.export import export_inference
-    from burnish.rewriting.stage import observing
+    from burnish.graph.stage import observing
 
     seen: list[tuple[str, str, list[PassRecord]]] = []
     with observing(lambda name, graph, records: seen.append((name, graph.graph.name or "", records))):
@@ -80,7 +83,7 @@ def _run(model: Path, engine: str) -> list[tuple[str, str, list[PassRecord]]]:
 
 
 def _list(stage: Stage[Any]) -> None:
-    from burnish.rewriting.stage import Fallback, Repeat
+    from burnish.graph.stage import Fallback, Repeat
 
     console = output()
     console.print(stage.name)

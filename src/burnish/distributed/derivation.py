@@ -7,7 +7,7 @@ marks become exchanges for a number of workers, and batch normalization takes it
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -16,16 +16,63 @@ from burnish.compiler.update import joined_signature
 from burnish.distributed.accumulation import accumulates, exchanging_for_updates, join_parts
 from burnish.distributed.batch_normalization import synchronize
 from burnish.distributed.exchanges import bucket_gradients, check_replicated, number_exchanges, share_exchanges
-from burnish.distributed.samples import place_samples
+from burnish.distributed.samples import place_samples, samples_entry
 from burnish.distributed.sharded_tables import TableShards, look_up_rows, sum_over_workers
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, attribute_value, replace_node
+from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
 from burnish.norms import NormPolicy
 from burnish.operators.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
 from burnish.operators.row_gradients import COALESCE_ROWS
 from burnish.program import Role
-from burnish.program.signature import Signature
+from burnish.program.signature import Entry, GraphSignature, Signature
 from burnish.rewriting.remove_unused import remove_unused
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What the passes of DISTRIBUTED are told: the signature of the graph of the gradients, and the options of ``DataParallel``.
+
+    Gradients that accumulate stay each worker's own: with ``accumulating`` no sums of them are taken in this graph.
+    """
+
+    entries: GraphSignature
+    workers: int
+    norm: NormPolicy
+    of_rank0: bool
+    accumulating: bool
+    share: bool
+    bucket_size: int
+    shards: TableShards | None
+
+    @property
+    def spread(self) -> Collection[str]:
+        """The tables of which each worker holds a part."""
+        return () if self.shards is None else self.shards.extents
+
+    def counts(self, graph: ir.Graph) -> Entry | None:
+        """Return the input that the graph got for the numbers of samples; None if they are as many in every step."""
+        known = {entry.name for entry in self.entries.inputs}
+        return next((samples_entry(value) for value in graph.inputs if value.name not in known), None)
+
+
+def _synchronize(model: ir.Model, context: Distribution) -> None:
+    updates = {entry.name: entry.updates for entry in context.entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
+    synchronize(model.graph, context.norm, context.workers, updates, of_rank0=context.of_rank0, spare=not context.accumulating)
+
+
+def _look_up_rows(model: ir.Model, context: Distribution) -> None:
+    if context.shards is not None:
+        look_up_rows(model, context.shards)
+        sum_over_workers(model.graph, context.shards)
+
+
+def _check_replicated(model: ir.Model, context: Distribution) -> bool:
+    counts = context.counts(model.graph)
+    own = {entry.name for entry in context.entries.inputs_of(Role.DATA, Role.LABEL)} | ({counts.name} if counts else set())
+    apart = {f"{kind}:{table}" for table in context.spread for kind in ("indices", "rows")}
+    check_replicated(model.graph, own, {entry.name: entry for entry in context.entries.outputs if entry.name not in apart})
+    return False
 
 
 def derive(
@@ -58,29 +105,11 @@ def derive(
             "again"
         )
     accumulating = workers > 1 and accumulates(executable)
-    updates = {entry.name: entry.updates for entry in entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
-    # Gradients that accumulate stay each worker's own: no sums of them are taken here.
-    synchronize(graph, norm, workers, updates, of_rank0=statistics == "rank0", spare=not accumulating)
-    join_parts(graph, accumulating)
-    spread = () if shards is None else shards.extents
-    exchange_rows(graph, workers, spread)
-    if shards is not None:
-        look_up_rows(model, shards)
-        sum_over_workers(graph, shards)
-    remove_unused(model)
-    counts = place_samples(graph, entries.inputs_of(Role.DATA), workers)
-    remove_unused(model)
-    if counts is not None:
+    context = Distribution(entries, workers, norm, statistics == "rank0", accumulating, share, bucket_size, shards)
+    DISTRIBUTED.run(model, context)
+    if (counts := context.counts(graph)) is not None:
         entries = replace(entries, inputs=(*entries.inputs, counts))
         signature = Signature({**signature.graphs, "grad": entries, "step": joined_signature(entries, signature["apply"])})
-    own = {entry.name for entry in entries.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
-    apart = {f"{kind}:{table}" for table in spread for kind in ("indices", "rows")}
-    check_replicated(graph, own, {entry.name: entry for entry in entries.outputs if entry.name not in apart})
-
-    if share:
-        share_exchanges(graph)
-    bucket_gradients(graph, bucket_size, accumulating)
-    number_exchanges(graph)
     # The program's own step and gradients are those of one worker.
     finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
     derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
@@ -104,3 +133,29 @@ def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> Non
                 pair = every[2 * place : 2 * place + 2]
                 replace_node(node, pair if workers == 1 else COALESCE_ROWS.emit(*pair))
     graph.sort()
+
+
+DISTRIBUTED: Stage[Distribution] = Stage(
+    "DISTRIBUTED",
+    (
+        Pass("synchronize_batch_normalization", _synchronize),
+        Pass("join_parts", lambda model, context: join_parts(model.graph, context.accumulating)),
+        Pass("exchange_rows", lambda model, context: exchange_rows(model.graph, context.workers, context.spread)),
+        Pass("look_up_rows", _look_up_rows, when=lambda _, context: context.shards is not None),
+        rewrite(remove_unused),
+        Pass(
+            "place_samples",
+            lambda model, context: place_samples(model.graph, context.entries.inputs_of(Role.DATA), context.workers),
+        ),
+        rewrite(remove_unused),
+        Pass("check_replicated", _check_replicated),
+        Pass("share_exchanges", lambda model, _: share_exchanges(model.graph), when=lambda _, context: context.share),
+        Pass(
+            "bucket_gradients",
+            lambda model, context: bucket_gradients(model.graph, context.bucket_size, context.accumulating),
+        ),
+        rewrite_graph(number_exchanges),
+    ),
+    settles=False,
+)
+"""The graph of the gradients of one worker becomes that of several: marks become exchanges."""

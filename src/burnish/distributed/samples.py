@@ -64,8 +64,8 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 class Samples:
     """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
 
-    ``first`` is the first input that has samples, if any. ``entry`` is the graph's new input: int64, one number for each of
-    ``counted_inputs``; None if there are none. Of an input's samples there are ``total`` in the batch, of which ``start`` stand
+    ``first`` is the first input that has samples, if any. The graph gets an input, int64, with a number for each of
+    ``counted_inputs``, if there are any. Of an input's samples there are ``total`` in the batch, of which ``start`` stand
     before this worker's; all counts are int64 [1].
     """
 
@@ -75,11 +75,15 @@ class Samples:
         self._axes = sample_axes(data)
         self.first = next(iter(self._axes), None)
         self._counted = tuple(counted_inputs(data))
-        self.entry: Entry | None = None
         if self._counted:
-            self.entry = Entry(Names.of(graph).take("samples"), Role.SAMPLES, INT64, (len(self._counted),))
-            self._numbers = ir.Value(name=self.entry.name, type=ir.TensorType(INT64), shape=ir.Shape([len(self._counted)]))
+            name = Names.of(graph).take("samples")
+            self._numbers = ir.Value(name=name, type=ir.TensorType(INT64), shape=ir.Shape([len(self._counted)]))
             graph.inputs.append(self._numbers)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the graph has an input for the numbers of samples."""
+        return bool(self._counted)
 
     @cached_property
     def own(self) -> Tensor:
@@ -131,10 +135,16 @@ class Samples:
         return Builder(self._graph, before=next(iter(self._graph)))
 
 
-def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry | None:
+def samples_entry(value: ir.Value) -> Entry:
+    """Return the entry of the input that ``place_samples`` gives a graph: int64, one number for each of ``counted_inputs``."""
+    assert value.shape is not None
+    return Entry(value.name or "", Role.SAMPLES, INT64, value.shape.numpy())
+
+
+def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> None:
     """Rewrite, in place, what depends on which samples of the batch a worker has; ``data`` are the model's inputs.
 
-    Returns the input that the graph got, for the numbers of samples; None if they are as many in every step.
+    The graph gets an input for the numbers of samples, unless they are as many in every step.
     """
     samples = Samples(graph, data, workers)
     if workers > 1:
@@ -144,12 +154,11 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> Entry
             _put_share(graph, node, samples, workers)
         elif workers > 1 and samples.first is not None and (places := Places.read(node)) is not None:
             _shift_places(graph, node, places, samples)
-    if samples.entry is not None:
+    if samples.is_counted:
         for node in [node for node in graph if semantic_operator(node) in GUARDED]:
             node.resize_inputs(len(node.inputs) + 1)
             node.replace_input_with(len(node.inputs) - 1, samples.own.value)
             node.attributes["counted"] = ir.AttrInt64("counted", 1)
-    return samples.entry
 
 
 def _refuse_other_draws(graph: ir.Graph) -> None:

@@ -19,6 +19,7 @@ from burnish.files.file_writing import file_path, replacing
 from burnish.files.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.files.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
+from burnish.graph.stage import Pass, Stage, rewrite
 from burnish.importer.classical import restore_zip_maps
 from burnish.program import Program
 from burnish.program.state import LazyArrays, check_state, chosen
@@ -29,7 +30,6 @@ from burnish.rewriting.fold_quantization import fold_quantization
 from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
 from burnish.rewriting.merge_adapters import merge_adapters
 from burnish.rewriting.remove_unused import remove_unused
-from burnish.rewriting.stage import Pass, Stage, rewrite
 from burnish.transfers import Transfer
 
 SMALLEST_EXTERNAL = 1024

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.graph.stage import Fallback, Pass, Repeat, Stage, note, rewrite
 from burnish.importer.attention_constants import hold_attention_constants
 from burnish.importer.bound_inputs import bind_inputs
 from burnish.importer.branches import take_decided_branches
@@ -57,7 +58,6 @@ from burnish.importer.subgradients import note_subgradients
 from burnish.importer.transposed_matrices import join_transpositions
 from burnish.importer.untie import separate_statistics, untie_parameters
 from burnish.importer.zero_biases import leave_out_zero_biases
-from burnish.rewriting.stage import Fallback, Pass, Repeat, Stage, note, rewrite
 from burnish.sample_axes import AskedAxes, ask_sample_axes
 
 FOLDING_ROUNDS = 4

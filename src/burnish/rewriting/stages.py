@@ -1,7 +1,7 @@
 """The stages of a model between the importer and an engine: RECOGNIZED, LOWERED and STANDARD.
 
 The others stand where what they list is defined: CANONICAL in ``burnish.importer.canonical``, TRAINING and INFERENCE in
-``burnish.modes``, DISTRIBUTED in ``burnish.distributed.derivation``, EXPORTED in ``burnish.formats.export``, each engine's own in
+``burnish.modes``, DISTRIBUTED in ``burnish.distributed.derivation``, EXPORTED in ``burnish.files.export``, each engine's own in
 its package. ``burnish passes`` prints them all.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph.names import separate_names
+from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
 from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting.complete_axes import complete_axes
 from burnish.rewriting.compute_in_float32 import compute_in_float32
@@ -32,7 +33,6 @@ from burnish.rewriting.recognize_probabilities import recognize_probabilities
 from burnish.rewriting.recognize_rms_normalization import OPSET as RMS_OPSET
 from burnish.rewriting.recognize_rms_normalization import recognize_rms_normalization
 from burnish.rewriting.remove_unused import remove_unused
-from burnish.rewriting.stage import Pass, Stage, rewrite, rewrite_graph
 from burnish.rewriting.widen_reductions import widen_reductions
 from burnish.targets import ONNXRUNTIME, Target, check_allowed, settle_opset
 

@@ -15,6 +15,7 @@ import onnxruntime
 from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError, KernelWarning
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
+from burnish.graph.stage import Pass, Stage, rewrite_graph
 from burnish.graph.uses import remove_unread_nodes
 from burnish.kernels import compiling
 from burnish.kernels.building import SWITCHED_OFF, build_library, cores, find_built, first_line, is_switched_off, level_of
@@ -48,7 +49,6 @@ from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, L
 from burnish.operators.semantic import SemanticOperator
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.remove_unused import remove_unused
-from burnish.rewriting.stage import Pass, Stage, rewrite_graph
 from burnish.warn import warn
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)

@@ -15,6 +15,7 @@ from burnish.engines.torch import operators as _operators  # noqa: F401  # regis
 from burnish.engines.torch.bindings.precision import CONVOLUTIONS, PRODUCTS, read_shapes_before_casts, transpose_narrow, widen
 from burnish.engines.torch.whole_sums import sum_whole_rows
 from burnish.graph import BURNISH_DOMAIN
+from burnish.graph.stage import Pass, Stage, rewrite_graph
 from burnish.kernels.attention.fusion import fuse_attention, use_cuda_attention
 from burnish.kernels.convolution.depthwise_fusion import fuse_depthwise
 from burnish.kernels.convolution.fusion import choose_convolutions, use_narrow_gradients, use_products, use_winograd
@@ -32,7 +33,6 @@ from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
-from burnish.rewriting.stage import Pass, Stage, rewrite_graph
 
 _SHARED = (
     *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED),

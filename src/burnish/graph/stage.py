@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from burnish.graph.matching import near_misses
-from burnish.rewriting.verification import Verification, described
+from burnish.graph.verification import Verification, described
 
 C = TypeVar("C")
 """What the passes of a stage are told, a frozen dataclass: of the target, the mode, the policies. Facts that a pass finds are

@@ -8,19 +8,21 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes import common
 
+from burnish.distributed.derivation import DISTRIBUTED
 from burnish.engines.onnxruntime.kernels import ONNXRUNTIME_KERNELS
 from burnish.engines.torch.fusion import TORCH
 from burnish.files.export import EXPORTED
 from burnish.graph import Builder, replace_value
+from burnish.graph.stage import Fallback, Pass, Repeat, Stage, note, observing, rewrite
+from burnish.graph.verification import PassError
 from burnish.importer.canonical import CANONICAL, FOLDED, READ, RESTORED, SHAPES
+from burnish.modes import INFERENCE, TRAINING
 from burnish.rewriting.recognize_gelu import recognize_gelu
-from burnish.rewriting.stage import Fallback, Pass, Repeat, Stage, note, observing, rewrite
 from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD
-from burnish.rewriting.verification import PassError
 
 STAGES = (
     *(READ, SHAPES, RESTORED, FOLDED, CANONICAL, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, STANDARD),
-    *(EXPORTED, ONNXRUNTIME_KERNELS, TORCH),
+    *(TRAINING, INFERENCE, DISTRIBUTED, EXPORTED, ONNXRUNTIME_KERNELS, TORCH),
 )
 COUNTERPARTS = {
     "inline_functions": "InlinePass",
