@@ -172,3 +172,21 @@ def test_contexts_are_frozen():
 
     with pytest.raises(dataclasses.FrozenInstanceError):
         Lowering().in_float32 = np.True_
+
+
+def test_a_pass_is_skipped_in_a_model_without_its_operators(monkeypatch):
+    ran = []
+
+    def count(model: ir.Model) -> bool:
+        ran.append(model)
+        return False
+
+    stage = Stage("TESTED", (rewrite(count, operators=("Conv",)), rewrite(count, operators=("Neg",))))
+    monkeypatch.delenv("BURNISH_VERIFY_PASSES")
+    assert len(stage.run(chain(), None)) == len(ran) == 1
+
+
+def test_a_pass_that_changes_a_model_without_its_operators_is_wrong():
+    stage = Stage("TESTED", (rewrite(turn_negations, operators=("Conv",)),))
+    with pytest.raises(PassError, match=r"the pass turn_negations of TESTED .* said that it changed nothing"):
+        stage.run(chain(), None)

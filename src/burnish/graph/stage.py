@@ -8,7 +8,7 @@ open: names, shapes or the order of nodes, by its list ``restores``. ``burnish p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -44,6 +44,8 @@ class Pass(Generic[C]):
         local: whether it names what it emits and gives it dtypes and shapes, so that nothing has to be restored.
         settled: whether it reads shapes that a pass before it may have opened: in a ``Repeat`` it waits for a round in which none
             changed anything.
+        operators: types of nodes. If a model has none of them, bodies included, the pass changes nothing and is skipped. Empty
+            for a pass that any model may need.
         counted: whether a round of a ``Repeat`` counts in which it changed something. One that ends by itself need not.
         reason: why it is our own where onnx_ir has a pass for the same; empty where it has none.
     """
@@ -53,6 +55,7 @@ class Pass(Generic[C]):
     when: Callable[[ir.Model, C], bool] = always
     local: bool = False
     settled: bool = False
+    operators: Collection[str] = ()
     counted: bool = True
     reason: str = ""
 
@@ -195,6 +198,7 @@ class _Run(Generic[C]):
         self.context = context
         self.records: list[PassRecord] = []
         self.takes_notes = _observer.get() is not None
+        self.present: frozenset[str] | None = None  # types of nodes; None if they may be others than when they were listed
         self.verification = Verification(stage.name, model) if os.environ.get(VERIFY) == "1" else None
 
     def elements(self, elements: Sequence[Element[C]]) -> None:
@@ -231,6 +235,7 @@ class _Run(Generic[C]):
 
     def restore(self, changed: Sequence[Pass[C]]) -> None:
         """Restore what passes that changed something left open; the time counts as the last one's."""
+        self.present = None
         if self.stage.restores is not None and not all(item.local for item in changed):
             last, start = self.records.pop(), perf_counter()
             _Run(self.stage.restores, self.model, self.context).elements(self.stage.restores.passes)
@@ -238,9 +243,21 @@ class _Run(Generic[C]):
         if self.verification is not None and self.stage.settles:
             self.verification.settled(" and ".join(item.name for item in changed))
 
+    def operators(self) -> frozenset[str]:
+        """Return the types of the nodes of the model, in bodies too."""
+        if self.present is None:
+            self.present = frozenset(node.op_type for node in self.model.graph.all_nodes())
+        return self.present
+
     def changes(self, item: Pass[C]) -> bool:
-        """Run a pass; return whether it changed something."""
+        """Run a pass, unless none of its operators is there; return whether it changed something.
+
+        Where the model is verified it runs all the same, and must change nothing.
+        """
         if not item.when(self.model, self.context):
+            return False
+        is_idle = bool(item.operators) and self.operators().isdisjoint(item.operators)
+        if is_idle and self.verification is None:
             return False
         nodes = described(self.model.graph) if self.takes_notes else {}
         before, start = len(self.model.graph), perf_counter()
@@ -250,7 +267,9 @@ class _Run(Generic[C]):
         else:
             said, misses = item.apply(self.model, self.context), []
         seconds, after = perf_counter() - start, len(self.model.graph)
-        changed = said is not False
+        changed = said is not False and not is_idle
+        if changed:
+            self.present = None
         if said is None and self.takes_notes:
             changed = described(self.model.graph).keys() != nodes.keys()
         counts = [f"{before} -> {after} nodes"] if after != before else []

@@ -20,10 +20,11 @@ from burnish.importer.branches import take_decided_branches
 from burnish.importer.built_lists import stack_built_lists
 from burnish.importer.cast_like import resolve_cast_like
 from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
+from burnish.importer.classical.inference import OF_FLOATS
 from burnish.importer.counted_padding import count_padding_as_data
 from burnish.importer.domains import normalize_domains
 from burnish.importer.embedding_bags import replace_embedding_bags
-from burnish.importer.explicit_pads import write_pads
+from burnish.importer.explicit_pads import CONVOLUTIONS, POOLS, write_pads
 from burnish.importer.export_notes import restore_parameters, tie_copies
 from burnish.importer.exported_functions import restore_exported_functions
 from burnish.importer.fixed_axes import fix_layer_axes
@@ -121,14 +122,18 @@ READ: Stage[Import] = Stage(
         rewrite(inline_functions, reason="InlinePass needs calls without cycles, and does not bound what a file expands to"),
         rewrite(declare_opset),
         note(check_nodes),
-        rewrite(bind_gradients),
+        rewrite(bind_gradients, operators=("Gradient",)),
         rewrite(gather_initializers, reason="LiftConstantsToInitializersPass goes by size; here a layer reads it as a weight"),
         rewrite(hold_stripped_weights),
         rewrite(name_everything, reason=NAMES),
         rewrite(open_unknown_dimensions),
         rewrite(name_input_dimensions),
-        rewrite(state_defaults, reason="AddDefaultAttributesPass states every default, and not those that its schemas lack"),
-        rewrite(declare_outputs),
+        rewrite(
+            state_defaults,
+            operators=("MeanVarianceNormalization", "STFT", "SplitToSequence"),
+            reason="AddDefaultAttributesPass states every default, and not those that its schemas lack",
+        ),
+        rewrite(declare_outputs, operators=OF_FLOATS),
         rewrite(declare_runtime_outputs),
     ),
     settles=False,
@@ -137,15 +142,15 @@ READ: Stage[Import] = Stage(
 SHAPES: Stage[Import] = Stage(
     "SHAPES",
     (
-        rewrite(write_pads),
-        rewrite(drop_windows_in_padding),
+        rewrite(write_pads, operators=(*CONVOLUTIONS, *POOLS)),
+        rewrite(drop_windows_in_padding, operators=POOLS),
         Fallback(
             rewrite(infer_shapes, reason="ShapeInferencePass does not say why inference fails, and keeps what a file declares"),
             ModelError,
             (rewrite(make_fit),),
         ),
-        rewrite(settle_loop_shapes),
-        rewrite(settle_range_shapes),
+        rewrite(settle_loop_shapes, operators=("Loop",)),
+        rewrite(settle_range_shapes, operators=("Range",)),
     ),
     settles=False,
 )
@@ -161,15 +166,15 @@ RESTORED: Stage[Import] = Stage(
 
 FOLDING: tuple[Pass[Import], ...] = (
     rewrite(fold_shape_constants),
-    rewrite(resolve_optionals),
-    rewrite(write_out_maps),
-    rewrite(resolve_sequences),
-    rewrite(replace_embedding_bags),
-    rewrite(join_transpositions),
-    rewrite(place_unpooled),
+    rewrite(resolve_optionals, operators=("Optional", "OptionalGetElement", "OptionalHasElement")),
+    rewrite(write_out_maps, operators=("SequenceMap",)),
+    rewrite(resolve_sequences, operators=("ConcatFromSequence", "SequenceAt", "SequenceLength")),
+    rewrite(replace_embedding_bags, operators=("Loop",)),
+    rewrite(join_transpositions, operators=("Reshape",)),
+    rewrite(place_unpooled, operators=("MaxUnpool",)),
     # The elements' shapes are those that follow from what sequences hold.
-    rewrite(stack_built_lists, settled=True),
-    rewrite(take_branches, counted=False),
+    rewrite(stack_built_lists, operators=("Loop",), settled=True),
+    rewrite(take_branches, operators=("If",), counted=False),
 )
 
 FOLDED: Stage[Import] = Stage("FOLDED", (Repeat(FOLDING, FOLDING_ROUNDS), note(require_dtypes)), restores=RESTORED)
@@ -184,33 +189,33 @@ CANONICAL: Stage[Import] = Stage(
                 rewrite(restore_parameters),
                 rewrite(tie_copies),
                 rewrite(upgrade_opset),
-                rewrite(write_older_forms),
-                rewrite(expand_group_normalization),
+                rewrite(write_older_forms, operators=("Mod", "Range", "SpaceToDepth")),
+                rewrite(expand_group_normalization, operators=("GroupNormalization",)),
                 rewrite(untie_parameters),
                 rewrite(separate_statistics),
-                rewrite(give_signals_parts),
+                rewrite(give_signals_parts, operators=("STFT",)),
             ),
             at_most=1,
         ),
         rewrite(hold_preprocessing, local=True),
         rewrite(replace_classical_operators),
-        rewrite(resolve_cast_like, local=True),
+        rewrite(resolve_cast_like, operators=("CastLike",), local=True),
         Pass("bind_inputs", lambda model, context: bind_inputs(model, context.bind), when=lambda _, context: bool(context.bind)),
         rewrite(replace_runtime_operators),
         Repeat(FOLDING, FOLDING_ROUNDS),
         Repeat(
             (
-                rewrite(restore_instance_normalization),
-                rewrite(normalize_by_own_statistics),
+                rewrite(restore_instance_normalization, operators=("BatchNormalization",)),
+                rewrite(normalize_by_own_statistics, operators=("BatchNormalization",)),
                 rewrite(fix_layer_axes),
                 rewrite(restore_exported_functions),
             ),
             at_most=1,
         ),
         Repeat(FOLDING, FOLDING_ROUNDS),
-        rewrite(leave_out_zero_biases, local=True),
-        rewrite(name_reshaped_dimensions, local=True),
-        rewrite(count_padding_as_data, local=True),
+        rewrite(leave_out_zero_biases, operators=("Conv", "ConvTranspose"), local=True),
+        rewrite(name_reshaped_dimensions, operators=("Flatten", "Reshape"), local=True),
+        rewrite(count_padding_as_data, operators=("AveragePool",), local=True),
         note(hold_attention_constants),
         note(hold_simplified_constants),
         note(hold_input_constants),

@@ -14,8 +14,8 @@ from burnish.errors import ModelError
 from burnish.graph import attribute_value, describe_node, same_padding, split_padding, static_dimension
 from burnish.importer.shapes import infer_shapes
 
-_WEIGHTS = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3}
-_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "QLinearConv": 3}
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _NOT_SET = ("NOTSET", "")
 
 
@@ -34,7 +34,7 @@ def write_pads(model: ir.Model) -> None:
 
 
 def _has_implicit_pads(node: ir.Node) -> bool:
-    if node.domain != "" or (node.op_type not in _WEIGHTS and node.op_type not in _POOLS):
+    if node.domain != "" or (node.op_type not in CONVOLUTIONS and node.op_type not in POOLS):
         return False
     return attribute_value(node, "auto_pad", "NOTSET") not in _NOT_SET or "output_shape" in node.attributes
 
@@ -98,9 +98,9 @@ def _set_pads(node: ir.Node, begin: Sequence[int], end: Sequence[int]) -> None:
 
 def _kernel(node: ir.Node) -> Sequence[int] | None:
     declared: Sequence[int] | None = attribute_value(node, "kernel_shape", None)
-    if declared is not None or node.op_type not in _WEIGHTS:
+    if declared is not None or node.op_type not in CONVOLUTIONS:
         return declared
-    weight = node.inputs[_WEIGHTS[node.op_type]]
+    weight = node.inputs[CONVOLUTIONS[node.op_type]]
     if weight is None or weight.shape is None:
         return None
     sizes = [static_dimension(weight.shape, axis) for axis in range(2, len(weight.shape))]

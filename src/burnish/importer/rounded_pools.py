@@ -13,9 +13,8 @@ import onnx_ir as ir
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, attribute_value, describe_node, static_dimension
 from burnish.graph.uses import is_used
+from burnish.importer.explicit_pads import POOLS
 from burnish.importer.shapes import infer_shapes
-
-_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
 def drop_windows_in_padding(model: ir.Model) -> None:
@@ -60,7 +59,7 @@ class _Axis:
 
 
 def _is_rounded_up(node: ir.Node) -> bool:
-    return node.op_type in _POOLS and node.domain == "" and bool(attribute_value(node, "ceil_mode", 0))
+    return node.op_type in POOLS and node.domain == "" and bool(attribute_value(node, "ceil_mode", 0))
 
 
 def _axes(node: ir.Node) -> list[_Axis]:

@@ -93,19 +93,27 @@ def _is_allowed(model: ir.Model, target: Target) -> bool:
 RECOGNIZED: Stage[None] = Stage(
     "RECOGNIZED",
     (
-        rewrite(recognize_layer_normalization),
-        rewrite(recognize_gelu),
+        rewrite(recognize_layer_normalization, operators=("Add", "Cast", "Div", "Mul", "Sub")),
+        rewrite(recognize_gelu, operators=("Div", "Mul")),
         rewrite(recognize_probabilities),
-        rewrite(hold_group_normalization_constants),
+        rewrite(hold_group_normalization_constants, operators=("InstanceNormalization",)),
         # An older model is not raised to this opset: ONNX Runtime has no CPU kernels for what some operators became in opset 22.
-        rewrite(recognize_rms_normalization, when=lambda model, _: model.opset_imports[""] >= RMS_OPSET),
+        rewrite(
+            recognize_rms_normalization,
+            operators=("Cast", "Div", "Mul"),
+            when=lambda model, _: model.opset_imports[""] >= RMS_OPSET,
+        ),
     ),
 )
 """What an exporter wrote out in pieces becomes the standard's operators, those that runtimes have kernels for: normalization
 layers, GELU, Softmax and Sigmoid. Of a canonical model; parameters keep their names."""
 
 RECOGNIZED_TO_TRAIN: Stage[None] = Stage(
-    "RECOGNIZED_TO_TRAIN", (rewrite(recognize_group_normalization), rewrite(recognize_rms_normalization))
+    "RECOGNIZED_TO_TRAIN",
+    (
+        rewrite(recognize_group_normalization, operators=("InstanceNormalization", "LayerNormalization")),
+        rewrite(recognize_rms_normalization, operators=("Cast", "Div", "Mul")),
+    ),
 )
 """What gets a form of its own in training. The opset may be raised for it: the operators are gone once the graph is bound."""
 
@@ -125,13 +133,17 @@ LOWERED: Stage[Lowering] = Stage(
     "LOWERED",
     (
         *_BECOMES_STANDARD,
-        rewrite(complete_axes),
+        rewrite(complete_axes, operators=("Pad", "Resize")),
         rewrite(widen_reductions),
         Pass("compute_further_outputs", lambda model, context: compute_further_outputs(model, context.target.output_limits)),
         rewrite(compute_without_float64, when=lambda _, context: not context.target.float64),
-        rewrite(merge_casts, reason="CommonSubexpressionEliminationPass merges any equal nodes; activations would live longer"),
-        rewrite(concatenate_padded_parts),
-        rewrite(gather_reordered_blocks, when=_gathers_blocks),
+        rewrite(
+            merge_casts,
+            operators=("Cast",),
+            reason="CommonSubexpressionEliminationPass merges any equal nodes; activations would live longer",
+        ),
+        rewrite(concatenate_padded_parts, operators=("Pad",)),
+        rewrite(gather_reordered_blocks, operators=("Concat",), when=_gathers_blocks),
         rewrite(
             merge_scalars,
             when=_has_no_kernels,
@@ -157,7 +169,7 @@ STANDARD: Stage[Lowering] = Stage(
     (
         *_BECOMES_STANDARD,
         Pass("compute_in_float32", lambda model, _: compute_in_float32(model, keep_outputs=True), when=_is_widened),
-        rewrite(complete_axes),
+        rewrite(complete_axes, operators=("Pad", "Resize")),
         *_IS_RUN,
     ),
 )

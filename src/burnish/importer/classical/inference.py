@@ -9,7 +9,7 @@ from burnish.importer.classical.attributes import CLASSICAL_DOMAIN, integers
 
 _TO_FLOAT = frozenset({"Normalizer", "Scaler"})
 """Operators that give the shape of what they read in float32, whatever that is of."""
-_OF_FLOATS = {
+OF_FLOATS = {
     "FeatureVectorizer": 0,
     "LinearRegressor": 0,
     "SVMClassifier": 1,
@@ -26,7 +26,7 @@ def declare_outputs(model: ir.Model) -> None:
     Their other outputs, which are labels, have what the standard infers, or what the file declares.
     """
     for node in model.graph.all_nodes():
-        index = _OF_FLOATS.get(node.op_type) if node.domain == CLASSICAL_DOMAIN else None
+        index = OF_FLOATS.get(node.op_type) if node.domain == CLASSICAL_DOMAIN else None
         if index is None or index >= len(node.outputs) or node.outputs[index].type is not None:
             continue
         node.outputs[index].type = ir.TensorType(ir.DataType.FLOAT)
