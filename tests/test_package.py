@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.resources
 import importlib.util
-import inspect
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import sys
 import pytest
 
 import burnish
-from burnish import provided
 
 LIBRARIES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors", "sympy")
 HEAVY = ("torch", "sklearn", "matplotlib", "pyarrow", "PIL", "pandas", "scipy")
@@ -131,16 +129,6 @@ def test_public_name_is_there_and_listed(name):
 
 def test_public_names_are_all_there():
     assert [name for name in burnish.__all__ if not hasattr(burnish, name)] == []
-
-
-@pytest.mark.parametrize("name", provided.PROVIDED)
-def test_what_does_the_work_of_a_method_is_there(name):
-    """It takes the arguments of the method, the object itself being the first."""
-    owner, _, method = name.partition(".")
-    asked, done = (
-        inspect.signature(function) for function in (getattr(getattr(burnish, owner), method), provided.provided(name))
-    )
-    assert len(done.parameters) == len(asked.parameters)
 
 
 def test_errors_share_one_base():

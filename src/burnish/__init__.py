@@ -7,7 +7,6 @@ Here are the public names, and no code of their own. They are imported when they
 from typing import TYPE_CHECKING
 
 from burnish.exports import exports
-from burnish.provided import PROVIDED
 from burnish.version import __version__
 
 if TYPE_CHECKING:
@@ -58,12 +57,3 @@ __getattr__, __dir__ = exports(
         "training.finetuning": "finetune",
     },
 )
-
-PROVIDED |= {
-    "Program.save": "burnish.files.saving:save",
-    "Program.load": "burnish.files.saving:load",
-    "Program.to_onnx": "burnish.files.training_info:to_training_model",
-    "Program.with_optimizer": "burnish.compiler.other_optimizer:with_optimizer",
-    "Program.package": "burnish.engines.packaging:write_package",
-    "Program.measured_peak": "burnish.engines.onnxruntime.measured_step:measure",
-}

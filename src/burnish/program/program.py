@@ -17,7 +17,6 @@ from burnish.graph import garbage_kept
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
 from burnish.program.weights import Weights
-from burnish.provided import provided
 from burnish.settings import is_whole
 from burnish.targets import TARGETS, Target, target_from_dict
 
@@ -230,8 +229,9 @@ class Program:
             ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
                 the layer goes on normalizing by the batch and moving its statistics.
         """
-        program: Program = provided("Program.with_optimizer")(self, optimizer)
-        return program
+        from burnish.compiler.other_optimizer import with_optimizer
+
+        return with_optimizer(self, optimizer)
 
     @property
     def target(self) -> Target:
@@ -281,8 +281,9 @@ class Program:
         Raises:
             CheckpointError: the folder holds something else, or cannot be written, or one file cannot hold the program.
         """
-        written: Path = provided("Program.save")(self, Path(path))
-        return written
+        from burnish.files.saving import save
+
+        return save(self, Path(path))
 
     def measured_peak(self, batch: int = 1) -> int | None:
         """Return the bytes that steps take on ONNX Runtime, measured in a process of its own; None where the system is not Linux.
@@ -296,8 +297,9 @@ class Program:
         Raises:
             EngineError: a step cannot be run.
         """
-        measured: int | None = provided("Program.measured_peak")(self, batch)
-        return measured
+        from burnish.engines.onnxruntime.measured_step import measure
+
+        return measure(self, batch)
 
     def package(
         self,
@@ -332,8 +334,9 @@ class Program:
             EngineError: PyTorch, a compiler or the device is not there, or the graph cannot be compiled or loaded.
             CheckpointError: the file cannot be written, or the folder is not a new one.
         """
-        written: Path = provided("Program.package")(self, Path(path), graph, extents or {}, device, runtime)
-        return written
+        from burnish.engines.packaging import write_package
+
+        return write_package(self, Path(path), graph, extents or {}, device, runtime)
 
     @garbage_kept()
     def to_onnx(
@@ -352,8 +355,9 @@ class Program:
             CheckpointError: the state does not fit the program, or both are too large for one model.
             UnsupportedOperatorError: the graphs hold operators that cannot stand in one standard model.
         """
-        model: onnx.ModelProto = provided("Program.to_onnx")(self, state, metadata)
-        return model
+        from burnish.files.training_info import to_training_model
+
+        return to_training_model(self, state, metadata)
 
     @staticmethod
     @garbage_kept()
@@ -372,8 +376,9 @@ class Program:
                 model holds no training, or not what a program needs.
             ModelError: the file is no valid ONNX model.
         """
-        program: Program = provided("Program.load")(source)
-        return program
+        from burnish.files.saving import load
+
+        return load(source)
 
 
 # Set here, they are not taken for the defaults of the fields.
