@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.adapters.graph import Adapters, read_adapters
+from burnish.adapters.merge_adapters import lengths_beside
 from burnish.adapters.peft_format import Names, write_peft
 from burnish.adapters.variants import Adapter
 from burnish.errors import CheckpointError, ConfigurationError
@@ -19,7 +20,6 @@ from burnish.files.state_file import FOR_OTHERS, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.edits import replace_uses
 from burnish.graph.uses import remove_unread
-from burnish.rewriting.merge_adapters import lengths_beside
 from burnish.settings import suggestion
 
 FORMS = ("merged", "kept", "apart", "inputs", "peft")

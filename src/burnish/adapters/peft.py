@@ -20,6 +20,7 @@ from burnish.adapters.integer_products import write_integer_products
 from burnish.adapters.layers import Layer, find_layers
 from burnish.adapters.lora import adapted, matching_weights
 from burnish.adapters.lora_files import name_in_diffusers, read_lora_file
+from burnish.adapters.merge_adapters import merge_adapters as merged
 from burnish.adapters.packed_projections import with_packed_projections
 from burnish.adapters.peft_format import (
     CONFIGURATION,
@@ -39,7 +40,6 @@ from burnish.graph.initializers import set_initializer
 from burnish.graph.layer_names import is_called_after_another, other_names
 from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
-from burnish.rewriting.merge_adapters import merge_adapters as merged
 from burnish.settings import suggestion
 from burnish.warn import warn
 

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.adapters.graph import read_adapters
+from burnish.adapters.merge_adapters import merge_adapters
 from burnish.errors import CheckpointError
 from burnish.files.digest import DIGEST
 from burnish.files.file_writing import file_path, replacing
@@ -28,7 +29,6 @@ from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.rewriting.fold_pruning import fold_pruning
 from burnish.rewriting.fold_quantization import fold_quantization
 from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
-from burnish.rewriting.merge_adapters import merge_adapters
 from burnish.rewriting.remove_unused import remove_unused
 from burnish.transfers import Transfer
 
