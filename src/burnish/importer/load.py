@@ -14,8 +14,8 @@ from burnish.importer.bound_inputs import Bind
 from burnish.importer.canonical import FOLDED, Import, canonicalize
 from burnish.importer.large_constants import check_constant_sizes
 from burnish.importer.modules import exported_module
-from burnish.importer.optionals import hold_optional_inputs
 from burnish.importer.reading import read_model
+from burnish.importer.sequences import hold_optional_inputs
 from burnish.sample_axes import AskedAxes
 from burnish.untrusted import read_in_time
 

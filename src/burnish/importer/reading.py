@@ -16,10 +16,10 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph import model_proto
 from burnish.importer.classical import without_zip_maps
-from burnish.importer.domains import normalize_proto_domains
 from burnish.importer.file_tensors import SourceFile
 from burnish.importer.group_normalization import hide_deprecated_nodes
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
+from burnish.importer.opset import normalize_proto_domains
 from burnish.importer.ownership import own_tensors
 from burnish.importer.parts import check_parts
 from burnish.importer.payloads import Payload, take_payloads

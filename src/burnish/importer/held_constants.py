@@ -1,11 +1,13 @@
-"""Constants of attention that exporters write as initializers: the scale of the scores, and the mask. They are no weights.
+"""Constants that look like weights and are none: they stay as they are when a model trains.
 
 PyTorch's exporter writes the root of the scale of ``scaled_dot_product_attention`` as a tensor of one element that multiplies
 queries and keys, before opset 23, and a causal mask of fixed shapes as a matrix; torchvision's Swin has such masks of windows.
+Exporters and simplifiers also make initializers of other constants, under names of their own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +15,7 @@ import onnx_ir as ir
 
 from burnish.graph import FLOATING, constant_array
 from burnish.graph.uses import origin_of, producer_of
+from burnish.importer.initializers import ARRANGES, weight_operands
 from burnish.importer.operands import HELD
 
 LARGEST_EXCLUDING = -100.0
@@ -88,3 +91,21 @@ def _excludes(value: ir.Value) -> bool:
     if array is None or array.size == 0 or not (array <= LARGEST_EXCLUDING).any():
         return False
     return bool(((array == 0) | (array <= LARGEST_EXCLUDING)).all())
+
+
+NAME = re.compile(r"(.*/)?Constant(_\d+)?_output_\d+")
+IN_TENSORFLOW = re.compile(r".*/(Const(_\d+)?|[xy])(:0)?")
+
+
+def hold_simplified_constants(model: ir.Model) -> None:
+    """Note, in place, that initializers of such a name are no weights, but for those that a layer reads as its weights."""
+    patterns = (NAME, IN_TENSORFLOW) if model.producer_name == "tf2onnx" else (NAME,)
+    initializers = model.graph.initializers
+    named = {value for name, value in initializers.items() if any(pattern.fullmatch(name) for pattern in patterns)}
+    if not named:
+        return
+    layers = {
+        origin_of(operand, ARRANGES) for graph in model.graphs() for node in graph for operand in weight_operands(node, False)
+    }
+    for value in named - layers:
+        value.meta[HELD] = True

@@ -1,8 +1,13 @@
-"""Instance normalization that PyTorch's exporters write as batch normalization of a single sample.
+"""Batch normalization in training mode by which PyTorch's exporters write other layers.
 
-They reshape [N, C, ...] to [1, N * C, ...], normalize each of these channels by the batch, and reshape back; scale and bias are
-those of the layer, repeated for each sample. Read as batch normalization, it would average statistics of other samples, and turn
-into normalization over the batch where that is opened.
+Instance normalization is written as batch normalization of a single sample. They reshape [N, C, ...] to [1, N * C, ...],
+normalize each of these channels by the batch, and reshape back; scale and bias are those of the layer, repeated for each sample.
+Read as batch normalization, it would average statistics of other samples, and turn into normalization over the batch when that
+is opened.
+
+A layer without running statistics (``track_running_stats=False``) is written with operands for them that are computed of its own
+input. In training mode these enter only the running outputs, which nothing reads: the layer normalizes by the batch and keeps
+nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import onnx_ir as ir
 from burnish.graph import Builder, attribute_value, constant_array, replace_node
 from burnish.graph.initializers import add_initializer, remove_unread_value
 from burnish.graph.names import Names
-from burnish.graph.uses import is_used, only_user, producer_of
+from burnish.graph.uses import ancestors_of, is_used, only_user, producer_of, remove_unread
 
 
 def restore_instance_normalization(model: ir.Model) -> bool:
@@ -95,3 +100,34 @@ def _of_one_sample(main: ir.Graph, graph: ir.Graph, node: ir.Node, index: int, c
         operand.shape = ir.Shape([channels])
         return operand
     return add_initializer(main, Names.of(main).take(f"{name}_of_sample"), np.ascontiguousarray(rows[0]))
+
+
+def normalize_by_own_statistics(model: ir.Model) -> bool:
+    """Give such layers, in place, the mean and variance of the batch, in inference mode, as PyTorch's newer exporter writes them.
+
+    Returns:
+        Whether there was any.
+    """
+    found = False
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            if node.op_type != "BatchNormalization" or node.domain != "" or not attribute_value(node, "training_mode", 0):
+                continue
+            x, running = node.inputs[0], [value for value in node.inputs[3:5] if value is not None]
+            if x is None or x.shape is None or any(map(is_used, node.outputs[1:])):
+                continue
+            if not any(x in ancestors_of(value) for value in running):
+                continue
+            builder = Builder(graph, before=node)
+            data = builder.tensor(x)
+            axes = builder.integers([axis for axis in range(len(x.shape)) if axis != 1])
+            centred = data - builder.op("ReduceMean", data, axes)
+            mean = builder.op("ReduceMean", data, axes, keepdims=0)
+            variance = builder.op("ReduceMean", centred * centred, axes, keepdims=0)
+            node.replace_input_with(3, mean.value)
+            node.replace_input_with(4, variance.value)
+            node.attributes.pop("training_mode")
+            node.resize_outputs(1)
+            remove_unread(graph, *(value.producer() for value in running))
+            found = True
+    return found

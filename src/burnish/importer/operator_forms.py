@@ -1,0 +1,149 @@
+"""Forms of operators that a canonical model does not have, written as ones that mean the same on every runtime.
+
+They are forms that opsets 27 and 28 gave older operators; CastLike, for which ONNX Runtime has no kernel; signals without an axis
+of real and imaginary parts; bounds of Range that are vectors of one number; and attributes whose default the standard's own
+shape inference does not take.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from burnish.errors import UnsupportedOperatorError
+from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Tensor, attribute_value, constant_array, describe_node, replace_node
+
+_SINCE = {"Range": 27, "SpaceToDepth": 28, "Mod": 28}
+
+
+def write_older_forms(model: ir.Model) -> bool:
+    """Write, in place, such nodes in the forms of older opsets; return whether that changed any.
+
+    Raises:
+        UnsupportedOperatorError: a node with an attribute of a value that is not known.
+    """
+    opset = model.opset_imports[""]
+    changed = False
+    for node in list(model.graph.all_nodes()):
+        if node.domain != "" or opset < _SINCE.get(node.op_type, opset + 1):
+            continue
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        builder = Builder(graph, before=node)
+        operands = [builder.tensor(value) for value in node.inputs if value is not None]
+        attributes = len(node.attributes)
+        result = {"Range": _range, "SpaceToDepth": _space_to_depth, "Mod": _mod}[node.op_type](node, builder, operands)
+        if result is not None:
+            replace_node(node, result)
+        changed |= result is not None or len(node.attributes) < attributes
+    return changed
+
+
+def _range(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
+    """Numbers of sixteen bits are computed in the type that ``stash_type`` says, and rounded."""
+    attribute = node.attributes.pop("stash_type", None)
+    start = operands[0]
+    if start.value.dtype not in SIXTEEN_BIT:
+        return None
+    wide = ir.DataType.FLOAT if attribute is None else ir.DataType(attribute.as_int())
+    return builder.cast(builder.op("Range", *(builder.cast(bound, wide) for bound in operands)), start.dtype)
+
+
+def _space_to_depth(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
+    """``CRD`` has the channel before the places in the block, ``DCR``, the only order before, behind them."""
+    attribute = node.attributes.pop("mode", None)
+    mode = "DCR" if attribute is None else attribute.as_string()
+    if mode == "DCR":
+        return None
+    if mode != "CRD":
+        raise UnsupportedOperatorError(f"{describe_node(node)} has the mode '{mode}', which is not DCR or CRD: export it again")
+    x, block = operands[0], int(attribute_value(node, "blocksize", 1))
+    y = builder.op("SpaceToDepth", x, blocksize=block)
+    parts = [builder.op("Shape", y, end=1), builder.integers([block * block]), builder.op("Shape", x, start=1, end=2)]
+    apart = builder.op("Reshape", y, builder.op("Concat", *parts, builder.op("Shape", y, start=2), axis=0), allowzero=1)
+    turned = builder.op("Transpose", apart, perm=[0, 2, 1, 3, 4])
+    return builder.op("Reshape", turned, builder.op("Shape", y), allowzero=1, like=y)
+
+
+def _mod(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | None:
+    """Of floating-point numbers with the sign of the divisor, which ``fmod=0`` did not allow: a remainder that is moved by it."""
+    a, b = operands
+    if attribute_value(node, "fmod", 0) or a.value.dtype not in FLOATING:
+        return None
+    rest = builder.op("Mod", a, b, fmod=1)
+    zero = builder.scalar(0, rest)
+    differ = builder.op("Xor", builder.op("Less", rest, zero), builder.op("Less", b, zero))
+    moves = builder.op("And", differ, builder.op("Not", builder.op("Equal", rest, zero)))
+    return builder.op("Where", moves, rest + b, rest)
+
+
+def resolve_cast_like(model: ir.Model) -> None:
+    """Replace, in place, each CastLike by a Cast to the dtype of its second operand. Names and other attributes stay.
+
+    For a model whose dtypes are inferred; where one is not known, the node stays.
+    """
+    for node in model.graph.all_nodes():
+        like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
+        if like is None or like.dtype is None:
+            continue
+        node.op_type = "Cast"
+        node.attributes["to"] = ir.AttrInt64("to", like.dtype.value)
+        node.resize_inputs(1)
+
+
+def give_signals_parts(model: ir.Model) -> bool:
+    """Unsqueeze, in place, the signals of two axes that an STFT reads; return whether there were any."""
+    changed = False
+    for node in list(model.graph.all_nodes()):
+        signal = node.inputs[0] if node.op_type == "STFT" and node.domain == "" else None
+        if signal is None or signal.shape is None or len(signal.shape) != 2:
+            continue
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        graph.opset_imports.update(model.graph.opset_imports)
+        builder = Builder(graph, before=node)
+        node.replace_input_with(0, builder.op("Unsqueeze", builder.tensor(signal), builder.integers([-1])).value)
+        changed = True
+    return changed
+
+
+def make_bounds_scalars(model: ir.Model) -> bool:
+    """Reshape, in place, what Range nodes read of shape [1]; return whether there was any.
+
+    For a model of opset 11 or newer, whose shapes are inferred.
+    """
+    changed = False
+    for node in model.graph.all_nodes():
+        if node.op_type != "Range" or node.domain != "" or node.graph is None:
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.shape == [1]:
+                builder = Builder(node.graph, before=node)
+                node.replace_input_with(index, builder.op("Reshape", builder.tensor(value), builder.integers([])).value)
+                changed = True
+    return changed
+
+
+_MEAN_VARIANCE_AXES = [0, 2, 3]
+"""Of MeanVarianceNormalization, in every version."""
+
+
+def state_defaults(model: ir.Model) -> None:
+    """Write, in place, on nodes what the standard's own inference, or its text, does not take from what they say.
+
+    - MeanVarianceNormalization without axes has those of the standard. Inference expands its function body, which has no default.
+    - STFT without ``onesided`` gives a half of the spectrum. Inference takes the whole one for the default.
+    - SplitToSequence into pieces of one, told by a scalar, that are to come without their axis (``keepdims=0``) is told so by the
+      default size. The standard takes no notice of the attribute beside a size; PyTorch's exporter, which writes ``unbind`` so,
+      means it, and ONNX Runtime does.
+    """
+    for node in model.graph.all_nodes():
+        if node.domain != "":
+            continue
+        if node.op_type == "MeanVarianceNormalization":
+            node.attributes.setdefault("axes", ir.AttrInt64s("axes", _MEAN_VARIANCE_AXES))
+        elif node.op_type == "STFT":
+            node.attributes.setdefault("onesided", ir.AttrInt64("onesided", 1))
+        elif node.op_type == "SplitToSequence" and len(node.inputs) > 1 and attribute_value(node, "keepdims", 1) == 0:
+            size = constant_array(node.inputs[1])
+            if size is not None and size.ndim == 0 and size == 1:
+                node.replace_input_with(1, None)
