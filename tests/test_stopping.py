@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import onnx
@@ -163,6 +164,30 @@ def test_a_stop_that_comes_late_leaves_nothing_behind():
     """What Python looks for and never finds would hold up a thread that a debugger traces, for ever."""
     ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120)
     assert ended.stdout == "traced\n", ended.stderr
+
+
+class _Slow:
+    """Is let go for a while; Python drops the exceptions that are raised in there."""
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("goes_on", [0.0, 60.0])
+def test_a_limit_of_time_holds_if_python_drops_the_exception(goes_on: float):
+    def run() -> None:
+        until = time.monotonic() + 0.2 + goes_on
+        _Slow()
+        while time.monotonic() < until:
+            pass
+
+    began = time.monotonic()
+    with pytest.raises(stopping.TimePassed):
+        stopping.within_time(0.05, run)
+    assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_of_a_program_that_means_something_else_stops_nothing(program, monkeypatch):

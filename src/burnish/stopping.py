@@ -25,6 +25,8 @@ GRACE_SECONDS = 2.0
 """How long a run may go on after Ctrl-C; a second one stops it at once."""
 EXIT_SECONDS = 5.0
 """How long the interpreter waits for a run to stop when it ends."""
+AGAIN_SECONDS = 0.25
+"""How long after its limit a run is stopped once more. Python drops an exception in a callback, as one of the garbage collector."""
 LOOKS = 20
 """How often a limit of time is checked while it passes."""
 
@@ -64,7 +66,7 @@ class PythonStop:
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        if value and not self._is_set:
+        if value:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(RunStopped))
         self._is_set = value
 
@@ -171,7 +173,7 @@ class _Deadlines:
                 now = time.monotonic()
                 for key, (until, thread, run) in list(self._runs.items()):
                     if until <= now:
-                        del self._runs[key]
+                        self._runs[key] = now + AGAIN_SECONDS, thread, run
                         _stop(thread, run)
                 self._wakes = min((until for until, _, _ in self._runs.values()), default=now)
                 self._changed.wait(self._wakes - now)
@@ -189,18 +191,21 @@ def within_time(seconds: float, run: Callable[[], Result]) -> Result:
         run: consists of many calls from Python.
 
     Raises:
-        TimePassed: it was stopped after so many seconds.
+        TimePassed: it took longer, and was stopped if it could be.
     """
     stop, until = PythonStop(), time.monotonic() + seconds
     _deadlines.add(stop, until, threading.get_ident(), stop)
     try:
-        return stoppable(stop, "", run)
+        result = stoppable(stop, "", run)
     except RunStopped:
         if time.monotonic() < until:  # Ctrl-C
             raise
         raise TimePassed from None
     finally:
         _deadlines.remove(stop)
+    if time.monotonic() >= until:
+        raise TimePassed
+    return result
 
 
 @contextlib.contextmanager
