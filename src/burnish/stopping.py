@@ -26,7 +26,7 @@ GRACE_SECONDS = 2.0
 EXIT_SECONDS = 5.0
 """How long the interpreter waits for a run to stop when it ends."""
 AGAIN_SECONDS = 0.25
-"""How long after its limit a run is stopped once more. Python drops an exception in a callback, as one of the garbage collector."""
+"""How long after its limit a run is stopped again. Python drops an exception that is raised in a callback or ``__del__``."""
 LOOKS = 20
 """How often a limit of time is checked while it passes."""
 
