@@ -11,9 +11,8 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Builder, Names, Tensor, bodies, describe_node, quantization_of, source_of, unbroadcast
-from burnish.graph.edits import copy_of
 from burnish.graph.function_bodies import has_function, standard_function, write_out
-from burnish.graph.uses import operands_of, read_by
+from burnish.graph.uses import copy_of, operands_of, read_by
 from burnish.operators import Gradients, Operation, find_gradient
 from burnish.operators.registry import GradientRule, has_gradient
 from burnish.operators.semantic import differentiable_outputs, reached_from

@@ -24,7 +24,7 @@ from burnish.graph import (
     replace_uses,
     replace_value,
 )
-from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.stage import Pass, Stage, rewrite_graph
 from burnish.graph.uses import is_used
 from burnish.norms import (

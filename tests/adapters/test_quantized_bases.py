@@ -16,7 +16,7 @@ import burnish
 from burnish import surgery
 from burnish.adapters.graph import read_adapters
 from burnish.errors import ConfigurationError
-from burnish.graph.integer_weights import NARROW_INTEGERS
+from burnish.graph.constants import NARROW_INTEGERS
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 INPUTS, OUTPUTS, BLOCK = 32, 6, 16

@@ -18,8 +18,7 @@ from burnish.files.export import save_inference
 from burnish.files.file_writing import file_path, replacing
 from burnish.files.state_file import FOR_OTHERS, write_state_file
 from burnish.graph import attribute_value, constant_array
-from burnish.graph.edits import replace_uses
-from burnish.graph.uses import remove_unread
+from burnish.graph.uses import remove_unread, replace_uses
 from burnish.settings import suggestion
 
 FORMS = ("merged", "kept", "apart", "inputs", "peft")

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, Builder, Names, Tensor, add_initializer, constant_array, replace_node
-from burnish.graph.layer_names import plain_name
+from burnish.graph.names import plain_name
 from burnish.graph.uses import only_user, producer_of, remove_unread
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}

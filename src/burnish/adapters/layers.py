@@ -12,9 +12,8 @@ import onnx_ir as ir
 from burnish.adapters.integer_products import PRODUCTS
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, attribute_value, describe_node, output_axis, static_shape
-from burnish.graph.evaluation import constant_result
-from burnish.graph.integer_weights import NARROW_INTEGERS
-from burnish.graph.layer_names import PASSING, further_names, is_called_after_another, layer_name, plain_name
+from burnish.graph.constants import NARROW_INTEGERS, constant_result
+from burnish.graph.names import PASSING, further_names, is_called_after_another, layer_name, plain_name
 from burnish.graph.uses import only_user
 from burnish.optim.parameters import WILDCARDS
 from burnish.settings import matches_pattern, suggestion

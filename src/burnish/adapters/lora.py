@@ -14,8 +14,7 @@ from burnish.adapters.variants import VARIANTS, Adapter, name_in_peft, scaled_ax
 from burnish.analysis.layer_selection import warn_of_bodies
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, add_initializer, describe_node
-from burnish.graph.layer_names import module_in, other_names, select_named
-from burnish.graph.names import separate_names
+from burnish.graph.names import module_in, other_names, select_named, separate_names
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.random import check_seed
 from burnish.settings import is_number, is_whole, suggestion

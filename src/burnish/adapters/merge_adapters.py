@@ -11,9 +11,8 @@ from burnish.adapters.graph import Adapters, read_adapters
 from burnish.adapters.variants import VARIANTS, Adapter, lengths
 from burnish.errors import CheckpointError, ModelError
 from burnish.graph import Builder, Names, add_initializer, attribute_value, constant_array, output_axis, remove_unread_value
-from burnish.graph.edits import replace_uses
-from burnish.graph.evaluation import constant_result
-from burnish.graph.uses import producer_of, remove_unread
+from burnish.graph.constants import constant_result
+from burnish.graph.uses import producer_of, remove_unread, replace_uses
 
 
 def merge_adapters(model: ir.Model) -> bool:

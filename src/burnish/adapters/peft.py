@@ -36,8 +36,8 @@ from burnish.adapters.variants import VARIANTS
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.graph import FLOATING, add_initializer
 from burnish.graph import Names as FreeNames
-from burnish.graph.initializers import set_initializer
-from burnish.graph.layer_names import is_called_after_another, other_names
+from burnish.graph.constants import set_initializer
+from burnish.graph.names import is_called_after_another, other_names
 from burnish.graph.uses import remove_unread
 from burnish.importer import Source, load
 from burnish.settings import suggestion

@@ -15,8 +15,8 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
+from burnish.graph.annotations import marked_sample_axis
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
-from burnish.graph.sample_axis_mark import marked_sample_axis
 from burnish.graph.uses import read_by
 from burnish.operators.semantic import semantic_operator
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, bodies, static_shape
-from burnish.graph.pruning_mark import PruningMark
+from burnish.graph.annotations import PruningMark
 from burnish.graph.uses import captured_by
 from burnish.optim import ParameterInfo, ParameterKind
 from burnish.optim.parameters import Masked

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from burnish.compiler.draft import shape_of
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
-from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.graph.sample_axis_mark import mark_sample_axis
+from burnish.graph.annotations import mark_sample_axis
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import is_used, read_by
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.analysis.index_range import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
-from burnish.graph.sample_axis_mark import mark_sample_axis, marked_sample_axis
+from burnish.graph.annotations import mark_sample_axis, marked_sample_axis
 from burnish.importer import FIXED_BY
 from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role

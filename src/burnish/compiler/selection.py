@@ -11,7 +11,7 @@ import onnx_ir as ir
 from burnish.analysis.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
-from burnish.graph.layer_names import Aliases, other_names, select_named
+from burnish.graph.names import Aliases, other_names, select_named
 from burnish.importer import PREPARES, InitializerKind, classify_initializers, untrained_scalars
 from burnish.norms import Auto, Frozen, NormPolicy, Train, frozen_by_mode, layer_name, never_updated, normalizes_by_batch
 from burnish.settings import check_call, is_whole, matches_pattern, nearest

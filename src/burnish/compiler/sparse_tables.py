@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.graph.layer_names import Aliases, select_named
+from burnish.graph.names import Aliases, select_named
 from burnish.operators.row_gradients import is_read_by_row, parts_of
 from burnish.optim import Optimizer
 from burnish.optim.parameters import check_matches

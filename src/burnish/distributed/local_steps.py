@@ -30,7 +30,7 @@ from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator
 from burnish.engines.split_graph import parted
 from burnish.errors import ConfigurationError
-from burnish.graph.pruning_mark import changing_masks
+from burnish.graph.annotations import changing_masks
 from burnish.norms import Sync, get
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.average import AVERAGE

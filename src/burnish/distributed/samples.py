@@ -20,7 +20,7 @@ from burnish.engines.communicator import Communicator
 from burnish.engines.row_writes import RowWriter
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
-from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.operators.collectives import (
     ALL_GATHER,
     ALL_GATHER_ROWS,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from burnish.compiler.executable import Executable
 
 OPTIMIZER = "the optimizer"
-"""The source of what updates parameters, as ``burnish.graph.describe.source_of`` gives it."""
+"""The source of what updates parameters, as ``burnish.graph.annotations.source_of`` gives it."""
 UPDATES = (OPTIMIZER, "the updates of several layers")
 """The sources of what updates the state. The second joins small tensors: parameters, or running statistics."""
 PROFILERS = {"onnxruntime": "burnish.engines.onnxruntime.profiling", "torch": "burnish.engines.torch.profiling"}
@@ -31,7 +31,7 @@ class NodeRun:
         step: in which of the recorded steps, from 0.
         operator: what was run.
         node: its name; empty where it has none.
-        source: the node of the model that it computes a part of, as ``burnish.graph.describe.source_of`` gives it; None where
+        source: the node of the model that it computes a part of, as ``burnish.graph.annotations.source_of`` gives it; None where
             that is not known.
         start, seconds: when it began, from the beginning of the first step, and how long it took, in seconds.
         bytes: that it read and wrote.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.errors import ConfigurationError
-from burnish.graph.pruning_mark import changing_masks
+from burnish.graph.annotations import changing_masks
 from burnish.optim.accumulate import Accumulate
 from burnish.optim.base import layers_of
 from burnish.optim.slots import Slot, parameter_of, slot_of, slots_of

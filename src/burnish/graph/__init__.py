@@ -4,20 +4,7 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 ``burnish.operators``, whole-graph rewrites in ``burnish.rewriting``.
 """
 
-from burnish.graph.attributes import attribute_value, bodies, hold_single_precision, typed_attribute
-from burnish.graph.broadcasting import unbroadcast
-from burnish.graph.builder import (
-    BURNISH_DOMAIN,
-    NEVER_REPEATED_METADATA,
-    ORIGIN_METADATA,
-    TRAINING_DOMAIN,
-    Builder,
-    Tensor,
-    full_like,
-    zeros_like,
-)
-from burnish.graph.constants import constant_array
-from burnish.graph.describe import (
+from burnish.graph.annotations import (
     SOURCE_METADATA,
     describe_lookup,
     describe_node,
@@ -27,26 +14,40 @@ from burnish.graph.describe import (
     source_of,
     table_of,
 )
-from burnish.graph.dtypes import FLOATING, SIXTEEN_BIT
-from burnish.graph.edits import remove_node, replace_output, replace_uses
-from burnish.graph.garbage import garbage_kept
-from burnish.graph.inference import infer_outputs, operator_version
-from burnish.graph.initializers import add_initializer, remove_unread_value
-from burnish.graph.integer_weights import integer_weights, quantization_of
+from burnish.graph.attributes import attribute_value, bodies, hold_single_precision, typed_attribute
+from burnish.graph.builder import (
+    BURNISH_DOMAIN,
+    NEVER_REPEATED_METADATA,
+    ORIGIN_METADATA,
+    TRAINING_DOMAIN,
+    Builder,
+    Tensor,
+    full_like,
+    garbage_kept,
+    insert_behind,
+    replace_node,
+    replace_value,
+    unbroadcast,
+    zeros_like,
+)
+from burnish.graph.constants import add_initializer, constant_array, integer_weights, quantization_of, remove_unread_value
+from burnish.graph.inference import has_long_vectors, holds_large_integers, infer_outputs, joins_many_copies, operator_version
 from burnish.graph.names import Names
-from burnish.graph.propagation import has_long_vectors, holds_large_integers, joins_many_copies
-from burnish.graph.rewriting import insert_behind, replace_node, replace_value
-from burnish.graph.serialization import model_proto, named_failures
+from burnish.graph.protos import model_proto, named_failures
 from burnish.graph.shapes import (
+    FLOATING,
+    SIXTEEN_BIT,
     broadcast_shapes,
     known_extents,
     output_axis,
     same_dimension,
+    same_padding,
     same_shape,
+    split_padding,
     static_dimension,
     static_shape,
 )
-from burnish.graph.windows import same_padding, split_padding
+from burnish.graph.uses import remove_node, replace_output, replace_uses
 
 __all__ = [
     "BURNISH_DOMAIN",

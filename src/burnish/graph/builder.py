@@ -3,10 +3,14 @@
 builder = Builder(graph)
 x = builder.tensor(value)
 y = builder.op("Relu", x) * 0.5 + 1
+
+After it stand what is made with one: the sum that undoes a broadcast, and tensors in the place of a node or of a value.
 """
 
 from __future__ import annotations
 
+import gc
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
@@ -14,12 +18,14 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ModelError
+from burnish.errors import ModelError, UnsupportedOperatorError
+from burnish.graph.annotations import SOURCE_METADATA, describe_node, describe_place
 from burnish.graph.attributes import typed_attribute
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import SOURCE_METADATA, describe_place
 from burnish.graph.inference import infer_outputs
-from burnish.graph.shapes import static_shape
+from burnish.graph.names import Names
+from burnish.graph.shapes import same_dimension, same_shape, static_shape
+from burnish.graph.uses import remove_node, replace_output, replace_uses
 
 BURNISH_DOMAIN = "burnish"
 TRAINING_DOMAIN = "ai.onnx.preview.training"
@@ -334,3 +340,174 @@ def full_like(tensor: Tensor, number: Scalar) -> Tensor:
     extents = builder.op("Shape", tensor) if shape is None else builder.integers(shape)
     value = ir.Tensor(np.full(1, number, dtype=tensor.dtype.numpy()))
     return builder.op("ConstantOfShape", extents, value=value, like=tensor)
+
+
+LONGEST_LEADING_RUN = 16384
+"""Beyond this many terms a sum over leading axes is split. ONNX Runtime adds them one after the other to the same element."""
+
+LARGEST_IMBALANCE = 8
+"""How far the longer part of a split may be from the square root; a more uneven one is not worth a pass over the partial sums."""
+
+
+def unbroadcast(cotangent: Tensor, operand: Tensor) -> Tensor:
+    """Sum ``cotangent`` over the axes along which ``operand`` was repeated, and give it ``operand``'s shape.
+
+    Decided when the graph is built where the shapes allow it. Where a dimension is unknown, or one name may stand for 1,
+    the graph itself compares the two shapes: sums over the axes where the operand has extent 1, then reshapes. A sum over
+    leading axes that is known to be very long is done in two stages: of n float32 terms of one sign, added one after the other,
+    262,144 leave an error of 8e-6.
+    """
+    if same_shape(cotangent.shape, operand.shape):
+        return cotangent
+    builder = cotangent.builder
+    if cotangent.shape is None or operand.shape is None:
+        return _unbroadcast_at_run_time(cotangent, operand)
+    missing = len(cotangent.shape) - len(operand.shape)
+    leading = list(range(missing))
+    repeated: list[int] = []
+    for axis, dimension in enumerate(operand.shape.dims):
+        other = cotangent.shape.dims[axis + missing]
+        if same_dimension(dimension, other):
+            continue
+        if dimension == 1:
+            repeated.append(axis + missing)
+        elif not isinstance(dimension, int):
+            return _unbroadcast_at_run_time(cotangent, operand)
+    if not leading and not repeated:
+        return cotangent
+    partial = _sum_blocks_of_leading_axes(cotangent, leading + repeated)
+    if partial is not None:
+        return unbroadcast(partial, operand)
+    if leading and repeated and any(dimension != 1 for dimension in operand.shape.dims):
+        summed = builder.op("ReduceSum", cotangent, builder.integers(leading + repeated), keepdims=1)
+        return builder.op("Squeeze", summed, builder.integers(leading), like=operand)
+    if leading and not repeated:
+        return builder.op("ReduceSum", cotangent, builder.integers(leading), keepdims=0, like=operand)
+    if repeated and not leading:
+        return builder.op("ReduceSum", cotangent, builder.integers(repeated), keepdims=1, like=operand)
+    total = builder.op("ReduceSum", cotangent, builder.integers(leading + repeated), keepdims=0)
+    return builder.op("Reshape", total, builder.integers([1] * len(operand.shape)), like=operand)
+
+
+def _sum_blocks_of_leading_axes(cotangent: Tensor, summed: list[int]) -> Tensor | None:
+    """Return sums over blocks of the leading axes, in a shape that broadcasts like the cotangent's; None where it is not split.
+
+    ``summed``, ascending, names the axes that will be summed; those of them that come first are the leading ones. Their n terms
+    become k sums, k the divisor of n next to its square root: [n, ...] to [k, ...], and [n, m, ...] to [k, 1, ...].
+    """
+    assert cotangent.shape is not None
+    dims = cotangent.shape.dims
+    count = next((index for index, axis in enumerate(summed) if axis != index), len(summed))
+    extents = [dimension for dimension in dims[:count] if isinstance(dimension, int)]
+    terms = math.prod(extents)
+    if len(extents) < count or terms <= LONGEST_LEADING_RUN:
+        return None
+    block = next(divisor for divisor in range(math.isqrt(terms), 0, -1) if terms % divisor == 0)
+    blocks = terms // block
+    rest = [dimension if isinstance(dimension, int) else -1 for dimension in dims[count:]]
+    if blocks > LARGEST_IMBALANCE * math.sqrt(terms) or rest.count(-1) > 1 or 0 in rest:
+        return None
+    builder = cotangent.builder
+    ones = [1] * (count - 2)
+    split = builder.op("Reshape", cotangent, builder.integers([blocks, block, *ones, *rest]))
+    partial = [blocks, *[1] * (count - 1), *dims[count:]]
+    return builder.op("ReduceSum", split, builder.integers([1]), keepdims=int(count > 1), shape=partial)
+
+
+def _unbroadcast_at_run_time(cotangent: Tensor, operand: Tensor) -> Tensor:
+    builder = cotangent.builder
+    target = builder.op("Shape", operand)
+    rank = builder.op("Shape", builder.op("Shape", cotangent))
+    padding = rank - builder.op("Shape", target)
+    padded = builder.op("Concat", builder.op("Expand", builder.integers([1]), padding), target, axis=0)
+    is_one = builder.op("Equal", padded, builder.integers([1]))
+    axes = builder.op("Squeeze", builder.op("NonZero", is_one), builder.integers([0]))
+    summed = builder.op("ReduceSum", cotangent, axes, keepdims=1, noop_with_empty_axes=1)
+    return builder.op("Reshape", summed, target, allowzero=1, like=operand)
+
+
+def replace_value(output: ir.Value, replacement: ir.Value, but: ir.Node | None = None) -> None:
+    """Let ``replacement`` stand wherever ``output``, a node's output, stood, except in what the node ``but`` reads.
+
+    A graph output keeps its name: the replacement takes it over, behind an Identity where it has a name of its own to keep.
+    """
+    if not output.is_graph_output():
+        replace_uses(output, replacement, but)
+        return
+    producer = output.producer()
+    assert producer is not None
+    graph = producer.graph
+    assert isinstance(graph, ir.Graph)
+    name = output.name
+    maker = replacement.producer()
+    if maker is None or maker.graph is not graph or replacement.is_graph_output():
+        builder = Builder(graph, before=producer)
+        replacement = builder.op("Identity", Tensor(builder, replacement)).value
+    replace_uses(output, replacement, but)
+    output.name = None
+    replacement.name = name
+
+
+def replace_node(node: ir.Node, replacements: Tensor | tuple[Tensor | None, ...]) -> None:
+    """Let ``replacements`` stand for the outputs of a node, and remove the node.
+
+    A replacement keeps the output's shape where that is known. None stands for an output that nothing reads, and so does one that
+    is left out at the end; there may be more than the node has outputs.
+
+    Raises:
+        UnsupportedOperatorError: an output is read, and nothing stands for it.
+    """
+    results = replacements if isinstance(replacements, tuple) else (replacements,)
+    for index, output in enumerate(node.outputs):
+        replacement = results[index] if index < len(results) else None
+        if replacement is None:
+            if output.uses() or output.is_graph_output():
+                raise UnsupportedOperatorError(
+                    f"what replaces {describe_node(node)} has {len(results)} of {len(node.outputs)} outputs, and none for its "
+                    f"output {index}, '{output.name}', which is read: let its lowering or training form return one for each"
+                )
+            continue
+        new = replacement.value
+        if new.type is None:
+            new.type = output.type
+        if output.shape is not None:
+            new.shape = output.shape
+        replace_value(output, new)
+    remove_node(node)
+
+
+def insert_behind(node: ir.Node, following: ir.Node, names: Names) -> None:
+    """Put a node that reads another's first output after it: whatever else read that output reads the new node's.
+
+    A graph output keeps its name, which goes to the new node; the value before it gets another, out of ``names``.
+    """
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    before, behind = node.outputs[0], following.outputs[0]
+    behind.type, behind.shape = before.type, None if before.shape is None else ir.Shape(before.shape.dims)
+    graph.insert_after(node, following)
+    for reader, index in list(before.uses()):
+        if reader is not following:
+            reader.replace_input_with(index, behind)
+    if before.is_graph_output():
+        name = before.name
+        replace_output(before, behind)
+        before.name = names.take(f"{name}:before")
+        behind.name = name
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Leave cycles of garbage uncollected until the end of the block, or function that this decorates.
+
+    While graphs are made, Python's collector goes through all of them again and again, and through all of PyTorch, for next to
+    nothing: a third of the time that making them takes.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -10,11 +10,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph.attributes import attribute_value, bodies
-from burnish.graph.edits import remove_node
 from burnish.graph.inference import infer_outputs, operator_schema
 from burnish.graph.names import Names
 from burnish.graph.protos import graphs_within, read_apart
-from burnish.graph.uses import captured_once
+from burnish.graph.uses import captured_once, remove_node
 from burnish.graph.versions import keeps_meaning
 
 CAPTURED = "burnish:captured:"

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import onnx_ir as ir
 
+from burnish.graph.annotations import describe_node
 from burnish.graph.constants import constant_array
-from burnish.graph.describe import describe_node
 from burnish.graph.uses import is_read
 
 COMMUTATIVE = frozenset({"Add", "Mul"})

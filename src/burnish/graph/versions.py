@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from burnish.graph.dtypes import FLOATING
 from burnish.graph.inference import operator_version
+from burnish.graph.shapes import FLOATING
 
 
 def _has(attribute: str, value: Any) -> Callable[[ir.Node], bool]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_node
-from burnish.graph.initializers import add_initializer, remove_unread_value
+from burnish.graph.constants import add_initializer, remove_unread_value
 from burnish.graph.names import Names
 from burnish.graph.uses import ancestors_of, is_used, only_user, producer_of, remove_unread
 

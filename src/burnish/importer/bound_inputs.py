@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, Tensor, replace_uses
-from burnish.graph.sample_axis_mark import UNNAMED_AXES
+from burnish.graph.annotations import UNNAMED_AXES
 from burnish.settings import is_whole, suggestion
 
 Bind: TypeAlias = Mapping[str, ArrayLike] | None

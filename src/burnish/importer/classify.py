@@ -9,7 +9,7 @@ from enum import StrEnum
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies
-from burnish.graph.pruning_mark import masked_weights
+from burnish.graph.annotations import masked_weights
 from burnish.graph.uses import producer_of
 from burnish.importer.export_notes import is_no_parameter, is_parameter, noted_kinds
 from burnish.importer.operands import (

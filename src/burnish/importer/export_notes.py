@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, constant_array
-from burnish.graph.edits import replace_uses
+from burnish.graph.uses import replace_uses
 from burnish.importer.folded_normalization import says_folded
 from burnish.untrusted import UNREADABLE
 

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, constant_array, replace_node
+from burnish.graph.annotations import SUBGRADIENT, WHOLE
 from burnish.graph.matching import Either, Match, Node, Number, Variable, find_match
-from burnish.graph.subgradients import SUBGRADIENT, WHOLE
 from burnish.graph.uses import producer_of, remove_unread
 
 LONGEST_EPSILON = 1e-6

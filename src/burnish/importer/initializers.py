@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, Names, bodies, constant_array
-from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.constants import replace_by_initializer
 from burnish.graph.uses import producer_of
 from burnish.importer.operands import WEIGHT_OPERANDS
 from burnish.importer.shape_constants import COMPUTED

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, attribute_value, constant_array, describe_node, remove_node, static_shape
-from burnish.graph.evaluation import evaluated
+from burnish.graph.constants import evaluated
 from burnish.graph.uses import is_read
 
 Element = int | float | bool | str | None

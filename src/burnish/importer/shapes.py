@@ -20,8 +20,8 @@ from burnish.graph import (
     joins_many_copies,
     quantization_of,
 )
+from burnish.graph.annotations import UNNAMED_AXES
 from burnish.graph.protos import graphs_within
-from burnish.graph.sample_axis_mark import UNNAMED_AXES
 from burnish.importer.axis_counts import may_have_many_axes
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, attribute_value, constant_array, static_shape
-from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.constants import replace_by_initializer
 from burnish.graph.uses import origin_of, producer_of
 
 WEIGHTS = {"BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from burnish.graph import constant_array
-from burnish.graph.subgradients import FIRST, INCLUSIVE, SUBGRADIENT, WHOLE
+from burnish.graph.annotations import FIRST, INCLUSIVE, SUBGRADIENT, WHOLE
 from burnish.graph.uses import only_user, origin_of, producer_of
 from burnish.importer.export_notes import CALL
 

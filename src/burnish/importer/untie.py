@@ -14,10 +14,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from burnish.graph.constants import constant_array
-from burnish.graph.edits import remove_node, replace_uses
-from burnish.graph.initializers import add_initializer, replace_by_initializer
+from burnish.graph.constants import add_initializer, constant_array, replace_by_initializer
 from burnish.graph.names import Names
+from burnish.graph.uses import remove_node, replace_uses
 from burnish.importer.operands import OF_MODULE, STATISTIC_OPERANDS
 
 _COMPUTED = re.compile(r"onnx::\w+_\d+")

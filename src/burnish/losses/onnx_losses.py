@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, model_proto, static_shape
-from burnish.graph.sample_axis_mark import marked_sample_axis
+from burnish.graph.annotations import marked_sample_axis
 from burnish.graph.versions import keeps_meaning, oldest_opset, raise_opset
 from burnish.importer import Source, load
 from burnish.losses.base import (

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph.layer_names import further_names, module_in, weight_of
-from burnish.graph.layer_names import layer_name as name_of_layer
+from burnish.graph.names import further_names, module_in, weight_of
+from burnish.graph.names import layer_name as name_of_layer
 from burnish.registry import Registry
 from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
 from burnish.validation import require

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor, same_shape
-from burnish.graph.subgradients import INCLUSIVE, WHOLE, subgradient_of
+from burnish.graph.annotations import INCLUSIVE, WHOLE, subgradient_of
 from burnish.operators import axis_rules
 from burnish.operators.registry import Elementwise, Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like

@@ -31,7 +31,7 @@ from burnish.graph import (
     same_shape,
     zeros_like,
 )
-from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import remove_unread_nodes
 from burnish.operators.registry import Operation
 from burnish.operators.semantic import needed_for, reached_from

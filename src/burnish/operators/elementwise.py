@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
-from burnish.graph.subgradients import FIRST, WHOLE, subgradient_of
+from burnish.graph.annotations import FIRST, WHOLE, subgradient_of
 from burnish.graph.uses import producer_of
 from burnish.operators import axis_rules
 from burnish.operators.activation import gated_product

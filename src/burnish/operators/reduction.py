@@ -10,7 +10,7 @@ import math
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.graph.subgradients import FIRST, subgradient_of
+from burnish.graph.annotations import FIRST, subgradient_of
 from burnish.operators import axis_rules
 from burnish.operators.registry import Operation, Operator, alike
 

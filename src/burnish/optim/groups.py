@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.graph.layer_names import Aliases, select_named
+from burnish.graph.names import Aliases, select_named
 from burnish.optim.arithmetic import Tensors, double
 from burnish.optim.base import Optimizer, RatedOptimizer, Transform, UpdateInputs, layers_of
 from burnish.optim.parameters import NO_WEIGHTS, Infos, LastMatch, check_matches, decays, matching

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.graph.layer_names import Aliases
+from burnish.graph.names import Aliases
 from burnish.optim import schedules
 from burnish.optim.accumulate import accumulate
 from burnish.optim.average import ema, swa

@@ -8,7 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from burnish.graph.marks import read_mark
+from burnish.graph.annotations import read_mark
 
 KEY = "burnish.quantization"
 EXACT = "burnish.exact"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, add_initializer, constant_array, describe_node
-from burnish.graph.edits import replace_output
+from burnish.graph.uses import replace_output
 from burnish.quantization.calibration import Range, activation_scale, weight_limits
 from burnish.quantization.formats import ActivationFormat, WeightFormat
 from burnish.quantization.graph import QuantizationMark, Role, Scales

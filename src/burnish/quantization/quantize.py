@@ -24,7 +24,7 @@ from burnish.graph import (
     replace_node,
     static_shape,
 )
-from burnish.graph.pruning_mark import masked_weights
+from burnish.graph.annotations import masked_weights
 from burnish.graph.uses import is_read_once
 from burnish.importer import Source, load
 from burnish.quantization.calibration import Method, Range, check_method, ranges

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import bodies, replace_value
-from burnish.graph.edits import remove_node
+from burnish.graph.uses import remove_node
 from burnish.rewriting.wider_values import has_values_of, widen_node, widen_values
 
 DOUBLE, SINGLE = ir.DataType.DOUBLE, ir.DataType.FLOAT

@@ -9,8 +9,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
-from burnish.graph.edits import copy_of
-from burnish.graph.uses import read_by
+from burnish.graph.uses import copy_of, read_by
 from burnish.importer.gradients import is_gradient
 from burnish.operators import has_gradient
 from burnish.operators.semantic import semantic_operator

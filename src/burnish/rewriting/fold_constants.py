@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, Builder, constant_array, remove_node, static_shape
-from burnish.graph.evaluation import evaluated
+from burnish.graph.constants import evaluated
 
 MOVING = frozenset(
     "Concat ConstantOfShape Expand EyeLike Flatten Gather GatherElements GatherND Identity Reshape Shape Size Slice Split "

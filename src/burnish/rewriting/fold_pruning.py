@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import constant_array, remove_node
-from burnish.graph.initializers import remove_unread_value
-from burnish.graph.pruning_mark import masked_weights
+from burnish.graph.annotations import masked_weights
+from burnish.graph.constants import remove_unread_value
 
 
 def fold_pruning(model: ir.Model) -> bool:

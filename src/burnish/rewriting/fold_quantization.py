@@ -26,7 +26,7 @@ from burnish.graph import (
     replace_value,
     static_shape,
 )
-from burnish.graph.evaluation import evaluated
+from burnish.graph.constants import evaluated
 from burnish.graph.uses import is_read_once, is_used, producer_of
 from burnish.graph.versions import raise_opset
 from burnish.quantization.graph import QuantizationMark

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value, constant_array
-from burnish.graph.initializers import replace_by_initializer
+from burnish.graph.constants import replace_by_initializer
 from burnish.graph.uses import producer_of, remove_unread
 
 

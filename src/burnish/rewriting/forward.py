@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.analysis.memory_plan import Task, peak_of
 from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
-from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by, read_by
 from burnish.operators import semantic_operators
 from burnish.operators.collectives import ALL_REDUCE

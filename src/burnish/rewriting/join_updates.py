@@ -13,8 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SOURCE_METADATA, Builder, Tensor, constant_array, remove_node, static_shape
-from burnish.graph.edits import replace_output
-from burnish.graph.uses import remove_unread_nodes
+from burnish.graph.uses import remove_unread_nodes, replace_output
 
 ELEMENTWISE = frozenset(
     "Abs Add And Cast Clip Div Equal Exp Greater GreaterOrEqual Less LessOrEqual Log Max Min Mul Neg Not Or Pow Reciprocal Sign "

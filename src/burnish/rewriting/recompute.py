@@ -32,7 +32,7 @@ from burnish.graph import (
     replace_node,
     source_of,
 )
-from burnish.graph.edits import copy_of
+from burnish.graph.uses import copy_of
 from burnish.rewriting.forward import Forward
 from burnish.rewriting.recompute_choice import fitting, layers
 from burnish.rewriting.recompute_request import Recompute, forget_origins, matching_nodes

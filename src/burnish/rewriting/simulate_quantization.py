@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, replace_value
-from burnish.graph.edits import copy_of
-from burnish.graph.uses import read_by
+from burnish.graph.uses import copy_of, read_by
 from burnish.importer.operands import QUANTIZES, may_hold_integers
 from burnish.operators import Operation
 from burnish.operators.quantization import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, static_shape
-from burnish.graph.pruning_mark import PruningMark, masked_weights
+from burnish.graph.annotations import PruningMark, masked_weights
 
 
 def train_pruning(graph: ir.Graph, step: Callable[[], ir.Value]) -> dict[ir.Value, ir.Value]:

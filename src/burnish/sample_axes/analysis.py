@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.graph import constant_array, describe_node, static_shape
-from burnish.graph.operators import RANDOM_OPERATORS
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.operators.axes import LONGEST, Call, Layout, Untold
 from burnish.operators.axis_rules import elementwise_axes
 from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost

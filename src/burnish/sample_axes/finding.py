@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import attribute_value, describe_node
-from burnish.graph.sample_axis_mark import UNNAMED_AXES, has_sample_axis_mark, mark_sample_axis, marked_sample_axis
+from burnish.graph.annotations import UNNAMED_AXES, has_sample_axis_mark, mark_sample_axis, marked_sample_axis
 from burnish.operators.extents import Kind, has
 from burnish.sample_axes.analysis import Analysis
 from burnish.sample_axes.inputs import Extents, extents_of, sample_inputs

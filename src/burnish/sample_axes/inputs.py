@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph.sample_axis_mark import has_sample_axis_mark, marked_sample_axis
+from burnish.graph.annotations import has_sample_axis_mark, marked_sample_axis
 
 Extents = Sequence[int | str | None]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from burnish.graph import FLOATING
-from burnish.graph.sample_axis_mark import has_sample_axis_mark, marked_sample_axis
+from burnish.graph.annotations import has_sample_axis_mark, marked_sample_axis
 from burnish.graph.uses import ancestors_of, read_by
 from burnish.operators.axes import Call, Untold
 from burnish.operators.extents import Axes, Axis, Factor, Kind

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, constant_array, describe_node, infer_outputs, output_axis
-from burnish.graph.initializers import initial_array, set_initializer
+from burnish.graph.constants import initial_array, set_initializer
 from burnish.surgery.linear_sources import linear_sources
 
 RARE = 0.01

@@ -12,7 +12,7 @@ from burnish.analysis.layer_selection import Patterns, listed_layers, select_lay
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Names, add_initializer, describe_node, insert_behind, static_shape
-from burnish.graph.initializers import initial_array, set_initializer
+from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.value_statistics import Batch, Moments, measure_values

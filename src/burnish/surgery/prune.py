@@ -12,8 +12,8 @@ import onnx_ir as ir
 from burnish.analysis.layer_selection import Patterns, listed_layers, nodes_around, select_layers
 from burnish.errors import ConfigurationError, UnprunedLayersWarning
 from burnish.graph import FLOATING, Builder, Names, add_initializer, attribute_value, constant_array, describe_node
-from burnish.graph.initializers import set_initializer
-from burnish.graph.pruning_mark import PruningMark, masked_weights
+from burnish.graph.annotations import PruningMark, masked_weights
+from burnish.graph.constants import set_initializer
 from burnish.importer import Source, load
 from burnish.quantization.graph import QuantizationMark
 from burnish.settings import is_number, is_whole

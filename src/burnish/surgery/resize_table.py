@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node
-from burnish.graph.initializers import initial_array, set_initializer
+from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.random import check_seed
 from burnish.settings import is_whole, suggestion

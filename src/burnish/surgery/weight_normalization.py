@@ -22,7 +22,7 @@ from burnish.graph import (
     insert_behind,
     static_shape,
 )
-from burnish.graph.initializers import set_initializer
+from burnish.graph.constants import set_initializer
 from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.value_statistics import Batch, check_data, measure_values

@@ -16,7 +16,7 @@ from burnish.engines import Engine
 from burnish.engines.profiling import OPTIMIZER, UPDATES, NodeRun, Recording, record_steps
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.file_writing import replacing
-from burnish.graph.describe import source_of
+from burnish.graph.annotations import source_of
 from burnish.graph.uses import read_by
 from burnish.optim.slots import STATE, parameter_of
 from burnish.program import Program

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import ConfigurationError, ObjectiveWarning
-from burnish.graph.pruning_mark import masked_weights
+from burnish.graph.annotations import masked_weights
 from burnish.optim import schedules
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.optim.base import is_schedule

@@ -10,7 +10,7 @@ import onnxruntime
 
 from burnish.errors import EngineError
 from burnish.graph import source_of, table_of
-from burnish.graph.describe import place
+from burnish.graph.annotations import place
 
 LONGEST_REASON = 240
 

@@ -18,7 +18,7 @@ from burnish.compiler.executable import Executable
 from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.profiling import UPDATES, NodeRun, Recording, updated_entries
-from burnish.graph.describe import source_of
+from burnish.graph.annotations import source_of
 from burnish.graph.uses import read_by
 
 KERNEL = "_kernel_time"

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError, ModelError, UnsupportedOperatorError
 from burnish.graph import Names, attribute_value, describe_node, remove_node
-from burnish.graph.operators import RANDOM_OPERATORS
-from burnish.graph.sample_axis_mark import has_sample_axis_mark, mark_sample_axis, marked_sample_axis
+from burnish.graph.annotations import has_sample_axis_mark, mark_sample_axis, marked_sample_axis
+from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.names import name_everything

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.errors import BurnishError, ModelError
 from burnish.graph import Builder, Tensor, bodies, constant_array, describe_node, infer_outputs, replace_node
-from burnish.graph.edits import copy_of
+from burnish.graph.uses import copy_of
 from burnish.importer.operands import DEPARTURES
 from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import Results, find_rewrite

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, constant_array, replace_value, same_dimension
-from burnish.graph.evaluation import constant_result
+from burnish.graph.constants import constant_result
 from burnish.graph.uses import only_user, producer_of, remove_unread
 from burnish.kernels.attention import CUDA_ATTENTION, CUDA_ATTENTION_GRAD, FUSED_ATTENTION, FUSED_ATTENTION_GRAD
 from burnish.kernels.engine_operator import EngineOperator

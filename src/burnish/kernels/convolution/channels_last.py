@@ -25,7 +25,7 @@ from burnish.graph import (
     split_padding,
     static_shape,
 )
-from burnish.graph.edits import copy_of
+from burnish.graph.uses import copy_of
 from burnish.kernels.convolution import (
     CHANNELS_LAST_CONV,
     CHANNELS_LAST_CONV_GRAD,

@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, attribute_value, constant_array, replace_uses, typed_attribute
-from burnish.graph.describe import SOURCE_METADATA, source_of
+from burnish.graph.annotations import SOURCE_METADATA, source_of
 from burnish.graph.uses import read_by
 from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
 from burnish.kernels.elementwise.programs import DTYPES, Program, is_supported

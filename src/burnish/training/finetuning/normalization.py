@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.data import Dataset, Loader
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
-from burnish.graph.sample_axis_mark import marked_sample_axis
+from burnish.graph.annotations import marked_sample_axis
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
 from burnish.program.layout import Axes, to_model

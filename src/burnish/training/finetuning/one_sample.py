@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish import engines
 from burnish.errors import BurnishError
-from burnish.graph.sample_axis_mark import marked_sample_axis
+from burnish.graph.annotations import marked_sample_axis
 
 OPEN_EXTENT = 2
 """What is tried for an extent that is open, such as the number of tokens."""

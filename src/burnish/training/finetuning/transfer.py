@@ -19,7 +19,7 @@ from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAu
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.graph import bodies, garbage_kept, hold_single_precision
-from burnish.graph.layer_names import other_names, select_named
+from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
 from burnish.optim.base import Rate
 from burnish.program import Program

@@ -16,7 +16,7 @@ from torch import fx
 
 from burnish.errors import EngineError
 from burnish.graph import describe_lookup
-from burnish.graph.describe import source_of
+from burnish.graph.annotations import source_of
 
 PLACE = "burnish.place"
 """What a recorded call's ``meta`` says it is for: a node, and the node of the model that it computes a part of."""

@@ -1,11 +1,15 @@
-"""How nodes are named in messages."""
+"""How nodes are named in messages, and what they say of their quantization and pruning, in files that may come from anywhere."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
 
+from burnish.errors import ModelError
 from burnish.graph import Builder, describe_node, describe_place, name_sources
+from burnish.graph.annotations import PRUNING, PruningMark
+from burnish.quantization import graph as quantization_mark
+from burnish.quantization.graph import QuantizationMark
 
 
 def named(name: str, output: str, domain: str = "") -> ir.Node:
@@ -55,3 +59,23 @@ def test_what_replaces_a_node_of_the_model_says_which_it_was():
     emitted = builder.op("Neg", builder.scalar(1.0, ir.DataType.FLOAT)).value.producer()
     assert emitted is not None
     assert describe_place(emitted).endswith(" of the Relu 'the the' (output 'y')")
+
+
+KINDS = {quantization_mark.KEY: QuantizationMark, PRUNING: PruningMark}
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "3", '{"role": "weight"}', '{"unknown": 1}', "[" * 100_000])
+@pytest.mark.parametrize("key", KINDS)
+def test_what_cannot_be_read_is_refused_by_the_node(key, text):
+    node = ir.Node("", "Mul", [], name="masked")
+    node.metadata_props[key] = text
+    with pytest.raises(ModelError, match=f"^Mul 'masked' has an entry '{key}' in its metadata that this burnish cannot read"):
+        KINDS[key].of(node)
+    del node.metadata_props[key]
+    assert KINDS[key].of(node) is None
+
+
+def test_what_is_written_is_read():
+    node, mark = ir.Node("", "QuantizeLinear", []), QuantizationMark("activation", "observed", 255, momentum=0.9, settled=0.01)
+    mark.put(node)
+    assert QuantizationMark.of(node) == mark
