@@ -38,7 +38,7 @@ from torch import nn
 import burnish
 from burnish.data import ArrayDataset, Loader
 from burnish.data.text.tokens import order_by_length
-from burnish.training.finetuning.planning import warmup_steps
+from burnish.finetuning.planning import warmup_steps
 from finetune_by_hand import Samples, batch_of
 from finetune_models import CLASSES, MODELS, PIXELS, VOCABULARY, Model
 from finetune_packages import PACKAGED, missing

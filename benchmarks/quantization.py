@@ -48,10 +48,10 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import burnish
 from burnish import losses, surgery
 from burnish.data.digits import digits_arrays
+from burnish.finetuning import Quantization
+from burnish.finetuning.quantization import DISTILLED
 from burnish.losses import LossLike
 from burnish.models import residual_network
-from burnish.training.finetuning import Quantization
-from burnish.training.finetuning.quantization import DISTILLED
 from torch_models import MobileNetV2, export_onnx, mobilenet_v2
 
 BATCH = 64

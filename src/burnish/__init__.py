@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from burnish.compiler.gradient import grad
     from burnish.compiler.standard import lower
     from burnish.distributed import DataParallel
+    from burnish.finetuning import finetune
     from burnish.importer import load
     from burnish.program import Program
     from burnish.rewriting.precision import MixedPrecision
     from burnish.training import Session, Trainer
-    from burnish.training.finetuning import finetune
 
 __all__ = [
     "DataParallel",
@@ -54,6 +54,6 @@ __getattr__, __dir__ = exports(
         "rewriting.precision": "MixedPrecision",
         "program": "Program",
         "training": "Session Trainer",
-        "training.finetuning": "finetune",
+        "finetuning": "finetune",
     },
 )

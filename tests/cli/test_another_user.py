@@ -15,7 +15,7 @@ from burnish.cli import launch
 from burnish.errors import ConfigurationError
 from burnish.training import Trainer
 from burnish.training.callbacks import Callback
-from burnish.training.run_lock import RunLock
+from burnish.training.run_folder import RunLock
 from oracles.tiny_program import tiny_batch, tiny_program
 
 OTHER = ("setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups")

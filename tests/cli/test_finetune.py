@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
+from burnish.finetuning import find_rate, transfer
 from burnish.importer import load
 from burnish.models import residual_network
 from burnish.training.callbacks import Callback
-from burnish.training.finetuning import find_rate, transfer
 from oracles.small_networks import CLASSES, Network, perceptron
 
 Image = pytest.importorskip("PIL.Image")

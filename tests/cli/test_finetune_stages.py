@@ -20,9 +20,9 @@ from burnish.cli.finetune import _Stages
 from burnish.cli.finetuning_choices import QuantizedStage
 from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.errors import ConfigurationError
+from burnish.finetuning import plan, planning, transfer
+from burnish.finetuning.planning import Stage, compiled
 from burnish.models import residual_network
-from burnish.training.finetuning import batches, plan, transfer
-from burnish.training.finetuning.planning import Stage, compiled
 from oracles import layers_in_bodies
 from oracles.small_networks import Network
 
@@ -229,22 +229,22 @@ def test_a_batch_fits_the_data_and_the_memory(files, monkeypatch):
     prepared, dataset = transfer(files / "net.onnx", files / "data.npz")
     program = compiled(prepared, Stage((), 1), 0.1)
     samples = dataset.batch(np.arange(1))
-    monkeypatch.setattr(batches, "available_memory", lambda: 4 << 30)
-    size, why = batches.chosen_batch(program, samples, 10_000)
+    monkeypatch.setattr(planning, "available_memory", lambda: 4 << 30)
+    size, why = planning.chosen_batch(program, samples, 10_000)
     assert size == 32
     assert why.startswith("batch 32: the step's planned peak is ")
     assert why.endswith(" MB of 4.3 GB free")
-    assert batches.chosen_batch(program, samples, 36)[0] == 8
-    peaks = {size: batches.planned_peak(program.semantic["grad"], size).bytes for size in (4, 8)}
-    monkeypatch.setattr(batches, "available_memory", lambda: peaks[4] + peaks[8])
-    size, why = batches.chosen_batch(program, samples, 10_000)
+    assert planning.chosen_batch(program, samples, 36)[0] == 8
+    peaks = {size: planning.planned_peak(program.semantic["grad"], size).bytes for size in (4, 8)}
+    monkeypatch.setattr(planning, "available_memory", lambda: peaks[4] + peaks[8])
+    size, why = planning.chosen_batch(program, samples, 10_000)
     assert (size, "as more would not fit" in why) == (4, True)
-    monkeypatch.setattr(batches, "available_memory", lambda: None)
-    assert "free" not in batches.chosen_batch(program, samples, 10_000)[1]
+    monkeypatch.setattr(planning, "available_memory", lambda: None)
+    assert "free" not in planning.chosen_batch(program, samples, 10_000)[1]
     network = Network("fixed", [12])
     network.graph.inputs[0].shape = ir.Shape([6, 12])
     fixed = burnish.compile(network.model(network.dense("head", network.input, 12, 3)))
-    assert batches.chosen_batch(fixed, samples, 100) == (6, "batch 6: the model takes no other")
+    assert planning.chosen_batch(fixed, samples, 100) == (6, "batch 6: the model takes no other")
 
 
 def test_what_cannot_be_planned_is_refused(files):

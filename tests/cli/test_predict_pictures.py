@@ -13,7 +13,7 @@ from PIL import Image
 import burnish
 from burnish.data.preprocessing import Preprocessing
 from burnish.losses import ssd
-from burnish.training.detections import in_pixels
+from burnish.training.predictions import in_pixels
 from oracles.shapes import drawn, write_coco, write_masks
 from oracles.tiny_pictures_models import SSD, SSD_TEXT, small_ssd, small_unet
 

@@ -21,8 +21,8 @@ from burnish.cli.train_options import Course, Results
 from burnish.errors import CheckpointError
 from burnish.models import residual_network
 from burnish.training import run_folder
+from burnish.training.run_files import exported_figures
 from burnish.training.run_results import MetricsTable, TrainingResult
-from burnish.training.saved_runs import exported_figures
 from oracles.combinations import spread
 
 

@@ -19,7 +19,7 @@ from burnish.files.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.training import Session, read_checkpoint
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint
-from burnish.training.checkpoint_folder import CheckpointFolder
+from burnish.training.run_files import CheckpointFolder
 
 WRITES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 

@@ -12,7 +12,8 @@ import pytest
 import burnish
 from burnish.data import ArrayDataset, Loader, file_rows, open_dataset
 from burnish.errors import DataError
-from burnish.training import feature_dataset, read_checkpoint
+from burnish.training import read_checkpoint
+from burnish.training.features import FeatureDataset
 from oracles.tiny_program import CLASSES, FEATURES, tiny_program
 from specs.program_inputs import classification
 
@@ -125,7 +126,7 @@ def test_features_in_a_file_that_is_cut_or_has_no_room(tmp_path, monkeypatch):
     rows.write(0, values[:3])
     rows.write(3, values[3:])
     np.testing.assert_array_equal(rows[np.array([6, 1])], values[[6, 1]])
-    dataset = feature_dataset.FeatureDataset(ArrayDataset({"x": values}), "train")
+    dataset = FeatureDataset(ArrayDataset({"x": values}), "train")
     dataset._arrays = {"feature": rows}
     os.truncate(tmp_path / "train.features", 10)
     with pytest.raises(DataError, match=r"train\.features: holds 10 of the 128 bytes"):

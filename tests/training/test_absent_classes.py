@@ -10,8 +10,8 @@ import pytest
 
 import burnish
 from burnish.errors import DataError, ObjectiveWarning
-from burnish.training.finetuning import transfer
-from burnish.training.finetuning.tasks import absent_classes
+from burnish.finetuning import transfer
+from burnish.finetuning.tasks import absent_classes
 from oracles.small_networks import CLASSES, Network
 
 

@@ -9,11 +9,10 @@ import burnish
 from burnish.data.data_spec import DataSpec
 from burnish.data.sources import open_dataset
 from burnish.metrics.average_precision import Picture
-from burnish.training.html_report.boxes import UNSAID, best_threshold, judge_boxes, matched
 from burnish.training.html_report.contents import Contents
 from burnish.training.html_report.page import report_page
 from burnish.training.html_report.pictures import drawn_on
-from burnish.training.html_report.samples import judge
+from burnish.training.html_report.samples import UNSAID, best_threshold, judge, judge_boxes, matched
 from burnish.training.trained_model import model_of_session
 from oracles.shapes import NAMES, drawn, write_coco
 from oracles.tiny_pictures_models import SSD_TEXT, small_ssd

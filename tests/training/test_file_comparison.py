@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import burnish
-from burnish.training.file_comparison import OF_INTEGERS, TOLERANCE, compare_with_file
+from burnish.training.objective import OF_INTEGERS, TOLERANCE, compare_with_file
 
 WEIGHTS = "<float[4, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, 1, 2, -3}"
 PLAIN = WEIGHTS + "> { y = MatMul (x, w) }"

@@ -10,8 +10,8 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.training.epoch_length import batches_per_epoch, fixed_batch
-from burnish.training.finetuning import plan, transfer
+from burnish.finetuning import plan, transfer
+from burnish.training.run_data import batches_per_epoch, fixed_batch
 
 
 def program(batch: int | str, more: str = "") -> burnish.Program:

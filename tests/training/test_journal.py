@@ -15,7 +15,7 @@ from burnish.engines.row_writes import RowChanges, RowWrite
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.state_file import read_state_file
 from burnish.models import dlrm
-from burnish.training import journal, read_checkpoint
+from burnish.training import read_checkpoint, tables
 from burnish.training.checkpoint import open_checkpoint, place_of
 from files.stamping import write_arrays
 from oracles.same_state import assert_same_state
@@ -97,7 +97,7 @@ def test_a_closed_session_writes_what_changed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_journal_that_has_grown_becomes_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SHARE", 0.02)
+    monkeypatch.setattr(tables, "SHARE", 0.02)
     path = tmp_path / "last.safetensors"
     bases = set()
     with burnish.Session(program()) as session:

@@ -15,7 +15,7 @@ import pytest
 import burnish
 from burnish.data import synthetic_clicks
 from burnish.models import dlrm
-from burnish.training import journal, read_checkpoint
+from burnish.training import read_checkpoint, tables
 
 ROWS = [30, 600]
 COURSE = {"epochs": 3, "batch_size": 8, "seed": 3, "checkpoint_every": 1, "keep_checkpoints": 2, "threads": 1, "progress": False}
@@ -59,7 +59,7 @@ def die_before_call(number: int) -> None:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda *arguments: None)
-    monkeypatch.setattr(journal, "SHARE", 0.03)  # a new base every few steps
+    monkeypatch.setattr(tables, "SHARE", 0.03)  # a new base every few steps
     program()
     context = multiprocessing.get_context("fork")
 

@@ -14,7 +14,7 @@ import pytest
 
 from burnish.errors import ConfigurationError
 from burnish.training.callbacks import Callback
-from burnish.training.run_lock import LOCK, RunLock
+from burnish.training.run_folder import LOCK, RunLock
 from training.test_trainer import trainer
 
 GOING_ON = "A run is going on in '{}', {}: wait until it has ended, or stop it; or choose another folder"
@@ -63,7 +63,7 @@ def test_of_two_that_are_prepared_the_later_one_has_the_folder(tmp_path):
 
 def test_another_process_is_refused_by_pid_and_host(tmp_path):
     lock = RunLock(tmp_path)
-    code = "import sys\nfrom pathlib import Path\nfrom burnish.training.run_lock import RunLock\nRunLock(Path(sys.argv[1]))"
+    code = "import sys\nfrom pathlib import Path\nfrom burnish.training.run_folder import RunLock\nRunLock(Path(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert f"in process {os.getpid()} on '{socket.gethostname()}': wait until it has ended" in done.stderr
     lock.release()

@@ -14,10 +14,10 @@ import burnish
 from burnish.cli.application import app
 from burnish.data import DataDescription, DataSpec, Text, as_dataset
 from burnish.errors import ConfigurationError, DataError
+from burnish.finetuning import transfer
 from burnish.importer import load
 from burnish.models import gpt2
-from burnish.training.finetuning import transfer
-from burnish.training.text_length import within_the_model
+from burnish.training.run_data import within_the_model
 from oracles.small_networks import Network
 
 tokenizers = pytest.importorskip("tokenizers")

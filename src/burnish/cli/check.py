@@ -73,7 +73,7 @@ def _compare_with_file(model: Path, program: Program, probing: Probing) -> None:
     from burnish.data.random_data import random_batches
     from burnish.errors import BurnishError
     from burnish.training import Session
-    from burnish.training.file_comparison import compare_with_file
+    from burnish.training.objective import compare_with_file
 
     try:
         extents = read_extents(probing.extent or [])

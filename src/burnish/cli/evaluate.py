@@ -101,7 +101,7 @@ def evaluate(
 def _read(opened: TrainedModel, data: str, text: Text | None, options: Mapping[str, Any]) -> tuple[Dataset, str | None]:
     """The data as the model takes them, and a line that says so where it takes texts cut off."""
     from burnish.data import open_dataset
-    from burnish.training.text_length import within_the_opened
+    from burnish.training.run_data import within_the_opened
 
     read = partial(open_dataset, data, opened.to_evaluate, **options)
     return within_the_opened(opened, read(text=text), text, lambda text: read(text=text))

@@ -63,7 +63,7 @@ def export(
     from burnish.files.training_info import write_training_model
     from burnish.program import Program
     from burnish.training import Session
-    from burnish.training.saved_runs import checkpoint_of, exported_parameters, files_of, program_beside
+    from burnish.training.run_files import checkpoint_of, exported_parameters, files_of, program_beside
 
     _check(bool(best) and source.is_file(), training, with_preprocessing, adapters)
     checkpoint = checkpoint_of(source, best)

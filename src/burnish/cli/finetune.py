@@ -32,8 +32,8 @@ from burnish.cli.seeds import check_seeds, train_with_seeds
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, check_results, run_folder
 
 if TYPE_CHECKING:
+    from burnish.finetuning import Trial
     from burnish.training import TrainingResult
-    from burnish.training.finetuning import Trial
 
 EPOCHS = 5
 
@@ -67,7 +67,7 @@ def finetune(
     results = replace(results, folder=folder)
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     command = context.meta["burnish.arguments"]
-    from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.run_files import CheckpointFolder
 
     def run(course: Course, results: Results) -> TrainingResult | None:
         own = run_folder(model, results)
@@ -166,7 +166,7 @@ class _Stages:
 
 def _check_options(model: Path, results: Results, tuning: Tuning, adapters: AdapterOptions) -> None:
     """Refuse what cannot be meant, before anything is read."""
-    from burnish.training.finetuning import check_together
+    from burnish.finetuning import check_together
 
     if results.resume and results.overwrite:
         raise typer.BadParameter("--resume goes on with a run and --overwrite drops it; give one of them")

@@ -26,7 +26,7 @@ from burnish.untrusted import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
     from burnish.data import Dataset
-    from burnish.training.finetuning import Plan, Quantization, Trial
+    from burnish.finetuning import Plan, Quantization, Trial
 
 
 OBJECTS = "objects"
@@ -67,7 +67,7 @@ class QuantizedStage:
     def loss(self) -> Any:
         """What the quantized model learns, as settings: for classes, what the tuned model says of them beside the labels."""
         from burnish import losses
-        from burnish.training.finetuning import Quantization
+        from burnish.finetuning import Quantization
 
         integers = Quantization.read(self.choices["quantize"])
         return integers.objective(losses.get(self.choices["loss"]), self.tuned, self.choices["outputs"]).options()
@@ -79,8 +79,8 @@ class QuantizedStage:
             The stage itself.
         """
         from burnish.files.model_file import save_model
+        from burnish.finetuning import Quantization
         from burnish.quantization.quantize import remaining_line
-        from burnish.training.finetuning import Quantization
 
         if is_resumed and self.start.is_file():
             return self
@@ -98,7 +98,7 @@ class QuantizedStage:
 
     def end(self, written: Path) -> None:
         """Print and write the accuracies: on the evaluation data, where there are some."""
-        from burnish.training.finetuning import accuracies_line, figure_of
+        from burnish.finetuning import accuracies_line, figure_of
 
         which = "training" if self.data.eval_data is None else "evaluation"
         dataset, engine = self._opened(self.data.eval_data or self.data.data), self.course.chosen_engine()
@@ -115,7 +115,7 @@ class QuantizedStage:
 
 def say_precision(tuned: Path, data: Data, pixels: Pixels, texts: TextOptions, course: Course) -> None:
     """Print how precise a detector's file is by the boxes that it leaves itself, where there are evaluation data."""
-    from burnish.training.finetuning import file_line
+    from burnish.finetuning import file_line
 
     if data.eval_data is None:
         return
@@ -244,7 +244,7 @@ class Tuning(OptionGroup):
         Raises:
             ConfigurationError: ``--quantize`` names no form, or a setting that there is not.
         """
-        from burnish.training.finetuning import Quantization
+        from burnish.finetuning import Quantization
 
         return None if self.quantize is None else Quantization.read(self.quantize)
 
@@ -265,7 +265,7 @@ def choose(
         What was chosen, and what was compiled for it of each stage, reading its weights from that model.
     """
     from burnish.files.model_file import save_model
-    from burnish.training.finetuning import check_quantized, plan, transfer
+    from burnish.finetuning import check_quantized, plan, transfer
 
     read = {"label": data.label, "image_size": data.image_size, "pixels": pixels.settings(), "text": texts.settings()}
     asked = values_of(CompileOptions, outputs=tuning.outputs, sample_axis=tuning.sample_axis, metrics=tuning.metrics)
@@ -320,7 +320,7 @@ def remove_tuning(folder: Path, source: Path) -> None:
         folder: of the run.
         source: the model of the other one, which stays.
     """
-    from burnish.training.saved_runs import remove_results
+    from burnish.training.run_files import remove_results
 
     if (folder / CHOICES).is_file():
         remove_stages(folder)
@@ -329,9 +329,8 @@ def remove_tuning(folder: Path, source: Path) -> None:
 
 def remove_stages(folder: Path) -> None:
     """Remove what an earlier run in a folder has written: its checkpoints would be taken for those of the last stage else."""
-    from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.run_files import RECORD, CheckpointFolder, remove_results
     from burnish.training.run_results import TABLE
-    from burnish.training.saved_runs import RECORD, remove_results
 
     checkpoints = CheckpointFolder(folder / "checkpoints")
     if not ((folder / CHOICES).is_file() or checkpoints.exists):
@@ -421,7 +420,7 @@ def course_of(course: Course, choices: Mapping[str, Any], number: int, earlier: 
 
 def results_of(results: Results, place: Path, is_last: bool) -> Results:
     """Where a stage leaves what it comes to, and whether it goes on with what is there."""
-    from burnish.training.checkpoint_folder import CheckpointFolder
+    from burnish.training.run_files import CheckpointFolder
 
     resumes = results.resume and CheckpointFolder(place / "checkpoints").exists
     return replace(
@@ -443,7 +442,7 @@ def unmixed(data: Data) -> Data:
 
 def compilation_of(choices: Mapping[str, Any], stage: Mapping[str, Any]) -> Compilation:
     """The options of ``burnish train`` that the choices for a stage come to."""
-    from burnish.training.finetuning.planning import warmup_steps
+    from burnish.finetuning.planning import warmup_steps
 
     groups, steps = stage["groups"], stage["epochs"] * -(-choices["samples"] // choices["batch_size"])
     scaled = [f"{name}=lr_scale={settings['lr_scale']}" for name, settings in groups.items() if settings != "frozen"]

@@ -97,8 +97,8 @@ def predict(
     if path is not None:
         check_output(path, "--output", read=[data])
     from burnish.data.unlabelled import open_samples
-    from burnish.training.detections import is_detector
-    from burnish.training.text_length import within_the_opened
+    from burnish.training.predictions import is_detector
+    from burnish.training.run_data import within_the_opened
 
     opened = saved.open(model, to_evaluate=False)
     text = texts.settings_for(model, data, opened.described)
@@ -148,7 +148,7 @@ def _answers(
 def _boxes(opened: TrainedModel, samples: Samples, least: float, batch_size: int) -> tuple[str, list[str], list[list[Any]]]:
     """What the boxes are, the header of a table, and its rows."""
     from burnish.data.image_folder import ImageFiles
-    from burnish.training.detections import box_rows, found_in
+    from burnish.training.predictions import box_rows, found_in
 
     sizes = samples.dataset.sizes if isinstance(samples.dataset, ImageFiles) else None
     pictures = list(found_in(opened, samples.dataset, batch_size))

@@ -45,7 +45,7 @@ def report(
     from burnish.errors import CheckpointError
     from burnish.training.html_report import Contents, write_report
     from burnish.training.html_report.samples import judge
-    from burnish.training.saved_runs import files_of, is_run, read_record
+    from burnish.training.run_files import files_of, is_run, read_record
 
     if not is_run(run):
         raise CheckpointError(f"'{run}' is not the folder of a run: give the folder that burnish train or finetune wrote")

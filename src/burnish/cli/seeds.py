@@ -56,8 +56,7 @@ def train_with_seeds(
     if seeds == 1:
         train(course, results)
         return
-    from burnish.training.checkpoint_folder import CheckpointFolder
-    from burnish.training.saved_runs import exported_figures
+    from burnish.training.run_files import CheckpointFolder, exported_figures
 
     console = output()
     figures: dict[int, dict[str, float]] = {}

@@ -30,20 +30,17 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
 from burnish.files.file_writing import replacing, write_text
+from burnish.finetuning import Trial, folding_said, metrics_entry, take_best
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport
 from burnish.training.checkpoint import read_checkpoint
-from burnish.training.checkpoint_folder import CheckpointFolder
 from burnish.training.environment import environment, peak_resident_bytes, session_line
-from burnish.training.epoch_length import batches_per_epoch
-from burnish.training.finetuning import Trial, folding_said, metrics_entry, take_best
-from burnish.training.interruption import TrainingInterrupted
-from burnish.training.run_lock import RunLock
-from burnish.training.run_results import TrainingResult
-from burnish.training.saved_runs import RECORD, RESULTS, best_of, exported_epoch, read_record, remove_results
+from burnish.training.run_data import batches_per_epoch, within_the_model
+from burnish.training.run_files import RECORD, RESULTS, CheckpointFolder, best_of, exported_epoch, read_record, remove_results
+from burnish.training.run_folder import RunLock
+from burnish.training.run_results import TrainingInterrupted, TrainingResult
 from burnish.training.session import Session
-from burnish.training.text_length import within_the_model
 from burnish.training.trainer import Trainer
 from burnish.training.workers import on_all, on_first
 

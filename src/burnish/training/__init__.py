@@ -9,10 +9,9 @@ from burnish.exports import exports
 
 if TYPE_CHECKING:
     from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-    from burnish.training.interruption import TrainingInterrupted
     from burnish.training.predictions import Answer, read_answer
     from burnish.training.profiling import Profile, profile
-    from burnish.training.run_results import TrainingResult
+    from burnish.training.run_results import TrainingInterrupted, TrainingResult
     from burnish.training.session import Session
     from burnish.training.trained_model import TrainedModel, open_model
     from burnish.training.trainer import Trainer
@@ -38,9 +37,8 @@ __getattr__, __dir__ = exports(
     {
         "predictions": "Answer read_answer",
         "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
-        "interruption": "TrainingInterrupted",
         "profiling": "Profile profile",
-        "run_results": "TrainingResult",
+        "run_results": "TrainingInterrupted TrainingResult",
         "session": "Session",
         "trained_model": "TrainedModel open_model",
         "trainer": "Trainer",

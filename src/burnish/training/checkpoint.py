@@ -6,13 +6,15 @@ what the caller adds (the position in the data). Nothing is unpickled.
 A checkpoint of adapters (``burnish.surgery.lora``) leaves out what no step changes, and its header has the hash of that.
 
 A checkpoint with a journal holds what every step changes, and names a base and the records of changed rows in the folder
-``journal`` next to it (``burnish.training.journal``).
+``journal`` next to it (``burnish.training.tables``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,16 +27,16 @@ from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.digest import DIGEST, FORMAT_VERSION, check_version
 from burnish.files.file_writing import OWN_FOLDER, file_path
-from burnish.files.identity import graph_hashes, program_hash
+from burnish.files.identity import adapter_base, graph_hashes, program_hash
 from burnish.files.row_journal import JournalledState, JournalPlace, RowJournal
-from burnish.files.state_file import StateFile, write_state_file
+from burnish.files.state_file import NAMES, StateFile, encoded, write_state_file
 from burnish.program import Program
-from burnish.program.state import check_state, chosen, kind_of, state_differences
-from burnish.training.adapter_base import AdapterBase, OnBase
+from burnish.program.state import Kind, LazyArrays, blocks, check_state, chosen, kind_of, read_into, state_differences
 from burnish.untrusted import UNREADABLE, read_json
 
 if TYPE_CHECKING:
     from burnish.program.carry_over import CarriedState
+
 
 FORMAT = "burnish checkpoint"
 EXAMPLE = "last.safetensors"
@@ -352,3 +354,77 @@ def _other_rows(checkpoint: Checkpoint, program: Program) -> list[tuple[str, int
             if len(shape) == len(own) and shape[1:] == own[1:] and shape[0] != own[0] and isinstance(own[0], int):
                 tables.append((entry.name.removeprefix("param/"), shape[0], own[0]))
     return tables
+
+
+class AdapterBase:
+    """The state entries of a program that ``adapter_base`` names, and their hash.
+
+    Args:
+        program: the program.
+
+    Attributes:
+        names: of these entries.
+    """
+
+    def __init__(self, program: Program):
+        self.names = adapter_base(program)
+        self._hash: str | None = None
+
+    def left_out_of(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the rest of a state; arrays that are made on request are not made."""
+        base = set(self.names)
+        return chosen(state, (name for name in state if name not in base)) if base else state
+
+    def hash(self, state: Mapping[str, np.ndarray]) -> str | None:
+        """Return the SHA-256 of names, dtypes, shapes and bits, which no step changes; None where there is no base.
+
+        ``docs/program-format.md`` says how these are written one after the other.
+        """
+        if self._hash is None and self.names:
+            digest = hashlib.sha256()
+            for name in sorted(self.names):
+                dtype, shape = kind_of(state, name)
+                for text in (name.encode(), NAMES[dtype].encode()):
+                    digest.update(struct.pack("<Q", len(text)) + text)
+                digest.update(struct.pack(f"<{1 + len(shape)}Q", len(shape), *shape))
+                for block in blocks(state[name]):
+                    digest.update(encoded(block))
+            self._hash = digest.hexdigest()
+        return self._hash
+
+    def forget(self) -> None:
+        """Forget the hash: another state was loaded."""
+        self._hash = None
+
+
+class OnBase(LazyArrays):
+    """The state of a checkpoint of adapters, and the base that it goes with.
+
+    Args:
+        adapters: what the checkpoint holds.
+        base: the rest.
+    """
+
+    def __init__(self, adapters: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray]):
+        self._parts = (adapters, base)
+
+    def _part(self, name: str) -> Mapping[str, np.ndarray]:
+        for part in self._parts:
+            if name in part:
+                return part
+        raise KeyError(name)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._part(name)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self._parts for name in part)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def kind(self, name: str) -> Kind:
+        return kind_of(self._part(name), name)
+
+    def read_into(self, name: str, target: np.ndarray, is_zero: bool = False) -> None:
+        read_into(self._part(name), name, target)

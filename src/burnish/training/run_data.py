@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +17,16 @@ from burnish.data.image.augmentation import ImageAugmentation, mixing, read_augm
 from burnish.data.image.labelled import DecodedImages
 from burnish.data.loader import Augmentation
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.text.settings import LONGEST, TextDescription
 from burnish.distributed.connection.process_group import ProcessGroup
-from burnish.errors import ConfigurationError, InputError, ObjectiveWarning
-from burnish.program import Program, Role
-from burnish.training.epoch_length import accumulation_notes, fixed_batch, samples_left_out
-from burnish.training.feature_dataset import FeatureDataset
-from burnish.training.features import Features
-from burnish.training.inputs import check_batch
-from burnish.training.text_length import within_the_model
+from burnish.errors import ConfigurationError, EngineError, InputError, ObjectiveWarning
+from burnish.optim.accumulate import steps_to_an_update
+from burnish.program import Entry, Program, Role
+from burnish.program.layout import sample_extent
+from burnish.training.features import FeatureDataset, Features
+from burnish.training.inputs import broken_rule, check_batch
+from burnish.training.session import Session
+from burnish.training.trained_model import TrainedModel
 from burnish.warn import warn
 
 MOST_PROCESSES = 4
@@ -293,3 +295,185 @@ def reading_processes(dataset: Dataset, is_once: bool = False) -> int:
     if not isinstance(dataset, DecodedImages) or (dataset.read_once and not (is_once and len(dataset) > FEW_IMAGES)):
         return 0
     return min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
+
+
+def batches_per_epoch(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
+    """Return how many steps an epoch over so many samples has. A last batch of a size that the program does not take is left out.
+
+    Raises:
+        ConfigurationError: as ``samples_left_out``.
+    """
+    rest = samples_left_out(program, samples, batch_size, workers)
+    return (samples - rest) // batch_size if rest else -(-samples // batch_size)
+
+
+def samples_left_out(program: Program, samples: int, batch_size: int, workers: int = 1) -> int:
+    """Return how many samples at the end of an epoch make no batch that the program takes.
+
+    Args:
+        program: what trains, or is evaluated.
+        samples: of the data.
+        batch_size: samples in a batch of all workers.
+        workers: how many share a batch.
+
+    Raises:
+        ConfigurationError: the program takes no batch of ``batch_size``, or of as many samples as there are.
+    """
+    signature = program.signature["step"]
+    rule = broken_rule(signature, batch_size)
+    if rule is not None and samples >= batch_size:
+        raise ConfigurationError(f"batch_size={batch_size}: {rule.reason}; give another batch_size, or {rule.remedy}")
+    _check_fixed(program, samples, batch_size, workers)
+    rest = samples % batch_size
+    takes_any = broken_rule(signature, rest) is None and fixed_batch(program) is None
+    return rest if samples > batch_size and rest and not takes_any else 0
+
+
+def fixed_batch(program: Program) -> int | None:
+    """The number of samples that the model takes at once; None where any will do."""
+    if program.options.get("batch"):
+        return None
+    return fixed_samples(program.signature.samples)
+
+
+def fixed_samples(entries: Iterable[Entry]) -> int | None:
+    """The number of samples that inputs hold at once; None where any will do."""
+    return fixed_extent(sample_extent(entry) for entry in entries if entry.extents and entry.sample_axis is not None)
+
+
+def fixed_extent(samples: Iterable[object]) -> int | None:
+    """The number that the extents of the samples of all inputs are; None where they differ, or are open."""
+    different = set(samples)
+    extent = different.pop() if len(different) == 1 else None
+    return extent if isinstance(extent, int) else None
+
+
+def accumulation_notes(program: Program, steps: int) -> list[str]:
+    """Return a note on the last steps of a run, where they are too few for an update that accumulates.
+
+    Args:
+        program: what trains.
+        steps: of the run.
+
+    Raises:
+        ConfigurationError: so are all of its steps, and nothing would train.
+    """
+    every = steps_to_an_update(program.options.get("optimizer"))
+    if steps < every:
+        raise ConfigurationError(
+            f"accumulate: an update takes {every} steps, and the run has {steps}, so that nothing would train: accumulate fewer, "
+            "or give smaller batches or more epochs"
+        )
+    rest = steps % every
+    return (
+        [f"The last {rest} of the {steps:,} steps wait for an update that the run does not reach: it takes {every}"]
+        if rest
+        else []
+    )
+
+
+def _check_fixed(program: Program, samples: int, batch_size: int, workers: int) -> None:
+    """Raise ConfigurationError where no batch is of the size that a model fixes."""
+    fixed = fixed_batch(program)
+    if fixed is None or min(samples, batch_size) == fixed * workers:
+        return
+    opened = (
+        "compile it with batch='open' (--batch open), which lets it take batches of any size"
+        if fixed == 1
+        else "export it with an open batch (dynamic axes)"
+    )
+    size, at_once = fixed * workers, f"the model takes {fixed} sample{'' if fixed == 1 else 's'} at once"
+    if samples < size:
+        raise ConfigurationError(f"samples: the data have {samples}, and {at_once}: give more, or {opened}")
+    raise ConfigurationError(f"batch_size={batch_size}: {at_once}: give {size} (--batch-size {size}), or {opened}")
+
+
+FEWEST = 2
+"""Tokens that any model takes."""
+
+
+def within_the_model(
+    program: Program, dataset: Dataset, asked: Text | None, reopened: Callable[[Text], Dataset]
+) -> tuple[Dataset, str | None]:
+    """Return data whose texts the model can take, cut off where they are longer, and a line that says so; None where none are.
+
+    The model is run on the longest text, padded to 512 tokens where texts may have so many; where it fails on that and not on two
+    tokens, the largest number that it takes is searched. The data are then opened with this length, so that other texts, such as
+    those that are evaluated on, are cut off there too.
+
+    Args:
+        program: of the model. Nothing is run where the model says how long its texts are, or takes one length only.
+        dataset: the data; what are no texts stays as it is.
+        asked: the settings that the caller gave.
+        reopened: opens the same data with other settings.
+
+    Raises:
+        ConfigurationError: the caller asked for texts longer than the model takes.
+        DataError: a text is longer, and the settings say that this is an error.
+    """
+    if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
+        return dataset, None
+    names = [entry.name for entry in program.signature.samples]
+    spec = DataSpec.by(program)
+    with Session(program) as session:
+        taken = _longest(lambda batch: session.predict(spec.to_model({name: batch[name] for name in names})), dataset)
+    return _cut_off(dataset, taken, asked, reopened)
+
+
+def within_the_opened(
+    model: TrainedModel, dataset: Dataset, asked: Text | None, reopened: Callable[[Text], Dataset]
+) -> tuple[Dataset, str | None]:
+    """Return data that a model which is only read can take; as ``within_the_model``."""
+    if not isinstance(dataset, TextDataset) or not len(dataset) or dataset.is_length_known:
+        return dataset, None
+    names = [entry.name for entry in model.to_predict.data]
+    taken = _longest(lambda batch: model.predict(ArrayDataset({name: batch[name] for name in names})), dataset)
+    return _cut_off(dataset, taken, asked, reopened)
+
+
+def _cut_off(
+    dataset: TextDataset, taken: int | None, asked: Text | None, reopened: Callable[[Text], Dataset]
+) -> tuple[Dataset, str | None]:
+    """The data opened again for a model that takes so many tokens, and a line; as they are where it takes all that there are."""
+    if taken is None:
+        return dataset, None
+    if asked is not None and asked.length is not None:
+        raise ConfigurationError(
+            f"text: length={asked.length}, and the model runs on {taken} tokens at most, as far as its table of positions goes: "
+            f"give {taken} at most (--max-tokens)"
+        )
+    text = asked or dataset.text
+    buckets = None if text.buckets is None or asked is None else (*(size for size in text.buckets if size < taken), taken)
+    cut = reopened(replace(text, length=taken, buckets=buckets))
+    assert isinstance(cut, TextDataset)
+    said = f"texts: the model runs on {taken} tokens at most, as far as its table of positions goes: "
+    if cut.text.joined:
+        return cut, f"{said}they are joined and cut into pieces of {taken} (--max-tokens: shorter ones)"
+    if not cut.cut:
+        return cut, None
+    return cut, f"{said}{cut.cut:,} of {len(cut):,} texts are longer, and lose the rest (--max-tokens: fewer)"
+
+
+def length_of(dataset: TextDataset, spec: DataSpec) -> TextDescription:
+    """What a model says of texts for runs to come: what it said before, and their length, which is then known to fit."""
+    return replace(spec.described.text or TextDescription(), length=dataset.text.length)
+
+
+def _longest(predict: Callable[[Mapping[str, np.ndarray]], object], dataset: TextDataset) -> int | None:
+    """The largest number of tokens that the model takes; None where it takes all that texts may have, or even two fail."""
+    most = max(dataset.longest, min(dataset.text.length or 0, LONGEST))
+
+    def fits(tokens: int) -> bool:
+        try:
+            predict(dataset.padded(tokens))
+        except EngineError:
+            return False
+        return True
+
+    if fits(most) or not fits(FEWEST):
+        return None
+    low, high = FEWEST, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

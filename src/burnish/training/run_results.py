@@ -1,17 +1,21 @@
-"""The results of a run: ``metrics.csv``, ``curves.png``, and what the trainer returns."""
+"""The results of a run: ``metrics.csv``, ``curves.png``, what the trainer returns, and how Ctrl-C ends a run."""
 
 from __future__ import annotations
 
 import csv
+import signal
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from burnish.errors import CheckpointError
 from burnish.files.file_writing import replacing
 from burnish.graph import garbage_kept
 from burnish.installing import install_command
+from burnish.stopping import watch_interrupts
 
 Row = dict[str, int | float | None]
 
@@ -166,3 +170,55 @@ class TrainingResult:
     run_directory: Path
     waiting: float = 0.0
     stopped: str | None = None
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C stopped a run, after its state was saved.
+
+    Attributes:
+        checkpoint: the file to resume from.
+    """
+
+    def __init__(self, checkpoint: Path, epoch: int, batch: int):
+        super().__init__(
+            f"Stopped in epoch {epoch + 1} after {batch} of its batches. Everything is saved in '{checkpoint}'; "
+            "resume, and training goes on as if it had not stopped"
+        )
+        self.checkpoint = checkpoint
+
+
+class CtrlCNoted:
+    """While it is entered, Ctrl-C is only noted. A second one, before ``taken``, stops at once.
+
+    Python delivers signals to the main thread alone: elsewhere KeyboardInterrupt stays the caller's.
+    """
+
+    stops_runs = True
+    """A run that does not end soon after Ctrl-C is stopped (``burnish.stopping``)."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._earlier: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._earlier = signal.signal(signal.SIGINT, self)
+            watch_interrupts()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._earlier)
+
+    @property
+    def noted(self) -> bool:
+        """Return whether Ctrl-C was pressed since ``taken`` was last asked."""
+        return self._noted
+
+    def taken(self) -> bool:
+        """Return whether Ctrl-C was pressed since this was last asked."""
+        noted, self._noted = self._noted, False
+        return noted
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._noted = True
+        signal.signal(signal.SIGINT, self._earlier)

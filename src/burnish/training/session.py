@@ -22,9 +22,8 @@ from burnish.graph import garbage_kept
 from burnish.program import Program, Role
 from burnish.program.state import EntriesOnRequest, averages
 from burnish.stopping import RunStopped, TimeLimit, watch_interrupts
-from burnish.training import journal as journals
-from burnish.training.adapter_base import AdapterBase
 from burnish.training.checkpoint import (
+    AdapterBase,
     ProgramIdentity,
     carried_from,
     check_checkpoint,
@@ -36,10 +35,9 @@ from burnish.training.checkpoint import (
 )
 from burnish.training.features import Features
 from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
-from burnish.training.journal import ClosedTables, Journal, check_journal
 from burnish.training.objective import FirstStep, check_inputs
 from burnish.training.session_calls import TakesPart, one_at_a_time, take_part_in_turns
-from burnish.training.session_tables import SessionTables
+from burnish.training.tables import ClosedTables, Journal, SessionTables, check_journal, save_journal
 from burnish.warn import warn
 
 if TYPE_CHECKING:
@@ -372,7 +370,7 @@ class Session(TakesPart):
         described |= {"extra": extra, "metadata": self.metadata}
         with self._state_on_request() as state:
             if journal:
-                self._journal = journals.save(self._journal, path, self.program, state, self._row_writer(), check, **described)
+                self._journal = save_journal(self._journal, path, self.program, state, self._row_writer(), check, **described)
                 if self._tables is not None and self._runner is not None:
                     self._tables.follow(self._journal.place)
             else:

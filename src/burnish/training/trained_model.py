@@ -22,10 +22,9 @@ from burnish.program.inference import Inference
 from burnish.program.layout import moved_axes, sample_extent, samples_first, to_data_set
 from burnish.program.state import averages
 from burnish.sample_axes import AskedAxes
-from burnish.training.checkpoint_folder import BEST
 from burnish.training.inputs import BatchCheck
 from burnish.training.metric_totals import Totals, figures, only_totals
-from burnish.training.saved_runs import AVERAGE, checkpoint_of, exported_parameters, is_run, program_beside
+from burnish.training.run_files import AVERAGE, BEST, checkpoint_of, exported_parameters, is_run, program_beside
 from burnish.training.session import Session
 
 Batch = Mapping[str, np.ndarray]

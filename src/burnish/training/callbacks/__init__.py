@@ -4,12 +4,10 @@ A callback is told of events and may stop the run. It computes nothing of a step
 terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish.training.run_folder``'s.
 """
 
-from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
-from burnish.training.callbacks.early_stopping import EarlyStopping
+from burnish.training.callbacks.base import Callback, EarlyStopping, EpochReport, Run, StepReport
 from burnish.training.callbacks.html_report import HtmlReport
-from burnish.training.callbacks.loggers import check_logger, logger
+from burnish.training.callbacks.loggers import MLflow, WeightsAndBiases, check_logger, logger
 from burnish.training.callbacks.tensorboard import TensorBoard
-from burnish.training.callbacks.trackers import MLflow, WeightsAndBiases
 
 __all__ = [
     "Callback",

@@ -12,8 +12,8 @@ from burnish.training.environment import environment, peak_resident_bytes, sessi
 from burnish.training.html_report.contents import Contents, with_stages
 from burnish.training.html_report.page import write_report
 from burnish.training.html_report.samples import judge, judged_samples
-from burnish.training.interruption import TrainingInterrupted
-from burnish.training.saved_runs import AVERAGE
+from burnish.training.run_files import AVERAGE
+from burnish.training.run_results import TrainingInterrupted
 from burnish.training.trained_model import model_of_session
 
 

@@ -15,12 +15,12 @@ from burnish.installing import install_command
 from burnish.program import Role
 from burnish.settings import is_whole
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
-from burnish.training.callbacks.trackers import Speed, option_text, options_of
+from burnish.training.callbacks.loggers import Speed, option_text, options_of
 from burnish.training.environment import resident_bytes
 from burnish.training.html_report.pictures import missing_pillow, png
 from burnish.training.html_report.samples import judge, judged_samples
 from burnish.training.inputs import BatchCheck
-from burnish.training.saved_runs import AVERAGE
+from burnish.training.run_files import AVERAGE
 from burnish.training.session import Session
 from burnish.training.trained_model import model_of_session
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from burnish.files.saving import load
 from burnish.program import Program, Role
+from burnish.training.run_files import exported_epoch
 from burnish.training.run_results import COUNTS, EVALUATION_PREFIX, POSITION_COLUMNS, STAGES, TABLE, Row, read_rows
-from burnish.training.saved_runs import exported_epoch
 
 
 @dataclass(frozen=True)

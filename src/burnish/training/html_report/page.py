@@ -12,10 +12,9 @@ import numpy as np
 
 from burnish.errors import CheckpointError
 from burnish.files.file_writing import replacing
-from burnish.training.html_report.charts import Line, line_chart
+from burnish.training.html_report.charts import Line, line_chart, template
 from burnish.training.html_report.contents import Contents, Judgement
 from burnish.training.html_report.pictures import missing_pillow, png
-from burnish.training.html_report.templates import template
 from burnish.training.progress import duration
 from burnish.training.run_results import EVALUATION_PREFIX
 

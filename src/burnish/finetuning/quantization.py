@@ -14,6 +14,8 @@ from burnish import losses
 from burnish.data import Dataset
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
+from burnish.finetuning.normalization import takes_one_sample
+from burnish.finetuning.planning import Plan, Stage
 from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
@@ -23,8 +25,6 @@ from burnish.quantization.formats import activation_format, weight_format
 from burnish.sample_axes import find_sample_axes, moved_inputs
 from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
 from burnish.surgery import quantize
-from burnish.training.finetuning.one_sample import takes_one_sample
-from burnish.training.finetuning.planning import Plan, Stage
 from burnish.training.trained_model import open_model
 
 OWN = ("epochs", "rate", "distill")

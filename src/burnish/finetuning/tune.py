@@ -22,6 +22,12 @@ from burnish.engines import Engine
 from burnish.errors import CarryOverWarning, ConfigurationError
 from burnish.files.file_writing import check_output
 from burnish.files.model_file import save_model
+from burnish.finetuning.detectors import file_line
+from burnish.finetuning.normalization import AUTO
+from burnish.finetuning.planning import COSINE, Plan, Stage, plan
+from burnish.finetuning.quantization import Quantization, accuracies_line, figure_of
+from burnish.finetuning.tasks import open_source
+from burnish.finetuning.transfer import Transfer, transfer
 from burnish.importer import Source
 from burnish.program import Program
 from burnish.quantization.quantize import check_unquantized, remaining_line
@@ -29,12 +35,6 @@ from burnish.sample_axes import AskedAxes
 from burnish.settings import suggestion
 from burnish.training.callbacks import Callback, EarlyStopping
 from burnish.training.checkpoint import open_checkpoint
-from burnish.training.finetuning.file_detections import file_line
-from burnish.training.finetuning.normalization import AUTO
-from burnish.training.finetuning.planning import COSINE, Plan, Stage, plan
-from burnish.training.finetuning.quantization import Quantization, accuracies_line, figure_of
-from burnish.training.finetuning.sources import open_source
-from burnish.training.finetuning.transfer import Transfer, transfer
 from burnish.training.run_position import is_better
 from burnish.training.run_results import TrainingResult
 from burnish.training.trainer import Trainer

@@ -10,8 +10,8 @@ import torch
 import burnish
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError, DataError
+from burnish.finetuning import transfer
 from burnish.models import residual_network
-from burnish.training.finetuning import transfer
 from oracles.small_networks import CLASSES, Network
 
 OPTIONS = {"epochs": 1, "lr": 0.05, "threads": 1}

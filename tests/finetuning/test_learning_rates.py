@@ -13,9 +13,9 @@ import pytest
 import burnish
 from burnish.data import ArrayDataset
 from burnish.errors import NonFiniteLossError
-from burnish.training.finetuning import find_rate, rates, repeated
-from burnish.training.finetuning.rates import feature_batches
-from burnish.training.finetuning.rates import tests_of as range_tests_of
+from burnish.finetuning import find_rate, rates, repeated
+from burnish.finetuning.rates import feature_batches
+from burnish.finetuning.rates import tests_of as range_tests_of
 from oracles.small_networks import CLASSES, Network
 
 

@@ -18,6 +18,8 @@ from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
+from burnish.finetuning.normalization import AUTO, settle_outputs, takes_one_sample, with_normalization
+from burnish.finetuning.tasks import Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
@@ -28,12 +30,7 @@ from burnish.settings import suggestion
 from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
 from burnish.surgery.replace_head import with_a_score_for_each_class
-from burnish.training.epoch_length import fixed_extent
-from burnish.training.finetuning.normalization import AUTO, with_normalization
-from burnish.training.finetuning.one_sample import settle_outputs, takes_one_sample
-from burnish.training.finetuning.sources import name_of, open_source
-from burnish.training.finetuning.tasks import Task, absent_classes, is_of_classes, task_of
-from burnish.training.text_length import length_of, within_the_model
+from burnish.training.run_data import fixed_extent, length_of, within_the_model
 
 HEAD = "head"
 NEW, KEEP = "new", "keep"

@@ -13,8 +13,8 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.finetuning import plan, transfer
 from burnish.importer.folded_normalization import FOLDED, folded_layers
-from burnish.training.finetuning import plan, transfer
 from oracles.small_networks import Network
 
 

@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish import losses
-from burnish.data import Dataset, DataSource, DataSpec, ImageAugmentation
+from burnish.data import Dataset, DataSource, DataSpec, ImageAugmentation, as_dataset, open_dataset
 from burnish.data.annotated.masks import VOID, MaskImages, mask_files, mask_values
 from burnish.data.annotated.voc import has_masks
+from burnish.data.batches import is_batches
 from burnish.data.formats import format_of
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError, DataError
+from burnish.finetuning.detectors import find_detector
 from burnish.graph import FLOATING
 from burnish.losses.base import SIGMOID
 from burnish.losses.ctc import ConnectionistTemporalClassification
 from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
-from burnish.training.finetuning.detectors import find_detector
 
 Kind = Literal["classes", "masks", "objects"]
 CROSS_ENTROPY, YES_OR_NO = "cross_entropy", "bce_with_logits"
@@ -288,3 +289,39 @@ def output_of(model: ir.Model) -> str | None:
                 head = find_head(model, value.name)
                 heads.setdefault(head.node, head.output)
     return next(iter(heads.values())) if len(heads) == 1 else None
+
+
+OF_FILES = ("label", "image_size", "missing")
+"""Options of data that are read from files."""
+
+
+def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | None = None, **options: Any) -> Dataset:
+    """Open data by path (``open_dataset``), or make a data set of what lies in memory (``as_dataset``).
+
+    Args:
+        source: what ``Trainer`` takes, but for batches as they come.
+        spec: what the program takes.
+        classes: names of the classes in the order of their indices.
+        options: as ``open_dataset`` takes them; of data in memory ``pixels`` and ``text``.
+
+    Raises:
+        DataError: what cannot be read or does not fit, or comes as batches.
+        ConfigurationError: an option of files, for data in memory.
+    """
+    if isinstance(source, str | Path):
+        return open_dataset(source, spec, classes=classes, **options)
+    if is_batches(source):
+        raise DataError(
+            f"data: a value of type {type(source).__name__} gives batches as they come, and fine-tuning looks up classes, counts "
+            "samples and finds a learning rate before it trains: give (x, y), arrays by input name, a data set or a path; or "
+            "train on batches by burnish.compile and burnish.Trainer"
+        )
+    named = next((name for name in OF_FILES if options.get(name) not in (None, "error")), None)
+    if named is not None:
+        raise ConfigurationError(f"{named}: that is for data that are read from files, and these lie in memory: leave it out")
+    return as_dataset(source, spec, classes, options.get("pixels"), options.get("text"))
+
+
+def name_of(source: DataSource) -> str:
+    """Return what messages call data."""
+    return str(source) if isinstance(source, str | Path) else "data"

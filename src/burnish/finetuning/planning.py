@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from burnish import optim
+from burnish.analysis.memory_plan import planned_peak
+from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.compiler.compile import compile
 from burnish.data import Dataset, DataSpec
-from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
+from burnish.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
+from burnish.finetuning.transfer import Transfer, folding_said, quietly
 from burnish.graph import garbage_kept
+from burnish.importer.reading import read_model
 from burnish.optim import schedules
-from burnish.optim.base import Rate
+from burnish.optim.base import Rate, RatedOptimizer
 from burnish.program import Program, Role
 from burnish.program.layout import samples_first
+from burnish.program.weights import Weights
 from burnish.settings import is_whole
-from burnish.training.epoch_length import samples_left_out
-from burnish.training.finetuning.batches import chosen_batch
-from burnish.training.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
-from burnish.training.finetuning.transfer import Transfer, folding_said, quietly
-from burnish.training.finetuning.trials import Trial
+from burnish.training.run_data import fixed_batch, samples_left_out
 
 GRADUAL = "gradual"
 PARTS = 3
@@ -267,3 +274,133 @@ def _schedule_note(planned: Plan, samples: int) -> list[str]:
     over = ", then ".join(f"{each:,}" for each in steps)
     note = f"schedule: {planned.schedule} over {over} steps, after a rise over {', then '.join(map(str, rises))} of them"
     return [note if any(rises) else f"schedule: {planned.schedule} over {over} steps"]
+
+
+MOST, FEWEST = 32, 8
+STEPS_OF_AN_EPOCH = 10
+"""An epoch of a small data set has so many steps at least, down to ``FEWEST`` samples in each."""
+BESIDE_THE_PLAN = 2
+"""What a step takes, in its planned peak: kernels need as much again for themselves."""
+
+
+def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int) -> tuple[int, str]:
+    """Return how many samples a step is to take, and a line that says why.
+
+    Args:
+        program: of the training.
+        samples: a batch of the data, samples first.
+        count: samples in the data.
+    """
+    fixed = fixed_batch(program)
+    if fixed is not None:
+        return fixed, f"batch {fixed}: the model takes no other"
+    size, why = MOST, ""
+    while size > FEWEST and count < STEPS_OF_AN_EPOCH * size:
+        size //= 2
+    if size < MOST:
+        why = f"for {STEPS_OF_AN_EPOCH} steps or so in an epoch of {count:,} samples"
+    free = available_memory()
+    extents = _extents(program, samples)
+    graph = program.semantic.get("grad") or program.grad
+    peak = planned_peak(graph, size, extents).bytes
+    while free is not None and size > 1 and BESIDE_THE_PLAN * peak > free:
+        size //= 2
+        peak, why = planned_peak(graph, size, extents).bytes, "as more would not fit"
+    planned = f"the step's planned peak is {peak / 1e6:,.0f} MB" + ("" if free is None else f" of {free / 1e9:,.1f} GB free")
+    return size, f"batch {size}: {why}{'; ' if why else ''}{planned}"
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that are free for this process; None where the system does not say (only Linux does)."""
+    free: list[int] = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
+        if limit.exists() and (most := limit.read_text(encoding="ascii").strip()) != "max":
+            free.append(int(most) - int(used.read_text(encoding="ascii")))
+    except (OSError, ValueError, IndexError):
+        return None
+    return min(free, default=None)
+
+
+def _extents(program: Program, samples: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """What the open dimensions beside the batch are in the data."""
+    entries = program.signature["step"].inputs_of(Role.DATA, Role.LABEL)
+    return {
+        extent: size
+        for entry in entries
+        if entry.name in samples
+        for extent, size in zip(samples_first(entry).extents[1:], samples[entry.name].shape[1:], strict=False)
+        if isinstance(extent, str)
+    }
+
+
+SAID_BY_THE_RUN = (ObjectiveWarning, UntrainedWeightsWarning)
+"""What is not said of a program that only takes trial steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A program that was compiled to be tried.
+
+    Attributes:
+        transfer: gives what it was compiled of, as long as that is needed elsewhere.
+        program: at a constant rate, which the run replaces (``Program.with_optimizer``).
+        seconds: that it took.
+        unsaid: warnings that are said when a run takes the program.
+    """
+
+    transfer: weakref.ref[Transfer]
+    program: Program
+    seconds: float
+    unsaid: tuple[warnings.WarningMessage, ...]
+
+    @classmethod
+    def of(cls, transfer: Transfer, compiled: Callable[[], Program]) -> Trial:
+        """Compile a program, and keep what only concerns those who train it."""
+        begin = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            program = compiled()
+        seconds = time.monotonic() - begin
+        unsaid = tuple(each for each in caught if issubclass(each.category, SAID_BY_THE_RUN))
+        _say(tuple(each for each in caught if each not in unsaid))
+        return cls(weakref.ref(transfer), program, seconds, unsaid)
+
+    def is_of(self, transfer: Transfer) -> bool:
+        """Whether a run that trains this, whatever steps its epochs have, has this program."""
+        return self.transfer() is transfer and STEPS_PER_EPOCH not in self.program.options
+
+    def read_from(self, path: Path) -> Trial:
+        """Return the same with weights that need no memory once a session has taken them over, as a file holds them.
+
+        Args:
+            path: of the model that the program was compiled of.
+        """
+        weights, held = self.program.weights, read_model(path).graph.initializers
+        if not isinstance(weights, Weights):
+            return self
+        moved = weights.read_from({name: value.const_value for name, value in held.items() if value.const_value is not None})
+        moved.release()
+        return replace(self, program=self.program.changed(weights=moved))
+
+    def optimizer(self, rate: Rate) -> optim.Optimizer:
+        """Return the optimizer of the program at another rate, a number or a schedule, for ``Program.with_optimizer``."""
+        return _at_rate(optim.get(self.program.options["optimizer"]), rate)
+
+    def taken(self) -> Program:
+        """Return the program for a run that trains it, and give the warnings that concern it."""
+        _say(self.unsaid)
+        return self.program
+
+
+def _at_rate(optimizer: optim.Optimizer, rate: Rate) -> optim.Optimizer:
+    if isinstance(optimizer, RatedOptimizer):
+        return replace(optimizer, lr=rate)
+    return replace(optimizer, optimizer=_at_rate(optimizer.optimizer, rate))  # type: ignore[attr-defined, type-var]
+
+
+def _say(caught: tuple[warnings.WarningMessage, ...]) -> None:
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

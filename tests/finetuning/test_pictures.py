@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
+from burnish.finetuning import transfer
+from burnish.finetuning.detectors import file_line, file_precision, find_detector, in_fractions
 from burnish.importer import load
 from burnish.surgery.class_layers import class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
-from burnish.training.finetuning import transfer
-from burnish.training.finetuning.detectors import find_detector
-from burnish.training.finetuning.file_detections import file_line, file_precision, in_fractions
 from burnish.training.trained_model import model_of_session
 from oracles.shapes import drawn, write_coco, write_masks, write_voc
 from oracles.tiny_pictures_models import SSD_TEXT, exported_yolo, queried_detr, small_detr, small_ssd, small_unet, small_yolo
