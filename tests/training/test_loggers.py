@@ -17,7 +17,7 @@ from burnish.errors import CallbackError, ConfigurationError
 from burnish.models import residual_network
 from burnish.training import Session, Trainer, run_folder
 from burnish.training.callbacks import Callback, MLflow, TensorBoard, WeightsAndBiases, check_logger, logger
-from burnish.training.callbacks.tensorboard import Gradients
+from burnish.training.callbacks.loggers import Gradients
 from oracles.tiny_program import tiny_batch, tiny_program
 
 pytestmark = pytest.mark.usefixtures("frequent_rows")

@@ -6,8 +6,7 @@ terminal is ``burnish.training.progress``'s, and the folder of the run ``burnish
 
 from burnish.training.callbacks.base import Callback, EarlyStopping, EpochReport, Run, StepReport
 from burnish.training.callbacks.html_report import HtmlReport
-from burnish.training.callbacks.loggers import MLflow, WeightsAndBiases, check_logger, logger
-from burnish.training.callbacks.tensorboard import TensorBoard
+from burnish.training.callbacks.loggers import MLflow, TensorBoard, WeightsAndBiases, check_logger, logger
 
 __all__ = [
     "Callback",
