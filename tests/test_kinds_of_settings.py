@@ -19,8 +19,9 @@ from burnish.models import residual_network
 from burnish.norms.policies import POLICIES, Train
 from burnish.optim import schedules
 from burnish.optim.chain import TRANSFORMS
-from burnish.settings import is_number, is_whole, plain
+from burnish.settings import plain
 from burnish.training.progress import Silent
+from burnish.validation import is_number, is_whole
 from oracles.combinations import spread
 
 NEEDED: dict[str, Any] = {

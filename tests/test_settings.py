@@ -8,17 +8,8 @@ import pytest
 
 from burnish.errors import ConfigurationError
 from burnish.registry import Registry
-from burnish.settings import (
-    is_number,
-    is_switched_off,
-    is_whole,
-    matches_pattern,
-    memory_size,
-    nearest,
-    read_settings,
-    suggestion,
-    with_settings,
-)
+from burnish.settings import is_switched_off, matches_pattern, memory_size, nearest, read_settings, suggestion, with_settings
+from burnish.validation import is_number, is_whole
 
 
 @pytest.mark.parametrize(

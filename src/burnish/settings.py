@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from types import FunctionType
-from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from burnish.errors import ConfigurationError
 
@@ -23,7 +23,6 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMG]i?B|B)?", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS = 18
-LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _LONGEST_NAME = 200
 """Letters of a name that is compared with those that there are."""
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -280,21 +279,6 @@ def call_hint(value: object) -> str:
         return ""
     name = value.name if isinstance(value, type) and issubclass(value, NamedSettings) else value.__name__
     return f": call it, as in {name}(...)"
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether something is a finite number that float32 can hold, of Python's or NumPy's, and no truth value."""
-    import numpy as np
-
-    is_one = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return is_one and abs(value) <= LARGEST_FLOAT32  # type: ignore[arg-type]
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether something is a whole number, of Python's or NumPy's, and no truth value."""
-    import numpy as np
-
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def matches_pattern(name: str, pattern: str) -> bool:

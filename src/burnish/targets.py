@@ -34,8 +34,9 @@ from burnish.graph import BURNISH_DOMAIN, describe_node, quantization_of
 from burnish.graph.inference import operator_version
 from burnish.graph.versions import oldest_opset
 from burnish.operators.semantic import SemanticOperator, declared_operators
-from burnish.settings import is_whole, suggestion
+from burnish.settings import suggestion
 from burnish.untrusted import read_toml_file
+from burnish.validation import is_whole
 
 OLDEST_OPSET = 18
 STANDARD_DOMAINS = ("", "ai.onnx")

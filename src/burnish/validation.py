@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from burnish.errors import ConfigurationError
-from burnish.settings import is_number, is_whole
 
 NOT_NEGATIVE = "a finite number that is not negative"
 MOST = 2**62
 """Counts stay below it: in graphs they are int64, and are added up there."""
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether something is a finite number that float32 can hold, of Python's or NumPy's, and no truth value."""
+    import numpy as np
+
+    is_one = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return is_one and abs(value) <= LARGEST_FLOAT32  # type: ignore[arg-type]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether something is a whole number, of Python's or NumPy's, and no truth value."""
+    import numpy as np
+
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def require(is_valid: bool, owner: str, name: str, value: object, wanted: str) -> None:

@@ -17,7 +17,8 @@ from burnish.graph import Builder, Names, add_initializer, describe_node
 from burnish.graph.names import module_in, other_names, select_named, separate_names
 from burnish.importer import InitializerKind, Source, classify_initializers, load
 from burnish.random import check_seed
-from burnish.settings import is_number, is_whole, suggestion
+from burnish.settings import suggestion
+from burnish.validation import is_number, is_whole
 
 RANK = 8
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from burnish.compiler import option_texts as texts
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option
-from burnish.settings import is_whole, split
+from burnish.settings import split
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish import losses, metrics, optim

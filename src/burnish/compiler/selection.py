@@ -14,7 +14,8 @@ from burnish.graph import FLOATING, describe_node, quantization_of
 from burnish.graph.names import Aliases, other_names, select_named
 from burnish.importer import PREPARES, InitializerKind, classify_initializers, untrained_scalars
 from burnish.norms import Auto, Frozen, NormPolicy, Train, frozen_by_mode, layer_name, never_updated, normalizes_by_batch
-from burnish.settings import check_call, is_whole, matches_pattern, nearest
+from burnish.settings import check_call, matches_pattern, nearest
+from burnish.validation import is_whole
 
 HoldRows = Mapping[str, int | Iterable[int]] | None
 Trainable = str | Sequence[str] | Callable[[str, np.ndarray], bool] | None

@@ -11,7 +11,7 @@ import numpy as np
 from burnish.data.data_spec import DataSpec, fit_data, fit_label
 from burnish.data.loader import Loader
 from burnish.errors import ConfigurationError, DataError
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 Batch = dict[str, np.ndarray]
 

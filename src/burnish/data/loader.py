@@ -11,7 +11,7 @@ from burnish.data.dataset import ArrayDataset, Dataset, EpochDataset
 from burnish.data.read_ahead import ReadAhead
 from burnish.data.reading_process import Request
 from burnish.errors import ConfigurationError
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 Augmentation = Callable[[dict[str, np.ndarray], np.random.Generator], dict[str, np.ndarray]]
 

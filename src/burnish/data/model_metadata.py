@@ -13,8 +13,8 @@ from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
 from burnish.importer.classical import CLASS_NUMBERS, CLASSES
 from burnish.importer.metadata_keys import COLUMNS, PIXELS, TEXT
-from burnish.settings import is_whole
 from burnish.untrusted import UNREADABLE, read_json
+from burnish.validation import is_whole
 
 
 @dataclass(frozen=True)

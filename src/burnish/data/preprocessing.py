@@ -11,7 +11,8 @@ import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Entry
-from burnish.settings import PlainSettings, is_number, is_whole, suggestion, with_settings
+from burnish.settings import PlainSettings, suggestion, with_settings
+from burnish.validation import is_number, is_whole
 
 Layout = Literal["NCHW", "NHWC", "NHW"]
 

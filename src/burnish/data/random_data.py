@@ -11,7 +11,7 @@ from burnish.data.dataset import ArrayDataset
 from burnish.errors import ConfigurationError
 from burnish.program import Entry, Program, Role
 from burnish.program.layout import sample_extent
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 
 DEFAULT_EXTENT = 8
 LARGEST_EXTENT = 1 << 24

@@ -33,7 +33,8 @@ from burnish.norms import Local, NormPolicy, Sync, get
 from burnish.optim import slots_by_options
 from burnish.optim.row_updates import looks_across_rows
 from burnish.program import Program, Role
-from burnish.settings import PlainSettings, is_whole
+from burnish.settings import PlainSettings
+from burnish.validation import is_whole
 from burnish.version import __version__
 
 BUCKET_SIZE = 25 * 2**20

@@ -21,8 +21,8 @@ from burnish.kernels.building import cores
 from burnish.kernels.compiling import cpu_level
 from burnish.program.signature import GraphSignature, Role
 from burnish.program.state import blocks
-from burnish.settings import is_whole
 from burnish.targets import Target
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

@@ -19,9 +19,9 @@ from burnish.files.identity import graph_hashes, program_hash
 from burnish.program import Program, Role
 from burnish.program.initialization import run_init
 from burnish.program.state import Arrays, check_state
-from burnish.settings import is_whole
 from burnish.training import Session
 from burnish.training.metric_totals import Means, Sums, Totals
+from burnish.validation import is_whole
 
 Batch = Mapping[str, Any]
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]

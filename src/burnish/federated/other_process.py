@@ -18,9 +18,9 @@ from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.sharing import Rules
 from burnish.program import Program
 from burnish.program.state import Arrays
-from burnish.settings import is_whole
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
 from burnish.untrusted import UNREADABLE
+from burnish.validation import is_whole
 
 TRAIN, EVALUATE = "train", "evaluate"
 

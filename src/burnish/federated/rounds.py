@@ -12,7 +12,7 @@ from burnish.errors import BurnishError, ConfigurationError
 from burnish.federated.client import Client
 from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server import RoundReport, Server
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 
 
 def run_rounds(

@@ -21,10 +21,10 @@ from burnish.files.export import export_inference, save_inference
 from burnish.files.state_file import read_state_file, write_state_file
 from burnish.program import Program
 from burnish.program.state import Arrays, check_state, state_differences
-from burnish.settings import is_whole
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, finite_check, read_checkpoint, write_checkpoint
 from burnish.training.inputs import check_given_state
 from burnish.training.metric_totals import Means, Sums, Totals, figures
+from burnish.validation import is_whole
 
 STATE = "state.safetensors"
 

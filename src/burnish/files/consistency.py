@@ -10,8 +10,8 @@ import onnx_ir as ir
 from burnish.compiler.draft import shape_of
 from burnish.errors import ConfigurationError
 from burnish.program.signature import GraphSignature, Signature
-from burnish.settings import is_number, is_whole
 from burnish.targets import TARGETS, target_from_dict
+from burnish.validation import is_number, is_whole
 
 
 def inconsistency(signature: Signature, models: Mapping[str, ir.Model], options: Mapping[str, Any]) -> str | None:

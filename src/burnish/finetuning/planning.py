@@ -27,8 +27,8 @@ from burnish.optim.base import Rate, RatedOptimizer
 from burnish.program import Program, Role
 from burnish.program.layout import samples_first
 from burnish.program.weights import Weights
-from burnish.settings import is_whole
 from burnish.training.run_data import fixed_batch, samples_left_out
+from burnish.validation import is_whole
 
 GRADUAL = "gradual"
 PARTS = 3

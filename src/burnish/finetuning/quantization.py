@@ -23,9 +23,10 @@ from burnish.program.layout import Axes, to_model
 from burnish.quantization.calibration import check_method
 from burnish.quantization.formats import activation_format, weight_format
 from burnish.sample_axes import find_sample_axes, moved_inputs
-from burnish.settings import check_settings, is_number, is_whole, read_settings, suggestion
+from burnish.settings import check_settings, read_settings, suggestion
 from burnish.surgery import quantize
 from burnish.training.trained_model import open_model
+from burnish.validation import is_number, is_whole
 
 OWN = ("epochs", "rate", "distill")
 """Settings of ``Quantization`` itself; all others are of ``burnish.surgery.quantize``."""

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, Tensor, replace_uses
 from burnish.graph.annotations import UNNAMED_AXES
-from burnish.settings import is_whole, suggestion
+from burnish.settings import suggestion
+from burnish.validation import is_whole
 
 Bind: TypeAlias = Mapping[str, ArrayLike] | None
 

@@ -10,7 +10,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import SIGMOID, ElementwiseLoss, LabelSpec, Reading
 from burnish.losses.classes import class_weight_column, classified_shape
-from burnish.settings import is_number
+from burnish.validation import is_number
 
 LEAST_LOGARITHM = -100.0
 

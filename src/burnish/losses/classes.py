@@ -11,8 +11,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Extents, LabelSpec, floating_shape
 from burnish.operators.loss import CLASS_AXIS, class_count
-from burnish.settings import is_number, is_whole, plain
-from burnish.validation import require
+from burnish.settings import plain
+from burnish.validation import is_number, is_whole, require
 
 
 def classified_shape(

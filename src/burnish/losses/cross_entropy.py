@@ -33,8 +33,7 @@ from burnish.losses.classes import (
     positions,
 )
 from burnish.operators.loss import CLASS_AXIS, SOFTMAX_CROSS_ENTROPY, class_count
-from burnish.settings import is_number
-from burnish.validation import require
+from burnish.validation import is_number, require
 
 LAST_AXIS = -1
 

@@ -24,8 +24,7 @@ from burnish.losses.base import (
     sum_of,
 )
 from burnish.operators.ctc import ALIGNMENT_LIKELIHOOD, NEVER
-from burnish.settings import is_whole
-from burnish.validation import require
+from burnish.validation import is_whole, require
 
 FRAME_CLASS_AXIS = 2
 PADDING = -1

@@ -19,8 +19,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Compared, Detections, LabelSpec, Loss, LossBase, floating_shape
 from burnish.losses.iou import Corners, box_area, corners, intersection_area
-from burnish.settings import is_number, is_whole, plain
-from burnish.validation import require
+from burnish.settings import plain
+from burnish.validation import is_number, is_whole, require
 
 PADDING = -1
 """The label of a place that holds no object."""

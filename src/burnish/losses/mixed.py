@@ -16,7 +16,7 @@ from burnish.losses.base import Compared, LabelSpec, Term, Wrapping
 from burnish.losses.distillation import Distillation
 from burnish.losses.registry import LossLike, get
 from burnish.random import ALIKE, symmetric_beta, uniform
-from burnish.settings import is_number
+from burnish.validation import is_number
 
 Layout = Literal["NCHW", "NHWC"]
 STREAM = 2**31 - 16

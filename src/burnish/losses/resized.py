@@ -12,8 +12,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses.base import Compared, Extents, LabelSpec, Term, Wrapping, floating_shape
 from burnish.losses.registry import LossLike, get
-from burnish.settings import is_whole
-from burnish.validation import require
+from burnish.validation import is_whole, require
 
 Interpolation = Literal["linear", "nearest", "cubic"]
 PLANE = 2

@@ -25,8 +25,7 @@ from burnish.losses.detection import (
 )
 from burnish.losses.iou import Corners, corners, overlap
 from burnish.operators.elementwise import STOP_GRADIENT
-from burnish.settings import is_whole
-from burnish.validation import check_number
+from burnish.validation import check_number, is_whole
 
 LEAST = 1e-9
 MOST_BIN = 0.01

@@ -12,7 +12,7 @@ from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared, CrossEntropy
 from burnish.metrics.base import COUNT, SUM, Quotient, does_not_fit, how_many
 from burnish.metrics.classification import asks_for_a_class, best_class, is_yes, labelled, says_yes
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from burnish.metrics.classification import (
     mean_over_classes_of,
 )
 from burnish.operators.loss import class_count
-from burnish.settings import is_whole
-from burnish.validation import require
+from burnish.validation import is_whole, require
 
 POSITIVES, NEGATIVES = "positives", "negatives"
 BINS = 4096

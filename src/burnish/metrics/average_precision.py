@@ -15,8 +15,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
 from burnish.losses import Compared, Detections
 from burnish.metrics.base import MetricBase, widened
-from burnish.settings import is_number, is_whole
-from burnish.validation import require
+from burnish.validation import is_number, is_whole, require
 
 FOUND, THERE, PICTURE = "found", "there", "picture"
 IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))

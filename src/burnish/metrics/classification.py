@@ -13,7 +13,7 @@ from burnish.graph import Tensor
 from burnish.losses import CLASS_AXIS, Compared
 from burnish.metrics.base import divide, does_not_fit
 from burnish.operators.loss import Labelled
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 Average = Literal["binary", "micro", "macro", "weighted"] | int
 AVERAGES = ("binary", "micro", "macro", "weighted")

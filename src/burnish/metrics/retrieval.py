@@ -29,8 +29,7 @@ from burnish.metrics.classification import (
     says_yes,
 )
 from burnish.operators.loss import class_count
-from burnish.settings import is_number
-from burnish.validation import require
+from burnish.validation import is_number, require
 
 HITS, FOUND, THERE = "hits", "found", "there"
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 OPSET = 18
 IR_VERSION = 8

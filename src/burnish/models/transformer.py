@@ -11,7 +11,7 @@ from burnish.data.model_metadata import DataDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 
 OPSET = 20
 IR_VERSION = 9

@@ -17,8 +17,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph.names import further_names, module_in, weight_of
 from burnish.graph.names import layer_name as name_of_layer
 from burnish.registry import Registry
-from burnish.settings import PlainSettings, is_number, is_whole, matches_pattern
-from burnish.validation import require
+from burnish.settings import PlainSettings, matches_pattern
+from burnish.validation import is_number, is_whole, require
 
 CUMULATIVE: Literal["cumulative"] = "cumulative"
 

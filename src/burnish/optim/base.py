@@ -19,8 +19,8 @@ from burnish.graph import Builder, Tensor
 from burnish.optim.arithmetic import Tensors, zero_slots
 from burnish.optim.parameters import Infos, MayDoNothing, bind, frozen_parameters
 from burnish.optim.slots import Slot
-from burnish.settings import NamedSettings, call_hint, is_number
-from burnish.validation import check_fraction, check_not_negative
+from burnish.settings import NamedSettings, call_hint
+from burnish.validation import check_fraction, check_not_negative, is_number
 
 RowForm = Literal["exact", "lazy"]
 """What it means to update the rows of a table alone that have a gradient: ``exact``, the same as to update all of it; ``lazy``,

@@ -25,8 +25,7 @@ from burnish.optim.arithmetic import (
 from burnish.optim.base import Rate, RatedOptimizer, UpdateInputs
 from burnish.optim.registry import get
 from burnish.optim.slots import Slot, slots_of
-from burnish.settings import is_whole
-from burnish.validation import check_finite, check_fraction, check_not_negative, check_positive, require
+from burnish.validation import check_finite, check_fraction, check_not_negative, check_positive, is_whole, require
 
 MOMENTUM = Slot("momentum")
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

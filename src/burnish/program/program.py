@@ -17,8 +17,8 @@ from burnish.graph import garbage_kept
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
 from burnish.program.state import LazyArrays
 from burnish.program.weights import Weights
-from burnish.settings import is_whole
 from burnish.targets import TARGETS, Target, target_from_dict
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish.analysis.memory_plan import PlannedPeak

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.norms.requirements import ExtentRule
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 
 GRAPH_NAMES = ("init", "step", "grad", "apply", "evaluate", "predict")
 FEATURES = "features"

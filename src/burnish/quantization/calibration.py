@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError, EngineError, InputError
 from burnish.graph import Builder
 from burnish.modes import bind_inference
 from burnish.quantization.formats import ActivationFormat, WeightFormat
-from burnish.settings import is_number
+from burnish.validation import is_number
 from burnish.value_statistics import Batch, batch_inputs, check_data
 
 Method = Literal["minmax", "percentile", "entropy"]

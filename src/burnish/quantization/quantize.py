@@ -34,7 +34,8 @@ from burnish.quantization.pairs import Training, put_pair, quantize_activation, 
 from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
 from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
-from burnish.settings import is_natural_text, is_number, is_whole, read_number
+from burnish.settings import is_natural_text, read_number
+from burnish.validation import is_number, is_whole
 from burnish.value_statistics import Batch
 
 Ends = Literal["int8", "float32"]

@@ -13,7 +13,8 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim.loss_scale import LossScaled
 from burnish.rewriting.mixed_precision import mix_precision
-from burnish.settings import PlainSettings, is_number, is_whole, with_settings
+from burnish.settings import PlainSettings, with_settings
+from burnish.validation import is_number, is_whole
 
 FULL = "float32"
 MIXED = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import ORIGIN_METADATA
-from burnish.settings import is_whole, matches_pattern, memory_size, read_settings, with_settings
+from burnish.settings import matches_pattern, memory_size, read_settings, with_settings
+from burnish.validation import is_whole
 
 RecomputeOption = str | int | Sequence[str] | None
 

@@ -14,7 +14,8 @@ from burnish.operators.extents import Kind, has
 from burnish.sample_axes.analysis import Analysis
 from burnish.sample_axes.inputs import Extents, extents_of, sample_inputs
 from burnish.sample_axes.mixing import OF_SAMPLES, RECURRENT, mixing_in
-from burnish.settings import is_whole, suggestion
+from burnish.settings import suggestion
+from burnish.validation import is_whole
 
 AskedAxes = int | Mapping[str, int | None] | None
 """An axis for all inputs, or the axis of each by its name, None for an input without samples; None: the model tells."""

@@ -21,7 +21,7 @@ from burnish.importer import Source, load
 from burnish.norms.policies import layer_name
 from burnish.operators.normalization.statistics import per_channel
 from burnish.registry import Registry
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 Rule = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 

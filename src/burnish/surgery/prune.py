@@ -16,7 +16,7 @@ from burnish.graph.annotations import PruningMark, masked_weights
 from burnish.graph.constants import set_initializer
 from burnish.importer import Source, load
 from burnish.quantization.graph import QuantizationMark
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 from burnish.warn import warn
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

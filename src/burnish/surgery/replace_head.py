@@ -15,7 +15,8 @@ from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.importer.classical.zip_maps import number_zip_maps
 from burnish.random import check_seed
-from burnish.settings import is_whole, suggestion
+from burnish.settings import suggestion
+from burnish.validation import is_whole
 
 BEHIND_HEADS = frozenset(
     {

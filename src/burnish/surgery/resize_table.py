@@ -10,7 +10,8 @@ from burnish.graph import FLOATING, describe_node
 from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
 from burnish.random import check_seed
-from burnish.settings import is_whole, suggestion
+from burnish.settings import suggestion
+from burnish.validation import is_whole
 
 
 def resize_table(source: Source, table: str, rows: int, seed: int = 0) -> ir.Model:

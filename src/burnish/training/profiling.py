@@ -20,8 +20,8 @@ from burnish.graph.annotations import source_of
 from burnish.graph.uses import read_by
 from burnish.optim.slots import STATE, parameter_of
 from burnish.program import Program
-from burnish.settings import is_whole
 from burnish.training.inputs import BatchCheck, HyperparameterCheck
+from burnish.validation import is_whole
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)

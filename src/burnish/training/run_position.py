@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from burnish.metrics import higher_is_better
-from burnish.settings import is_whole
 from burnish.training.metric_totals import Means, Sums
+from burnish.validation import is_whole
 
 Batch = Mapping[str, np.ndarray]
 

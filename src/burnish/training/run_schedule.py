@@ -15,8 +15,9 @@ from burnish.optim import schedules
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.optim.base import is_schedule
 from burnish.program import Program, Role
-from burnish.settings import check_call, is_number
+from burnish.settings import check_call
 from burnish.training.inputs import check_hyperparameters
+from burnish.validation import is_number
 from burnish.warn import warn
 
 RATE = "lr"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.errors import ConfigurationError
 from burnish.options import Options, declarations, option
-from burnish.settings import is_number, is_whole
+from burnish.validation import is_number, is_whole
 
 if TYPE_CHECKING:
     import numpy as np

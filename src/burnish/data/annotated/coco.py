@@ -16,8 +16,8 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import ImageReader, reader_for, some_of
 from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
-from burnish.settings import is_whole
 from burnish.untrusted import read_json_file
+from burnish.validation import is_whole
 
 PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")
 NUMBERS = ("bbox", "height", "width")

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.image.decoding import Box
-from burnish.settings import PlainSettings, is_number, is_whole, read_number, suggestion
+from burnish.settings import PlainSettings, read_number, suggestion
+from burnish.validation import is_number, is_whole
 
 if TYPE_CHECKING:
     from PIL import Image

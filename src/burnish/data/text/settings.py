@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.settings import check_settings, is_number, is_whole
+from burnish.settings import check_settings
+from burnish.validation import is_number, is_whole
 
 TASKS = ("label", "masked", "causal")
 LONGEST = 512

@@ -18,7 +18,7 @@ from burnish.engines.communicator import GRADIENTS, Communicator, Pending, Share
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.installing import install_command
 from burnish.registry import Registry
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     import torch

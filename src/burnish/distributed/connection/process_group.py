@@ -26,7 +26,7 @@ from burnish.distributed.connection.store import FIRST_CONTACT_SECONDS, TIMEOUT_
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch
 from burnish.engines.communicator import Pending
 from burnish.errors import ConfigurationError, EngineError, WorkerError, comes_again
-from burnish.settings import is_whole
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     import torch

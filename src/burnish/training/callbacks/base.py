@@ -14,9 +14,10 @@ from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import BurnishError, CallbackError, ConfigurationError
 from burnish.metrics import higher_is_better
 from burnish.program import Program
-from burnish.settings import call_hint, is_whole
+from burnish.settings import call_hint
 from burnish.training.run_results import Row
 from burnish.training.session import Session
+from burnish.validation import is_whole
 
 
 class Run(Protocol):

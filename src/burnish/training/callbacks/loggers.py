@@ -15,7 +15,7 @@ from burnish.engines.base import LoadedModel
 from burnish.errors import ConfigurationError, escaped
 from burnish.installing import install_command
 from burnish.program import Role
-from burnish.settings import check_settings, is_whole, read_settings, suggestion, with_settings
+from burnish.settings import check_settings, read_settings, suggestion, with_settings
 from burnish.training.callbacks.base import Callback, EpochReport, Run, StepReport
 from burnish.training.environment import resident_bytes, session_line
 from burnish.training.html_report.pictures import missing_pillow, png
@@ -26,6 +26,7 @@ from burnish.training.run_files import AVERAGE
 from burnish.training.run_results import TrainingInterrupted
 from burnish.training.session import Session
 from burnish.training.trained_model import model_of_session
+from burnish.validation import is_whole
 
 LONGEST_VALUE = 500
 """Characters of an option; MLflow refuses more."""
