@@ -11,9 +11,8 @@ import onnx_ir as ir
 
 from burnish import engines
 from burnish.data import Dataset, Loader
-from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperatorError
 from burnish.graph.annotations import marked_sample_axis
-from burnish.errors import BurnishError
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
 from burnish.program.layout import Axes, to_model
