@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from burnish import comparison, engines, errors, losses, metrics, norms, optim, surgery
     from burnish.compiler.compile import compile
     from burnish.compiler.gradient import grad
-    from burnish.compiler.standard import lower
+    from burnish.compiler.lower_training_operators import lower
     from burnish.distributed import DataParallel
     from burnish.finetuning import finetune
     from burnish.importer import load
@@ -48,7 +48,7 @@ __getattr__, __dir__ = exports(
     {
         "compiler.compile": "compile",
         "compiler.gradient": "grad",
-        "compiler.standard": "lower",
+        "compiler.lower_training_operators": "lower",
         "distributed": "DataParallel",
         "importer": "load",
         "rewriting.precision": "MixedPrecision",

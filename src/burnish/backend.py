@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from burnish.compiler.standard import lower
+from burnish.compiler.lower_training_operators import lower
 from burnish.engines.base import LoadedModel
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.errors import EngineError, InputError

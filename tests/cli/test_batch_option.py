@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from burnish.compiler.option_texts import read_sample_axis
+from burnish.compiler.options import read_sample_axis
 from burnish.errors import ConfigurationError
 from burnish.program import Program
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from burnish.compiler.option_texts import read_held_rows
+from burnish.compiler.options import read_held_rows
 from burnish.program import Program
 
 NAME = "classifier.bias"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.compiler.option_texts import read_norms
+from burnish.compiler.options import read_norms
 from burnish.errors import ConfigurationError
 
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from burnish.compiler.option_texts import read_recompute
-from burnish.compiler.options import CompileOptions
+from burnish.compiler.options import CompileOptions, read_recompute
 
 
 @pytest.mark.parametrize(

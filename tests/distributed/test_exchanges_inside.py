@@ -74,7 +74,7 @@ def test_parts_of_batch_normalization_run_in_kernels(make, channels_last, monkey
 
 @pytest.mark.slow
 def test_a_state_that_is_written_in_place(monkeypatch):
-    monkeypatch.setattr("burnish.program.updates_in_place.LEAST_SAVED", 0)
+    monkeypatch.setattr("burnish.program.signature.LEAST_SAVED", 0)
     compiled = program("batch normalization")
     routes = []
 

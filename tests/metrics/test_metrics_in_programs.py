@@ -14,7 +14,7 @@ import pytest
 
 import burnish
 from burnish import losses, metrics
-from burnish.compiler.option_texts import read_metrics
+from burnish.compiler.options import read_metrics
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor
 from burnish.training.metric_totals import Means

@@ -28,7 +28,7 @@ import onnxruntime
 import burnish
 from burnish.errors import BurnishError
 from burnish.program import Role
-from burnish.program.inference import Inference
+from burnish.program.program import Inference
 from strangers.training import Failure, train_program
 
 CACHE = Path(__file__).parents[2] / ".shipped"

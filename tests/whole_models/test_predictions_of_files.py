@@ -32,7 +32,7 @@ from burnish.cli.application import app
 from burnish.compiler.compile import compile_inference
 from burnish.errors import BurnishError, EngineError, ObjectiveWarning
 from burnish.program import Program
-from burnish.program.inference import Inference
+from burnish.program.program import Inference
 from burnish.training.objective import LEAST, OF_INTEGERS, OF_SIXTEEN_BITS, TOLERANCE
 from oracles import classical_files, exporter_styles, runtime_operators, sixteen_bit_files, small_networks
 from oracles.light_models import FOLDER, NAMES

@@ -46,7 +46,7 @@ from burnish.optim.row_updates import hold_rows as holding
 from burnish.optim.row_updates import without_rows
 from burnish.program.program import Program
 from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
-from burnish.program.weights import ROUNDED, Weights
+from burnish.program.state import ROUNDED, Weights
 from burnish.quantization.graph import freezes_by_epochs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 from burnish.rewriting.fold_constants import fold_constants

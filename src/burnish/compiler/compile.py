@@ -15,8 +15,7 @@ from burnish.options import takes
 if TYPE_CHECKING:
     from burnish import losses, metrics
     from burnish.importer import Source
-    from burnish.program.inference import Inference
-    from burnish.program.program import Program
+    from burnish.program.program import Inference, Program
     from burnish.sample_axes import AskedAxes
     from burnish.targets import TargetLike
 

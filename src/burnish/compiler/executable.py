@@ -22,8 +22,7 @@ from burnish.graph.names import separate_names
 from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
 from burnish.program.program import Program
-from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.updates_in_place import outputs_in_place
+from burnish.program.signature import Entry, GraphSignature, Role, Signature, outputs_in_place
 from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting.compute_integers import compute_integers
 from burnish.rewriting.fold_constants import fold_constants

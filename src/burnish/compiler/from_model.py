@@ -14,15 +14,20 @@ from burnish.analysis.dependence import left_out_weights, reasons_together
 from burnish.compiler.batch_weight import warn_of_accumulation
 from burnish.compiler.cached_features import Backbone, CachedFeatures, cut_backbone
 from burnish.compiler.compilation import OPTIONS, Compilation
-from burnish.compiler.departures import find_departures, frozen_without_statistics
 from burnish.compiler.distillation import has_teacher, prepare_teachers, with_projections
-from burnish.compiler.doubts import find_doubts, mixing_doubts
 from burnish.compiler.draft import finish
 from burnish.compiler.evaluation import Evaluation, evaluated_predictions, state_within
 from burnish.compiler.lifting import lift_state, rounded_weights, state_dtypes
 from burnish.compiler.memory_limit import memory_saving, program_with
 from burnish.compiler.modules import Norm, held_rows_of, take_module
-from burnish.compiler.objectives import check_classes, objective_doubts
+from burnish.compiler.objective_warnings import (
+    check_classes,
+    find_departures,
+    find_doubts,
+    frozen_without_statistics,
+    mixing_doubts,
+    objective_doubts,
+)
 from burnish.compiler.options import CompileOptions
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import (
@@ -51,10 +56,9 @@ from burnish.norms import (
 )
 from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern, with_aliases, without_freezing
-from burnish.program.inference import Inference
-from burnish.program.program import Program
+from burnish.program.program import Inference, Program
 from burnish.program.signature import GraphSignature
-from burnish.program.weights import Weights
+from burnish.program.state import Weights
 from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.compute_integers import compute_integers
 from burnish.rewriting.precision import get as get_precision

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError
 from burnish.graph import SIXTEEN_BIT, Names, insert_behind
-from burnish.program.weights import Weights
+from burnish.program.state import Weights
 from burnish.rewriting.compute_in_float32 import Order, cast_for_readers, order_of
 
 

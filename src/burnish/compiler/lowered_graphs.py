@@ -17,8 +17,7 @@ from burnish.compiler.draft import lower_to_target
 from burnish.compiler.update import joined_signature, update_graphs
 from burnish.operators import semantic_operators
 from burnish.optim import Optimizer
-from burnish.program.signature import FEATURES, GraphSignature, Role
-from burnish.program.updates_in_place import outputs_in_place
+from burnish.program.signature import FEATURES, GraphSignature, Role, outputs_in_place
 from burnish.rewriting.recompute import recompute_activations
 from burnish.rewriting.recompute_request import Recompute
 from burnish.targets import Target

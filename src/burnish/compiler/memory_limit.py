@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from burnish.analysis.memory_plan import value_bytes
 from burnish.errors import ConfigurationError
 from burnish.program import Program, Role
-from burnish.program.updates_in_place import outputs_in_place
+from burnish.program.signature import outputs_in_place
 from burnish.rewriting import recompute_request
 from burnish.rewriting.recompute_request import Recompute, RecomputeOption
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from burnish.compiler import option_texts as texts
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option
-from burnish.settings import split
+from burnish.settings import is_natural_text, read_whole, split
+from burnish.untrusted import read_json
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:
@@ -27,23 +27,160 @@ if TYPE_CHECKING:
     from burnish.sample_axes import AskedAxes
     from burnish.targets import TargetLike
 
+
 DEFAULT_LOSS = "cross_entropy"
 
 
-def _read_loss(loss: Any) -> Any:
+def read_tables(texts: list[str]) -> str | list[str]:
+    """Return ``auto`` alone as it is, and anything else as patterns."""
+    return "auto" if texts == ["auto"] else texts
+
+
+def read_recompute(texts: list[str]) -> str | list[str] | None:
+    """Return ``layers`` or a budget as it is, and anything else as patterns."""
+    if len(texts) != 1:
+        return texts or None
+    what = texts[0].partition(":")[0]
+    return texts[0] if what[:1].isdigit() or what == "layers" else texts
+
+
+def read_batch(text: str) -> str:
+    """Return what ``--batch`` says.
+
+    Raises:
+        ConfigurationError: it is another word than ``open``, such as a number of samples.
+    """
+    if text != "open":
+        raise ConfigurationError(
+            f"--batch {text}: the only choice is 'open', for a model that was exported for one sample at a time; how many "
+            "samples a batch of training has is --batch-size"
+        )
+    return text
+
+
+def read_sample_axis(texts: list[str]) -> int | dict[str, int | None] | None:
+    """Return what ``--sample-axis`` says: an axis for all inputs, or that of each; None where it says nothing.
+
+    Raises:
+        ConfigurationError: a text is neither an axis nor a name with one, or names an input twice.
+    """
+    if len(texts) == 1 and is_natural_text(texts[0]):
+        return int(texts[0])
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, separator, axis = text.rpartition("=")
+        if not separator or not name or not (is_natural_text(axis) or axis.lower() == "none"):
+            raise ConfigurationError(
+                f"--sample-axis {text}: write NAME=AXIS, such as 'x=1', 'grid=none' for an input without samples, or one number "
+                "for all inputs"
+            )
+        if name in axes:
+            raise ConfigurationError(f"--sample-axis {text}: '{name}' has an axis already: give it once")
+        axes[name] = int(axis) if is_natural_text(axis) else None
+    return axes or None
+
+
+def read_bind(texts: list[str]) -> dict[str, Any]:
+    """Return the values that inputs are fixed to: read as JSON where possible, else as text.
+
+    Raises:
+        ConfigurationError: a text is not a name with a value, or names an input twice.
+    """
+    bound: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name or not value:
+            raise ConfigurationError(f"--bind {text}: write NAME=VALUE, such as 'sr=16000' or 'state=0'")
+        if name in bound:
+            raise ConfigurationError(f"--bind {text}: '{name}' is fixed to a value already: give it once")
+        try:
+            bound[name] = read_json(value.lower() if value.lower() in ("true", "false") else value)
+        except ValueError:
+            bound[name] = value
+    return bound
+
+
+def read_held_rows(texts: list[str]) -> dict[str, list[int]]:
+    """Return the rows to hold, by the name of their weight.
+
+    Raises:
+        ConfigurationError: a text is not a name with rows.
+    """
+    held: dict[str, list[int]] = {}
+    for text in texts:
+        name, separator, rows = text.rpartition("=")
+        try:
+            numbers = [read_whole(row) for row in rows.split(",")]
+        except ValueError:
+            numbers = []
+        if not separator or not name or not numbers:
+            raise ConfigurationError(f"--hold-rows {text}: write NAME=ROWS, such as 'emb.weight=0' or 'emb.weight=0,1'")
+        held.setdefault(name, []).extend(numbers)
+    return held
+
+
+def read_outputs(outputs: str) -> str | list[str]:
+    """Return one name as it is, several as a list."""
+    return split([outputs]) if "," in outputs else outputs
+
+
+def read_metrics(texts: list[str]) -> list[str]:
+    """Return metrics as ``burnish.metrics.get`` takes them: a comma stands between metrics, and between the settings of one."""
+    names: list[str] = []
+    for part in split(texts):
+        if names and "=" in part and ":" not in part.partition("=")[0]:
+            names[-1] += ("," if ":" in names[-1] else ":") + part
+        else:
+            names.append(part)
+    return names
+
+
+def read_norms(texts: list[str]) -> str | dict[str, str]:
+    """Return a policy name, or {pattern: policy}.
+
+    Raises:
+        ConfigurationError: there are several policies without patterns.
+    """
+    parts = split(texts)
+    if not parts:
+        return "auto"
+    from burnish.norms import POLICIES
+
+    settings = {setting for name in POLICIES for setting in POLICIES.takes(name)}
+    values: list[str] = []
+    for part in parts:
+        # A comma stands between policies, and between the settings of one.
+        if values and ":" in values[-1] and part.partition("=")[0].strip() in settings:
+            values[-1] += f",{part}"
+        else:
+            values.append(part)
+    policies = {}
+    for value in values:
+        pattern, separator, policy = value.partition("=")
+        if not separator or value.partition(":")[0] in POLICIES:
+            if len(values) == 1:
+                return value
+            separator = ""
+        if not separator or not pattern or not policy:
+            raise ConfigurationError(f"'{value}': with several --norm, each is PATTERN=POLICY, such as 'stem*=frozen'")
+        policies[pattern] = policy
+    return policies
+
+
+def _checked_loss(loss: Any) -> Any:
     from burnish import losses
 
     is_name = isinstance(loss, str) and not loss.endswith(".onnx")  # a graph is read when the model is there
     return losses.get(loss) if is_name else loss
 
 
-def _read_optimizer(optimizer: Any) -> Any:
+def _checked_optimizer(optimizer: Any) -> Any:
     from burnish import optim
 
     return optim.get(optimizer)
 
 
-def _check_norm(norm: Any) -> Any:
+def _checked_norm(norm: Any) -> Any:
     from burnish.norms import get
 
     for policy in norm.values() if isinstance(norm, Mapping) else [norm] if isinstance(norm, str) else ():
@@ -51,7 +188,7 @@ def _check_norm(norm: Any) -> Any:
     return norm
 
 
-def _read_metrics(requested: Any) -> Any:
+def _checked_metrics(requested: Any) -> Any:
     from burnish import metrics
 
     if not isinstance(requested, Iterable):
@@ -67,13 +204,13 @@ def _read_metrics(requested: Any) -> Any:
     return tuple(resolved.values())
 
 
-def _read_precision(precision: Any) -> Any:
+def _checked_precision(precision: Any) -> Any:
     from burnish.rewriting.precision import get
 
     return get(precision)
 
 
-def _check_running_variance(rule: Any) -> Any:
+def _checked_running_variance(rule: Any) -> Any:
     from burnish.norms import RunningVariance
 
     rules = [each.value for each in RunningVariance]
@@ -83,19 +220,19 @@ def _check_running_variance(rule: Any) -> Any:
     return rule
 
 
-def _read_recompute(asked: Any) -> Any:
+def _checked_recompute(asked: Any) -> Any:
     from burnish.rewriting.recompute_request import get
 
     return get(asked)
 
 
-def _check_steps(steps: Any) -> Any:
+def _checked_steps(steps: Any) -> Any:
     if not is_whole(steps) or steps < 1:
         raise ConfigurationError(f"steps_per_epoch={steps!r}: give a whole number of 1 or more")
     return steps
 
 
-def _read_target(target: Any) -> Any:
+def _checked_target(target: Any) -> Any:
     from burnish.targets import target_of
 
     return target_of(target)
@@ -170,11 +307,11 @@ class CompileOptions(Options):
     dynamic_shapes: Any = option(None)
     loss: losses.LossLike = option(
         DEFAULT_LOSS,
-        check=_read_loss,
+        check=_checked_loss,
         help="Such as cross_entropy, mse or bce_with_logits; settings behind a colon (huber:delta=0.5); an .onnx file with "
         "the loss; or output:output=NAME where the model computes it.",
     )
-    optimizer: str | optim.Optimizer = option("sgd", check=_read_optimizer)
+    optimizer: str | optim.Optimizer = option("sgd", check=_checked_optimizer)
     trainable: Trainable = option(
         None,
         help="Train only weights of this name or pattern, such as 'classifier.*'; may be given again.",
@@ -188,7 +325,7 @@ class CompileOptions(Options):
         "between; may be given again.",
         metavar="NAME=ROWS",
         several=True,
-        read=texts.read_held_rows,
+        read=read_held_rows,
     )
     sparse: SparseOption = option(
         None,
@@ -196,45 +333,45 @@ class CompileOptions(Options):
         "a table by its name or pattern; may be given again.",
         metavar="TABLE",
         several=True,
-        read=texts.read_tables,
+        read=read_tables,
     )
     norm: str | NormPolicy | Mapping[str, str | NormPolicy] = option(
         "auto",
-        check=_check_norm,
+        check=_checked_norm,
         help="Batch normalization: auto (train, but frozen where none of a layer's parameters trains), train, frozen, "
         "frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be given again.",
         metavar="POLICY",
         several=True,
-        read=texts.read_norms,
+        read=read_norms,
     )
     metrics: Sequence[str | metrics.Metric] | None = option(
         None,
-        check=_read_metrics,
+        check=_checked_metrics,
         help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.",
         several=True,
-        read=texts.read_metrics,
+        read=read_metrics,
     )
     outputs: str | Sequence[str] | None = option(
         None,
         help="The output that the loss reads, or several with commas between; by default the only one.",
         metavar="NAME",
-        read=texts.read_outputs,
+        read=read_outputs,
     )
     output: str | None = option(None)
     precision: Precision = option(
         "float32",
-        check=_read_precision,
+        check=_checked_precision,
         help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it.",
     )
-    running_variance: str | None = option(None, check=_check_running_variance)
+    running_variance: str | None = option(None, check=_checked_running_variance)
     recompute: RecomputeOption | Recompute = option(
         None,
-        check=_read_recompute,
+        check=_checked_recompute,
         help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
         "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
         metavar="WHAT",
         several=True,
-        read=texts.read_recompute,
+        read=read_recompute,
     )
     memory: str | int | None = option(
         None,
@@ -247,14 +384,14 @@ class CompileOptions(Options):
         help="Compute what a frozen backbone makes of each sample once, and train from there: auto, right before what "
         "trains, or the name of a value or node; several with commas between.",
         metavar="WHERE",
-        read=texts.read_outputs,
+        read=read_outputs,
     )
     batch: str | None = option(
         None,
         help="'--batch open' lets a model that was exported for one sample at a time take batches of any size; their size is not "
         "said here.",
         metavar="open",
-        read=texts.read_batch,
+        read=read_batch,
     )
     sample_axis: AskedAxes = option(
         None,
@@ -262,7 +399,7 @@ class CompileOptions(Options):
         "is the same for all samples; a number alone for all inputs; may be given again. Data have samples along axis 0.",
         metavar="NAME=AXIS",
         several=True,
-        read=texts.read_sample_axis,
+        read=read_sample_axis,
     )
     bind: Bind = option(
         None,
@@ -270,10 +407,10 @@ class CompileOptions(Options):
         "dimension to an extent, such as 'sequence=576'; may be given again.",
         metavar="NAME=VALUE",
         several=True,
-        read=texts.read_bind,
+        read=read_bind,
     )
-    steps_per_epoch: int | None = option(None, check=_check_steps)
-    target: TargetLike = option("onnxruntime", check=_read_target)
+    steps_per_epoch: int | None = option(None, check=_checked_steps)
+    target: TargetLike = option("onnxruntime", check=_checked_target)
     verify: bool = option(True)
 
     def __post_init__(self) -> None:

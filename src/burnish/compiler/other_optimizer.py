@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import onnx_ir as ir
+
 from burnish import optim
 from burnish.compiler.batch_weight import WEIGHS_ALIKE, warn_of_accumulation
-from burnish.compiler.frozen_layers import layers_left_moving
 from burnish.compiler.lowered_graphs import updating_graphs
 from burnish.compiler.sparse_tables import check_optimizer
 from burnish.compiler.update import warn_of_no_effect
 from burnish.errors import ObjectiveWarning
+from burnish.norms.policies import Frozen
+from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
+from burnish.optim import Optimizer
+from burnish.optim.groups import frozen_by_pattern
 from burnish.program import Program, Role, Signature
 from burnish.warn import warn
 
@@ -44,3 +49,25 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
     ordered = Signature.ordered({**program.signature.graphs, **signatures})
     options = {**program.options, "optimizer": resolved.options()}
     return program.changed(**models, signature=ordered, options=options)
+
+
+PARAMETER = "param/"
+
+
+def layers_left_moving(grad: ir.Model | None, optimizer: Optimizer) -> list[str]:
+    """Return the names of the layers that normalize by the batch though the optimizer freezes their scale and bias.
+
+    Args:
+        grad: the training graph before it is lowered; None where there is none, and nothing can be told.
+        optimizer: what updates.
+    """
+    moving = []
+    for node in grad.graph if grad is not None else ():
+        policy = node.metadata_props.get(POLICY_METADATA)
+        if policy is None or policy.startswith(Frozen.name):
+            continue
+        names = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
+        parameters = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
+        if parameters and len(frozen_by_pattern(optimizer, parameters)) == len(parameters):
+            moving.append(node.metadata_props[LAYER_METADATA])
+    return moving

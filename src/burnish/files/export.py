@@ -23,8 +23,7 @@ from burnish.graph import Names, remove_node, replace_value
 from burnish.graph.stage import Pass, Stage, rewrite
 from burnish.importer.classical import restore_zip_maps
 from burnish.program import Program
-from burnish.program.state import LazyArrays, check_state, chosen
-from burnish.program.weights import ROUNDED
+from burnish.program.state import ROUNDED, LazyArrays, check_state, chosen
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.rewriting.fold_pruning import fold_pruning
 from burnish.rewriting.fold_quantization import fold_quantization

@@ -26,7 +26,7 @@ from burnish.optim import schedules
 from burnish.optim.base import Rate, RatedOptimizer
 from burnish.program import Program, Role
 from burnish.program.layout import samples_first
-from burnish.program.weights import Weights
+from burnish.program.state import Weights
 from burnish.training.run_data import fixed_batch, samples_left_out
 from burnish.validation import is_whole
 

@@ -17,8 +17,7 @@ from onnx.reference.op_run import OpRun
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError
 from burnish.graph import describe_node, model_proto, static_shape
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
-from burnish.program.state import Kind, LazyArrays, kind_of, shape_fits
-from burnish.program.weights import Weights
+from burnish.program.state import Kind, LazyArrays, Weights, kind_of, shape_fits
 from burnish.random import check_seed
 from burnish.transfers import Transfer
 

@@ -14,9 +14,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
-from burnish.program.signature import FEATURES, GRAPH_NAMES, Signature
-from burnish.program.state import LazyArrays
-from burnish.program.weights import Weights
+from burnish.program.signature import FEATURES, GRAPH_NAMES, GraphSignature, Signature
+from burnish.program.state import LazyArrays, Weights
 from burnish.targets import TARGETS, Target, target_from_dict
 from burnish.validation import is_whole
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from burnish.importer import SourceModel
     from burnish.optim import Optimizer
     from burnish.program.carry_over import CarriedState
+
 
 __all__ = ["GRAPH_NAMES", "Program"]
 
@@ -162,7 +162,7 @@ class Program:
             ConfigurationError: no such graph, or a batch that is no whole number of at least one.
         """
         from burnish.analysis.memory_plan import planned_peak
-        from burnish.program.updates_in_place import outputs_in_place
+        from burnish.program.signature import outputs_in_place
 
         if graph not in self.graphs:
             raise ConfigurationError(f"graph: unknown '{graph}'; choose among {', '.join(map(repr, self.graphs))}")
@@ -384,3 +384,22 @@ class Program:
 # Set here, they are not taken for the defaults of the fields.
 for _name in GRAPH_NAMES:
     setattr(Program, _name, _Graph(_name))
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A model in inference mode, its weights in it.
+
+    Attributes:
+        predict: (data) -> the outputs of the model, under their own names.
+        evaluate: (data, label) -> loss, metrics and their totals, as the graph of a program; None where no loss was given.
+        signature: of both graphs, by name.
+        options: ``loss`` and ``metrics``, and ``loss_terms`` where the loss is a weighted sum, as a program has them.
+        metadata: the ``metadata_props`` of the model.
+    """
+
+    predict: ir.Model
+    evaluate: ir.Model | None
+    signature: Mapping[str, GraphSignature]
+    options: Mapping[str, Any]
+    metadata: Mapping[str, str]

@@ -18,8 +18,8 @@ from burnish.files.folder import MANIFEST
 from burnish.files.metadata import TRAINING, read_objective
 from burnish.importer import read_proto
 from burnish.program import Entry, GraphSignature, Program, Role
-from burnish.program.inference import Inference
 from burnish.program.layout import moved_axes, sample_extent, samples_first, to_data_set
+from burnish.program.program import Inference
 from burnish.program.state import averages
 from burnish.sample_axes import AskedAxes
 from burnish.training.inputs import BatchCheck

@@ -21,10 +21,9 @@ from burnish.engines.onnxruntime.optimizations import OpenedGraph
 from burnish.engines.profiling import record_steps
 from burnish.errors import EngineError, NonFiniteLossError
 from burnish.kernels.compiling import find_compiler
-from burnish.program import updates_in_place
-from burnish.program.signature import Entry, GraphSignature, Role
+from burnish.program import signature as signatures
+from burnish.program.signature import Entry, GraphSignature, Role, is_updated_in_place
 from burnish.program.state import EntriesOnRequest
-from burnish.program.updates_in_place import is_updated_in_place
 from oracles.same_state import assert_same_state
 from oracles.small_networks import CLASSES, Network
 
@@ -44,7 +43,7 @@ OPTIMIZERS: dict[str, Any] = {
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every state count as large."""
-    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
+    monkeypatch.setattr(signatures, "LEAST_SAVED", -1 << 40)
 
 
 @functools.cache
@@ -79,7 +78,7 @@ with_and_without_kernels = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_in_place_have_the_bits_of_two_buffers(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     reports, state = trained(name, kernels)
-    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
+    monkeypatch.setattr(signatures, "LEAST_SAVED", -1 << 40)
     reports_in_place, state_in_place = trained(name, kernels)
     assert reports_in_place == reports
     assert_same_state(state_in_place, state)
@@ -143,7 +142,7 @@ def test_an_update_that_fails_is_said_until_a_state_is_loaded(monkeypatch: pytes
     with pytest.raises(EngineError, match=lost):
         session.step(second)
     monkeypatch.undo()
-    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
+    monkeypatch.setattr(signatures, "LEAST_SAVED", -1 << 40)
     calls = (session.state, lambda: session.step(third), lambda: session.evaluate(third), lambda: session.predict(third))
     for call in calls:
         with pytest.raises(EngineError, match=lost):
@@ -232,7 +231,7 @@ def test_threads_of_two_graphs_leave_the_cores_to_each_other(monkeypatch: pytest
         lower(program(), OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
     )
     assert [spins_on(opened) for opened in runner.graphs_of_step()] == [True]
-    monkeypatch.setattr(updates_in_place, "LEAST_SAVED", -1 << 40)
+    monkeypatch.setattr(signatures, "LEAST_SAVED", -1 << 40)
     runner = OnnxRuntimeEngine(kernels=False).open(
         lower(program(), OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
     )

@@ -36,9 +36,8 @@ from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 from burnish.graph import garbage_kept
 from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
-from burnish.program.signature import Role
+from burnish.program.signature import Role, is_updated_in_place
 from burnish.program.state import LazyArrays, blocks
-from burnish.program.updates_in_place import is_updated_in_place
 from burnish.rewriting.compute_in_float32 import compute_in_float32
 
 if TYPE_CHECKING:
