@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.in_place import written_in_place
 from burnish.norms.requirements import ExtentRule
 from burnish.validation import is_number, is_whole
 
@@ -309,6 +308,8 @@ def outputs_in_place(apply: ir.Model, signature: GraphSignature) -> frozenset[st
         apply: the graph that updates the state.
         signature: its signature.
     """
+    from burnish.analysis.in_place import written_in_place
+
     if not is_updated_in_place(signature):
         return frozenset()
     updates = {entry.updates: entry.name for entry in signature.outputs if entry.updates is not None and not entry.by_rows}
