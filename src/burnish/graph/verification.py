@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -22,7 +22,7 @@ class Verification:
     def __init__(self, stage: str, model: ir.Model):
         self._stage = stage
         self._model = model
-        self._nodes = described(model.graph)
+        self._nodes = _listed(model.graph)
         self._new: list[ir.Node] = []
 
     def ran(self, name: str, changed: bool, is_ordered: bool) -> None:
@@ -36,13 +36,16 @@ class Verification:
         Raises:
             PassError: it changed nodes and said that it changed nothing, or a value is read before it is computed.
         """
-        nodes = described(self._model.graph)
-        new = [node for key, node in nodes.items() if key not in self._nodes]
-        is_other = bool(new) or len(nodes) != len(self._nodes)
+        nodes = _listed(self._model.graph)
+        if nodes == self._nodes:
+            return
+        known, found = _by_key(self._nodes), _by_key(nodes)
+        new = [node for key, node in found.items() if key not in known]
+        is_other = bool(new) or len(found) != len(known)
         # What was emitted for an attempt that came to nothing, and that no node from before reads, is no change.
-        before = set(self._nodes.values())
+        before = set(known.values())
         told = [node for node in new if node in before or any(output.is_graph_output() for output in node.outputs)]
-        if not changed and (told or self._nodes.keys() - nodes.keys()):
+        if not changed and (told or known.keys() - found.keys()):
             which = describe_node(told[0]) if told else "a node that is gone"
             raise self._error(name, f"it changed {which} and said that it changed nothing")
         if is_other and is_ordered:
@@ -57,8 +60,8 @@ class Verification:
             PassError: a name is missing or taken twice, or a value is of another dtype or shape than its node gives.
         """
         self._check_graph(names, self._model.graph, set(), {})
-        self._nodes = described(self._model.graph)
-        held = set(self._nodes.values())
+        self._nodes = _listed(self._model.graph)
+        held = {node for node, *_ in self._nodes}
         for node in self._new:
             if node in held:  # others went with a body
                 self._check_types(names, node)
@@ -119,24 +122,35 @@ class Verification:
         return PassError(f"the pass {name} of {self._stage} left the graph '{self._model.graph.name}' wrong: {problem}")
 
 
+_Listed = tuple[ir.Node, str, Sequence[ir.Value | None], tuple[ir.Attr, ...]]
 _Key = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 
 def described(graph: ir.Graph) -> dict[_Key, ir.Node]:
     """The nodes of a graph by what they are, read and return, and where they stand."""
-    return {_key(node): node for node in _all_nodes(graph)}
+    return _by_key(_listed(graph))
 
 
-def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+def _listed(graph: ir.Graph) -> list[_Listed]:
+    """List the nodes of a graph, in bodies too, with their types, inputs and attributes. Two lists are compared in no time."""
+    nodes: list[_Listed] = []
     for node in graph:
-        yield node
-        for body in bodies(node):
-            yield from _all_nodes(body)
+        attributes = tuple(node.attributes.data.values())
+        nodes.append((node, node.op_type, node.inputs, attributes))
+        for attribute in attributes:
+            if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
+                nodes += _listed(attribute.as_graph())
+            elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():
+                for body in attribute.as_graphs():
+                    nodes += _listed(body)
+    return nodes
 
 
-def _key(node: ir.Node) -> _Key:
-    attributes = tuple(map(id, node.attributes.values()))
-    return id(node), node.op_type, tuple(map(id, node.inputs)), attributes
+def _by_key(nodes: list[_Listed]) -> dict[_Key, ir.Node]:
+    return {
+        (id(node), op_type, tuple(map(id, inputs)), tuple(map(id, attributes))): node
+        for node, op_type, inputs, attributes in nodes
+    }
 
 
 def _agree(one: ir.Shape | None, other: ir.Shape | None) -> bool:
