@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor, same_shape
 from burnish.graph.annotations import INCLUSIVE, WHOLE, subgradient_of
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.registry import Elementwise, Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 
@@ -323,9 +323,9 @@ LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like
 
 OPERATORS = [
     Operator("Relu", gradient=relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
-    Operator("Clip", gradient=clip, axes=axis_rules.like_first, precision=Precision.FOLLOWS),
+    Operator("Clip", gradient=clip, axes=axis_rules.like_first, precision=Precision.FOLLOWS, reopen=reopen_rules.unary),
     Operator("LeakyRelu", gradient=leaky_relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
-    Operator("PRelu", gradient=prelu, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
+    Operator("PRelu", gradient=prelu, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS, reopen=reopen_rules.prelu),
     Operator("Elu", gradient=elu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
     Operator("Selu", gradient=selu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
     Operator("Celu", gradient=celu, elementwise=Elementwise.UNARY, precision=Precision.WIDENED),
@@ -341,9 +341,9 @@ OPERATORS = [
     Operator(
         "Swish", gradient=swish, training_form=swish_in_training, elementwise=Elementwise.UNARY, precision=Precision.WIDENED
     ),
-    Operator("Softmax", since=13, gradient=softmax, axes=axis_rules.like_first),
-    Operator("LogSoftmax", since=13, gradient=log_softmax, axes=axis_rules.like_first),
-    Operator("Hardmax", since=13, gradient=hardmax, axes=axis_rules.like_first),
+    Operator("Softmax", since=13, gradient=softmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
+    Operator("LogSoftmax", since=13, gradient=log_softmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
+    Operator("Hardmax", since=13, gradient=hardmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
     RELU_GRAD,
     CLIP_GRAD,
     SILU,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Tensor, operator_version, same_dimension, unbroadcast
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.activation import SOFTMAX_GRAD
 from burnish.operators.attention_decomposition import (
     Stage,
@@ -245,8 +245,14 @@ ATTENTION_GRAD = SemanticOperator(
 """The gradients of attention but that of the mask, from that of the result; inputs and attributes are as above."""
 
 OPERATORS = [
-    Operator("Attention", since=23, training_form=attention, axes=axis_rules.attention),
-    Operator("RotaryEmbedding", since=23, training_form=rotary_embedding, axes=axis_rules.like_first),
+    Operator("Attention", since=23, training_form=attention, axes=axis_rules.attention, reopen=reopen_rules.attention),
+    Operator(
+        "RotaryEmbedding",
+        since=23,
+        training_form=rotary_embedding,
+        axes=axis_rules.like_first,
+        reopen=reopen_rules.rotary_embedding,
+    ),
     ATTENTION,
     ATTENTION_GRAD,
 ]

@@ -19,7 +19,7 @@ from typing import Any
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, split_padding
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.convolution_forms import Convolution, Form, choose
 from burnish.operators.convolution_input_forms import INPUT_FORMS
 from burnish.operators.convolution_weight_forms import (
@@ -157,8 +157,14 @@ CONV_WEIGHT_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("Conv", gradient=convolution, axes=axis_rules.image, precision=Precision.NARROW),
-    Operator("ConvTranspose", gradient=transposed_convolution, axes=axis_rules.image, precision=Precision.NARROW),
+    Operator("Conv", gradient=convolution, axes=axis_rules.image, precision=Precision.NARROW, reopen=reopen_rules.images),
+    Operator(
+        "ConvTranspose",
+        gradient=transposed_convolution,
+        axes=axis_rules.image,
+        precision=Precision.NARROW,
+        reopen=reopen_rules.images,
+    ),
     CONV_INPUT_GRAD,
     CONV_WEIGHT_GRAD,
     Operator("ConvInteger", axes=axis_rules.image),

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor
 from burnish.graph.uses import is_used
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.interpolation import LINEAR, Reading, of_extent, range_of, shaped, size_of, taps_around
 from burnish.operators.positions import reshape_as
 from burnish.operators.registry import Operation, Operator
@@ -192,6 +192,8 @@ DEFORM_CONV_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("DeformConv", gradient=deformable_convolution, axes=axis_rules.moved_image),
+    Operator(
+        "DeformConv", gradient=deformable_convolution, axes=axis_rules.moved_image, reopen=reopen_rules.deformed_convolution
+    ),
     DEFORM_CONV_GRAD,
 ]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 
@@ -112,5 +112,5 @@ def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
 
 
 OPERATORS = [
-    Operator("Einsum", gradient=einsum, axes=axis_rules.einsum, precision=Precision.NARROW),
+    Operator("Einsum", gradient=einsum, axes=axis_rules.einsum, precision=Precision.NARROW, reopen=reopen_rules.einsum),
 ]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from burnish.graph import Tensor, constant_array, same_shape, unbroadcast
 from burnish.graph.annotations import FIRST, WHOLE, subgradient_of
 from burnish.graph.uses import producer_of
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.activation import gated_product
 from burnish.operators.matmul import biased_product
 from burnish.operators.registry import Elementwise, Operation, Operator, Precision, alike
@@ -339,7 +339,8 @@ OPERATORS = [
     Operator("Acosh", gradient=acosh, elementwise=Elementwise.UNARY),
     Operator("Atanh", gradient=atanh, elementwise=Elementwise.UNARY),
     Operator("Where", gradient=where, elementwise=Elementwise.BROADCAST, precision=Precision.FOLLOWS),
-    Operator("Cast", gradient=cast, axes=axis_rules.like_first),
+    Operator("Cast", gradient=cast, axes=axis_rules.like_first, reopen=reopen_rules.unary),
+    Operator("BitCast", reopen=reopen_rules.unary),
     Operator("CastLike", gradient=cast_like, axes=axis_rules.like_first),
     *alike(
         "And",

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import add_at_positions, count, extent, flat_positions, known_rank, reshape_as, scatter_add
 from burnish.operators.reduction import slope_of_product, without_zeros, zeros_alone
 from burnish.operators.registry import Operation, Operator, Precision
@@ -259,16 +259,28 @@ def _reduces(op: Operation) -> bool:
 GATHER_GRAD = SemanticOperator("GatherGrad", ("dy", "indices", "data"), ("d_data",), like("data"), lowering=lower_gather_grad)
 
 OPERATORS = [
-    Operator("Gather", gradient=gather, axes=axis_rules.gather, precision=Precision.FOLLOWS),
-    Operator("GatherElements", gradient=gather_elements, axes=axis_rules.gather_elements, precision=Precision.FOLLOWS),
-    Operator("GatherND", gradient=gather_positions, axes=axis_rules.gather_slices, precision=Precision.FOLLOWS),
+    Operator("Gather", gradient=gather, axes=axis_rules.gather, precision=Precision.FOLLOWS, reopen=reopen_rules.gather),
+    Operator(
+        "GatherElements",
+        gradient=gather_elements,
+        axes=axis_rules.gather_elements,
+        precision=Precision.FOLLOWS,
+        reopen=reopen_rules.by_element,
+    ),
+    Operator(
+        "GatherND",
+        gradient=gather_positions,
+        axes=axis_rules.gather_slices,
+        precision=Precision.FOLLOWS,
+        reopen=reopen_rules.gather_nd,
+    ),
     Operator("Compress", gradient=gather_positions, axes=axis_rules.compressed),
-    Operator("TopK", gradient=top_k, axes=axis_rules.largest),
-    Operator("OneHot", gradient=one_hot, axes=axis_rules.one_hot),
+    Operator("TopK", gradient=top_k, axes=axis_rules.largest, reopen=reopen_rules.along_axis),
+    Operator("OneHot", gradient=one_hot, axes=axis_rules.one_hot, reopen=reopen_rules.one_hot),
     Operator("Unique", gradient=unique),
-    Operator("ScatterElements", gradient=scatter_elements, axes=axis_rules.scatter_elements),
-    Operator("ScatterND", gradient=scatter_nd, axes=axis_rules.scatter_slices),
-    Operator("TensorScatter", gradient=tensor_scatter),
+    Operator("ScatterElements", gradient=scatter_elements, axes=axis_rules.scatter_elements, reopen=reopen_rules.by_element),
+    Operator("ScatterND", gradient=scatter_nd, axes=axis_rules.scatter_slices, reopen=reopen_rules.scatter_nd),
+    Operator("TensorScatter", gradient=tensor_scatter, reopen=reopen_rules.tensor_scatter),
     GATHER_GRAD,
     Operator("NonZero", axes=axis_rules.non_zero),
     Operator("Scatter", axes=axis_rules.scatter_elements),

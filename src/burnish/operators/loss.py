@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor
+from burnish.operators import reopen_rules
 from burnish.operators.activation import LOG_SOFTMAX_GRAD
 from burnish.operators.positions import scatter_add
 from burnish.operators.registry import Operation, Operator
@@ -286,8 +287,8 @@ SOFTMAX_CROSS_ENTROPY_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("SoftmaxCrossEntropyLoss", gradient=softmax_cross_entropy_loss),
-    Operator("NegativeLogLikelihoodLoss", gradient=negative_log_likelihood_loss),
+    Operator("SoftmaxCrossEntropyLoss", gradient=softmax_cross_entropy_loss, reopen=reopen_rules.class_loss),
+    Operator("NegativeLogLikelihoodLoss", gradient=negative_log_likelihood_loss, reopen=reopen_rules.class_loss),
     SOFTMAX_CROSS_ENTROPY,
     SOFTMAX_CROSS_ENTROPY_GRAD,
 ]

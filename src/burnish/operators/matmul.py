@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, same_dimension, unbroadcast
 from burnish.graph.uses import is_read_once
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import count, extent, reshape_as, reshape_to
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import Operands, OutputType, SemanticOperator
@@ -257,9 +257,9 @@ Without a weight there is no dx, and without x no dw; there is a db [N] where th
 """
 
 OPERATORS = [
-    Operator("MatMul", gradient=matmul, axes=axis_rules.matmul, precision=Precision.NARROW),
-    Operator("Gemm", since=7, gradient=gemm, axes=axis_rules.gemm, precision=Precision.NARROW),
-    Operator("Det", gradient=det, axes=axis_rules.determinant),
+    Operator("MatMul", gradient=matmul, axes=axis_rules.matmul, precision=Precision.NARROW, reopen=reopen_rules.matmul),
+    Operator("Gemm", since=7, gradient=gemm, axes=axis_rules.gemm, precision=Precision.NARROW, reopen=reopen_rules.gemm),
+    Operator("Det", gradient=det, axes=axis_rules.determinant, reopen=reopen_rules.matrices),
     LINEAR_GRAD,
     Operator("MatMulInteger", axes=axis_rules.matmul),
     Operator("QLinearMatMul", axes=axis_rules.quantized_matmul),

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError, ModelError
 from burnish.graph import Tensor, zeros_like
 from burnish.graph.uses import is_used, producer_of
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.interpolation import range_of
 from burnish.operators.positions import add_at_positions, count_like, extents, flat_positions, reshape_as
 from burnish.operators.registry import Operation, Operator, Precision
@@ -370,14 +370,24 @@ MAX_POOL_GRAD = SemanticOperator("MaxPoolGrad", ("dy", "indices", "x"), ("dx",),
 AVERAGE_POOL_GRAD = SemanticOperator("AveragePoolGrad", ("dy", "x"), ("dx",), like("x"), lowering=lower_average_pool_grad)
 
 OPERATORS = [
-    Operator("MaxPool", gradient=max_pool, axes=axis_rules.image, precision=Precision.FOLLOWS),
-    Operator("AveragePool", gradient=average_pool, axes=axis_rules.image, precision=Precision.WIDENED),
-    Operator("LpPool", since=2, gradient=lp_pool, axes=axis_rules.image),
-    Operator("GlobalLpPool", since=2, gradient=global_lp_pool, axes=axis_rules.image),
-    Operator("GlobalAveragePool", gradient=global_average_pool, axes=axis_rules.image, precision=Precision.WIDENED),
-    Operator("GlobalMaxPool", gradient=global_max_pool, axes=axis_rules.image, precision=Precision.FOLLOWS),
-    Operator("MaxUnpool", gradient=max_unpool, axes=axis_rules.moved_image),
-    Operator("Col2Im", gradient=columns_to_image, axes=axis_rules.of_another_rank),
+    Operator("MaxPool", gradient=max_pool, axes=axis_rules.image, precision=Precision.FOLLOWS, reopen=reopen_rules.max_pool),
+    Operator(
+        "AveragePool", gradient=average_pool, axes=axis_rules.image, precision=Precision.WIDENED, reopen=reopen_rules.images
+    ),
+    Operator("LpPool", since=2, gradient=lp_pool, axes=axis_rules.image, reopen=reopen_rules.images),
+    Operator("GlobalLpPool", since=2, gradient=global_lp_pool, axes=axis_rules.image, reopen=reopen_rules.images),
+    Operator(
+        "GlobalAveragePool",
+        gradient=global_average_pool,
+        axes=axis_rules.image,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.images,
+    ),
+    Operator(
+        "GlobalMaxPool", gradient=global_max_pool, axes=axis_rules.image, precision=Precision.FOLLOWS, reopen=reopen_rules.images
+    ),
+    Operator("MaxUnpool", gradient=max_unpool, axes=axis_rules.moved_image, reopen=reopen_rules.max_unpool),
+    Operator("Col2Im", gradient=columns_to_image, axes=axis_rules.of_another_rank, reopen=reopen_rules.images),
     MAX_POOL_GRAD,
     AVERAGE_POOL_GRAD,
 ]

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Tensor, attribute_value, describe_node
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.registry import Operation, Operator
 from burnish.operators.semantic import SemanticOperator, like
 
@@ -217,6 +217,6 @@ OPERATORS = [
     STRAIGHT_THROUGH,
     SATURATE,
     SCALED_GRADIENT,
-    Operator("QuantizeLinear", axes=axis_rules.like_first),
-    Operator("DequantizeLinear", axes=axis_rules.like_first),
+    Operator("QuantizeLinear", axes=axis_rules.like_first, reopen=reopen_rules.quantization),
+    Operator("DequantizeLinear", axes=axis_rules.like_first, reopen=reopen_rules.quantization),
 ]

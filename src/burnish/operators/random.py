@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.registry import Operation, Operator, Precision, alike
 
 
@@ -52,8 +52,17 @@ def _scale(ratio: Tensor | None, known: float | None, training: Tensor, dy: Tens
 
 
 OPERATORS = [
-    *alike("Bernoulli", "RandomNormalLike", "RandomUniformLike", gradient=drawn, axes=axis_rules.like_first),
-    Operator("Dropout", since=12, gradient=dropout, axes=axis_rules.dropout, precision=Precision.FOLLOWS),
+    *alike(
+        "Bernoulli",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        gradient=drawn,
+        axes=axis_rules.like_first,
+        reopen=reopen_rules.unary,
+    ),
+    Operator(
+        "Dropout", since=12, gradient=dropout, axes=axis_rules.dropout, precision=Precision.FOLLOWS, reopen=reopen_rules.unary
+    ),
     Operator("RandomNormal", axes=axis_rules.drawn),
     Operator("RandomUniform", axes=axis_rules.drawn),
     Operator("Multinomial", axes=axis_rules.multinomial),

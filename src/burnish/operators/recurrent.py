@@ -34,7 +34,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from burnish.graph import Builder, Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.recurrent_layer import (
     Direction,
     Recurrence,
@@ -415,9 +415,11 @@ RNN_STEPS_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("LSTM", since=7, gradient=lstm_gradient, training_form=lstm, axes=axis_rules.recurrent),
-    Operator("GRU", since=7, gradient=gru_gradient, training_form=gru, axes=axis_rules.recurrent),
-    Operator("RNN", since=7, gradient=rnn_gradient, training_form=rnn, axes=axis_rules.recurrent),
+    Operator(
+        "LSTM", since=7, gradient=lstm_gradient, training_form=lstm, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent
+    ),
+    Operator("GRU", since=7, gradient=gru_gradient, training_form=gru, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent),
+    Operator("RNN", since=7, gradient=rnn_gradient, training_form=rnn, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent),
     LSTM_STEPS,
     LSTM_STEPS_GRAD,
     GRU_STEPS,

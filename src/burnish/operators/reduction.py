@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.graph.annotations import FIRST, subgradient_of
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.registry import Operation, Operator, alike
 
 
@@ -207,17 +207,19 @@ def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
 
 
 OPERATORS = [
-    Operator("ReduceSum", since=13, gradient=reduce_sum, axes=axis_rules.reduction),
-    Operator("ReduceMean", since=18, gradient=reduce_mean, axes=axis_rules.reduction),
-    *alike("ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum, axes=axis_rules.reduction),
-    Operator("ReduceProd", since=18, gradient=reduce_prod, axes=axis_rules.reduction),
-    Operator("ReduceL1", since=18, gradient=reduce_l1, axes=axis_rules.reduction),
-    Operator("ReduceL2", since=18, gradient=reduce_l2, axes=axis_rules.reduction),
-    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum, axes=axis_rules.reduction),
-    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp, axes=axis_rules.reduction),
-    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square, axes=axis_rules.reduction),
-    Operator("CumSum", gradient=cumsum, axes=axis_rules.like_first),
-    Operator("CumProd", gradient=cumprod, axes=axis_rules.like_first),
-    Operator("ArgMax", axes=axis_rules.position),
-    Operator("ArgMin", axes=axis_rules.position),
+    Operator("ReduceSum", since=13, gradient=reduce_sum, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceMean", since=18, gradient=reduce_mean, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    *alike(
+        "ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum, axes=axis_rules.reduction, reopen=reopen_rules.reduction
+    ),
+    Operator("ReduceProd", since=18, gradient=reduce_prod, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceL1", since=18, gradient=reduce_l1, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceL2", since=18, gradient=reduce_l2, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square, axes=axis_rules.reduction, reopen=reopen_rules.reduction),
+    Operator("CumSum", gradient=cumsum, axes=axis_rules.like_first, reopen=reopen_rules.running_sum),
+    Operator("CumProd", gradient=cumprod, axes=axis_rules.like_first, reopen=reopen_rules.running_sum),
+    Operator("ArgMax", axes=axis_rules.position, reopen=reopen_rules.position),
+    Operator("ArgMin", axes=axis_rules.position, reopen=reopen_rules.position),
 ]

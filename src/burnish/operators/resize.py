@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Builder, Tensor, same_dimension
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
@@ -188,7 +188,9 @@ RESIZE_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("Resize", since=11, gradient=resize, axes=axis_rules.resized, precision=Precision.WIDENED),
+    Operator(
+        "Resize", since=11, gradient=resize, axes=axis_rules.resized, precision=Precision.WIDENED, reopen=reopen_rules.resize
+    ),
     RESIZE_GRAD,
     Operator("Upsample", axes=axis_rules.resized),
 ]

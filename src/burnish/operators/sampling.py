@@ -15,7 +15,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import SIXTEEN_BIT, Tensor, zeros_like
 from burnish.graph.uses import is_used
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.interpolation import (
     CUBIC,
     LINEAR,
@@ -189,7 +189,7 @@ GRID_SAMPLE_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("GridSample", gradient=grid_sample, axes=axis_rules.moved_image),
-    Operator("AffineGrid", gradient=affine_grid, axes=axis_rules.of_another_rank),
+    Operator("GridSample", gradient=grid_sample, axes=axis_rules.moved_image, reopen=reopen_rules.sampled_grid),
+    Operator("AffineGrid", gradient=affine_grid, axes=axis_rules.of_another_rank, reopen=reopen_rules.affine_grid),
     GRID_SAMPLE_GRAD,
 ]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import Tensor, zeros_like
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import (
     INT64_MIN,
     add_at_positions,
@@ -279,23 +279,33 @@ def center_crop_pad(op: Operation, dy: Tensor) -> tuple[Tensor]:
 
 
 OPERATORS = [
-    Operator("Reshape", gradient=reshape, axes=axis_rules.reshape, precision=Precision.FOLLOWS),
-    Operator("Flatten", gradient=reshape, axes=axis_rules.flatten, precision=Precision.FOLLOWS),
-    Operator("Squeeze", gradient=reshape, axes=axis_rules.squeeze, precision=Precision.FOLLOWS),
-    Operator("Unsqueeze", gradient=reshape, axes=axis_rules.unsqueeze, precision=Precision.FOLLOWS),
-    Operator("Transpose", gradient=transpose, axes=axis_rules.transpose, precision=Precision.FOLLOWS),
-    Operator("Expand", gradient=expand, axes=axis_rules.expand, precision=Precision.FOLLOWS),
-    Operator("Concat", gradient=concat, axes=axis_rules.concat, precision=Precision.FOLLOWS),
-    Operator("Split", gradient=split, axes=axis_rules.split, precision=Precision.FOLLOWS),
-    Operator("Slice", gradient=slice_, axes=axis_rules.slice_, precision=Precision.FOLLOWS),
-    Operator("Pad", gradient=pad, axes=axis_rules.pad, precision=Precision.FOLLOWS),
-    Operator("Tile", gradient=tile, axes=axis_rules.tile, precision=Precision.FOLLOWS),
-    Operator("SpaceToDepth", gradient=space_to_depth, axes=axis_rules.image, precision=Precision.FOLLOWS),
-    Operator("DepthToSpace", gradient=depth_to_space, axes=axis_rules.image, precision=Precision.FOLLOWS),
-    Operator("Trilu", gradient=trilu, axes=axis_rules.like_first, precision=Precision.FOLLOWS),
-    Operator("ReverseSequence", gradient=reverse_sequence, axes=axis_rules.reversed_sequence),
-    Operator("CenterCropPad", gradient=center_crop_pad, axes=axis_rules.resized),
-    Operator("Shape", axes=axis_rules.shape),
-    Operator("Size", axes=axis_rules.scalar),
+    Operator("Reshape", gradient=reshape, axes=axis_rules.reshape, precision=Precision.FOLLOWS, reopen=reopen_rules.reshape),
+    Operator("Flatten", gradient=reshape, axes=axis_rules.flatten, precision=Precision.FOLLOWS, reopen=reopen_rules.flatten),
+    Operator("Squeeze", gradient=reshape, axes=axis_rules.squeeze, precision=Precision.FOLLOWS, reopen=reopen_rules.squeeze),
+    Operator(
+        "Unsqueeze", gradient=reshape, axes=axis_rules.unsqueeze, precision=Precision.FOLLOWS, reopen=reopen_rules.unsqueeze
+    ),
+    Operator(
+        "Transpose", gradient=transpose, axes=axis_rules.transpose, precision=Precision.FOLLOWS, reopen=reopen_rules.transpose
+    ),
+    Operator("Expand", gradient=expand, axes=axis_rules.expand, precision=Precision.FOLLOWS, reopen=reopen_rules.expand),
+    Operator("Concat", gradient=concat, axes=axis_rules.concat, precision=Precision.FOLLOWS, reopen=reopen_rules.concat),
+    Operator("Split", gradient=split, axes=axis_rules.split, precision=Precision.FOLLOWS, reopen=reopen_rules.split),
+    Operator("Slice", gradient=slice_, axes=axis_rules.slice_, precision=Precision.FOLLOWS, reopen=reopen_rules.slice_),
+    Operator("Pad", gradient=pad, axes=axis_rules.pad, precision=Precision.FOLLOWS, reopen=reopen_rules.pad),
+    Operator("Tile", gradient=tile, axes=axis_rules.tile, precision=Precision.FOLLOWS, reopen=reopen_rules.tile),
+    Operator(
+        "SpaceToDepth", gradient=space_to_depth, axes=axis_rules.image, precision=Precision.FOLLOWS, reopen=reopen_rules.images
+    ),
+    Operator(
+        "DepthToSpace", gradient=depth_to_space, axes=axis_rules.image, precision=Precision.FOLLOWS, reopen=reopen_rules.images
+    ),
+    Operator("Trilu", gradient=trilu, axes=axis_rules.like_first, precision=Precision.FOLLOWS, reopen=reopen_rules.matrices),
+    Operator(
+        "ReverseSequence", gradient=reverse_sequence, axes=axis_rules.reversed_sequence, reopen=reopen_rules.reversed_sequence
+    ),
+    Operator("CenterCropPad", gradient=center_crop_pad, axes=axis_rules.resized, reopen=reopen_rules.center_crop_pad),
+    Operator("Shape", axes=axis_rules.shape, reopen=reopen_rules.shape),
+    Operator("Size", axes=axis_rules.scalar, reopen=reopen_rules.size),
     Operator("ConstantOfShape", axes=axis_rules.filled),
 ]

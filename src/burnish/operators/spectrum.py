@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.indexing import GATHER_GRAD
 from burnish.operators.positions import extent, known_rank
 from burnish.operators.registry import Operation, Operator
@@ -139,6 +139,6 @@ def _fitted(tensor: Tensor, like: Tensor, axis: int | Tensor) -> Tensor:
 
 
 OPERATORS = [
-    Operator("DFT", gradient=dft, axes=axis_rules.resized),
-    Operator("STFT", gradient=stft, axes=axis_rules.of_another_rank),
+    Operator("DFT", gradient=dft, axes=axis_rules.resized, reopen=reopen_rules.fourier_transform),
+    Operator("STFT", gradient=stft, axes=axis_rules.of_another_rank, reopen=reopen_rules.images),
 ]

@@ -32,7 +32,7 @@ import numpy as np
 
 from burnish.errors import UnsupportedOperatorError
 from burnish.graph import Builder, Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.normalization.statistics import (
     channel_affine,
     channel_axes,
@@ -324,7 +324,12 @@ BATCH_RENORM_TRAINING = SemanticOperator(
 
 OPERATORS = [
     Operator(
-        "BatchNormalization", since=14, gradient=batch_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+        "BatchNormalization",
+        since=14,
+        gradient=batch_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.images,
     ),
     BATCH_NORM_TRAINING,
     BATCH_NORM_GRAD,

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import SIXTEEN_BIT, Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.normalization.standardize import (
     centered_rows,
     check_not_empty,
@@ -351,7 +351,12 @@ GROUP_NORM_GRAD = SemanticOperator(
 
 OPERATORS = [
     Operator(
-        "GroupNormalization", since=21, training_form=group_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+        "GroupNormalization",
+        since=21,
+        training_form=group_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.images,
     ),
     Operator(
         "InstanceNormalization",
@@ -359,6 +364,7 @@ OPERATORS = [
         training_form=instance_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        reopen=reopen_rules.images,
     ),
     Operator(
         "MeanVarianceNormalization",
@@ -366,6 +372,7 @@ OPERATORS = [
         training_form=mean_variance_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        reopen=reopen_rules.over_axes,
     ),
     GROUP_NORM_TRAINING,
     GROUP_NORM_GRAD,

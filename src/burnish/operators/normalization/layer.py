@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.normalization.standardize import (
     check_not_empty,
     moved_back,
@@ -92,7 +92,12 @@ def lp_normalization(op: Operation) -> Tensor:
 
 OPERATORS = [
     Operator(
-        "LayerNormalization", since=17, training_form=layer_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED
+        "LayerNormalization",
+        since=17,
+        training_form=layer_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.last_axes,
     ),
     Operator(
         "RMSNormalization",
@@ -100,6 +105,13 @@ OPERATORS = [
         training_form=root_mean_square_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        reopen=reopen_rules.last_axes,
     ),
-    Operator("LpNormalization", training_form=lp_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED),
+    Operator(
+        "LpNormalization",
+        training_form=lp_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.along_axis,
+    ),
 ]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.operators import axis_rules
+from burnish.operators import axis_rules, reopen_rules
 from burnish.operators.positions import extent, joined, reshape_as
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
@@ -64,6 +64,12 @@ LRN_GRAD = SemanticOperator("LrnGrad", ("dy", "x", "y"), ("dx",), like("x"), low
 """The gradient of LRN, with its attributes; those that are left out have its defaults."""
 
 OPERATORS = [
-    Operator("LRN", gradient=local_response_normalization, axes=axis_rules.like_first, precision=Precision.WIDENED),
+    Operator(
+        "LRN",
+        gradient=local_response_normalization,
+        axes=axis_rules.like_first,
+        precision=Precision.WIDENED,
+        reopen=reopen_rules.images,
+    ),
     LRN_GRAD,
 ]

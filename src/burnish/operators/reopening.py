@@ -1,16 +1,118 @@
-"""The graph while its batch is opened: what stands for each value, and the nodes that move samples from one axis to another."""
+"""How models that were made for one sample are opened: what a rule sees, and what it emits.
+
+For each value that samples reach it is known along which axis they stand, as in ``jax.vmap``; the rule of an operator,
+``reopen`` of its record, emits what computes the same for every sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import replace_uses, typed_attribute
-from burnish.importer.open_batch.operands import Batch, Operand, Refused, sample_shape
+from burnish.graph import attribute_value, constant_array, replace_uses, typed_attribute
+from burnish.graph.uses import is_used
+
+Extent = int | str | None
+"""A known number, the name of a dimension, or unknown."""
+Shape = tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where samples stand.
+
+    Attributes:
+        axis: of the value with its samples.
+        is_extra: whether the value has this axis more than that of one sample; else it stands in the place of one of extent 1.
+    """
+
+    axis: int
+    is_extra: bool
+
+
+FIRST = Batch(0, is_extra=True)
+"""Samples along a first axis that a sample does not have."""
+STACKED = Batch(0, is_extra=False)
+"""Samples along the first axis, in the place of a sample's own."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value of the opened graph.
+
+    Attributes:
+        value: what stands for it in the opened graph.
+        sample_shape: what its shape is for one sample, as the model was made; None where not even the rank is known.
+        batch: where its samples stand; None where no sample reaches it, and it is the same for all.
+    """
+
+    value: ir.Value
+    sample_shape: Shape | None
+    batch: Batch | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape for one sample.
+
+        Raises:
+            Refused: it is not known.
+        """
+        if self.sample_shape is None:
+            raise Refused(f"it reads '{self.value.name}', whose rank is not known")
+        return self.sample_shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Refused(Exception):
+    """A node that cannot take a batch of any size: the clause that follows its description, and what to do about it.
+
+    Args:
+        reason: what stands in the way.
+        remedy: what to do, in place of exporting the model again.
+    """
+
+    def __init__(self, reason: str, remedy: str = ""):
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+def sample_shape(value: ir.Value) -> Shape | None:
+    """The shape of a value of the model as it was made."""
+    if value.shape is None:
+        return None
+    return tuple(extent if isinstance(extent, int) else extent.value for extent in value.shape.dims)
+
+
+def elements(extents: Sequence[Extent]) -> tuple[int, Counter[str]] | None:
+    """The product of extents: an integer, and the names that it is multiplied by; None where an extent is unknown."""
+    if None in extents:
+        return None
+    integers = math.prod(extent for extent in extents if isinstance(extent, int))
+    return integers, Counter(extent for extent in extents if isinstance(extent, str))
+
+
+def broadcast_extents(shapes: Sequence[Shape]) -> Shape:
+    """The shape that shapes are broadcast to."""
+    rank = max(map(len, shapes))
+    return tuple(_wider([shape[axis] for shape in shapes if len(shape) >= -axis]) for axis in range(-rank, 0))
+
+
+def _wider(extents: Sequence[Extent]) -> Extent:
+    others = [extent for extent in extents if extent != 1]
+    decided = [extent for extent in others if isinstance(extent, int)]
+    if not others or decided:
+        return decided[0] if decided else 1
+    return others[0] if others.count(others[0]) == len(others) else None
 
 
 class Count(Enum):
@@ -242,3 +344,130 @@ def new_axis(operand: Operand, axis: int) -> int:
     if not batch.is_extra and batch.axis == axis:
         raise Refused(f"works along axis {axis} of '{operand.value.name}', in the place of which the samples of a batch stand")
     return axis + (batch.is_extra and axis >= batch.axis)
+
+
+class Call:
+    """A node that samples reach.
+
+    Args:
+        node: of the model as it was made; it stays as it is, and is removed in the end.
+        opening: that it is a part of.
+    """
+
+    def __init__(self, node: ir.Node, opening: Opening):
+        self.node, self.opening = node, opening
+        self.operands = [None if value is None else opening.operand(value) for value in node.inputs]
+
+    def has(self, index: int) -> bool:
+        return index < len(self.operands) and self.operands[index] is not None
+
+    def operand(self, index: int = 0) -> Operand:
+        operand = self.operands[index] if index < len(self.operands) else None
+        if operand is None:
+            raise Refused(f"lacks its operand {index}")
+        return operand
+
+    @property
+    def present(self) -> list[Operand]:
+        """The operands that are not left out."""
+        return [operand for operand in self.operands if operand is not None]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return attribute_value(self.node, name, default)
+
+    def axis(self, rank: int, default: int = 0, name: str = "axis") -> int:
+        """An attribute that is an axis, as a number that is not negative."""
+        axis = int(self.attribute(name, default))
+        if not -rank <= axis < rank:
+            raise Refused(f"has the {name} {axis}, which a tensor of {rank} dimensions lacks")
+        return axis % rank
+
+    def array(self, index: int) -> np.ndarray | None:
+        """An operand that is known, None where it is computed or left out."""
+        return constant_array(self.operand(index).value) if self.has(index) else None
+
+    def integers(self, index: int, what: str) -> list[int]:
+        """An operand of integers that are known.
+
+        Raises:
+            Refused: they are not.
+        """
+        array = self.array(index)
+        if array is None:
+            raise Refused(f"computes {what}, which have to be known")
+        return [int(number) for number in array.reshape(-1)]
+
+    def same_for_all(self, *indices: int) -> None:
+        """Raise Refused where an operand other than these differs from sample to sample."""
+        for index, operand in enumerate(self.operands):
+            if operand is not None and operand.batch is not None and index not in indices:
+                raise Refused(f"reads '{operand.value.name}' as operand {index}, which would have to be the same for all samples")
+
+    def result_shape(self, index: int = 0) -> Shape:
+        """The shape of a result for one sample."""
+        shape = sample_shape(self.node.outputs[index])
+        if shape is None:
+            raise Refused("has a result whose rank is not known")
+        return shape
+
+    def is_read(self, index: int) -> bool:
+        """Whether there is a result of this number that is read."""
+        return index < len(self.node.outputs) and is_used(self.node.outputs[index])
+
+    def one_result(self) -> None:
+        """Raise Refused where a result after the first is read."""
+        for index in range(1, len(self.node.outputs)):
+            if self.is_read(index):
+                raise Refused(
+                    f"has the result '{self.node.outputs[index].name}', which is read and would hold more than one sample's"
+                )
+
+    def again(self, *operands: ir.Value | None, **attributes: Any) -> list[ir.Value]:
+        """Emit the same node over other operands, with some attributes changed; an attribute that is None is left out."""
+        inputs = list(operands)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        changed = {name: value for name, value in self.node.attributes.items() if name not in attributes}
+        changed |= {name: typed_attribute(name, value) for name, value in attributes.items() if value is not None}
+        node = ir.node(
+            self.node.op_type, inputs, changed, domain=self.node.domain, num_outputs=len(self.node.outputs), name=self.node.name
+        )
+        node.metadata_props.update(self.node.metadata_props)
+        self.opening.insert(node)
+        for output, copied in zip(self.node.outputs, node.outputs, strict=True):
+            if not output.name:
+                copied.name = ""
+        return list(node.outputs)
+
+    def with_rest(self, *first: ir.Value | None) -> list[ir.Value | None]:
+        """Other first operands, followed by the remaining ones as they are."""
+        rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
+        return [*first, *rest]
+
+    def over(self, x: Operand, **attributes: Any) -> list[Result | None]:
+        """The same node over another first operand, along whose samples the results have theirs; other operands stay."""
+        return [(value, x.batch) for value in self.again(*self.with_rest(x.value), **attributes)]
+
+    def named_axes(self) -> list[int] | None:
+        """The axes that the second operand names, or the attribute; None where neither is there."""
+        return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
+
+    def new_axis(self, axis: int, index: int = 0) -> int:
+        """Return the number that an axis of an operand, of one sample, has beside the samples.
+
+        Raises:
+            Refused: the samples stand in place of this axis.
+        """
+        return new_axis(self.operand(index), axis)
+
+
+Result = tuple[ir.Value, Batch | None]
+ReopenRule = Callable[[Call], Result | Sequence[Result | None]]
+"""Opens an operator of the standard: it emits nodes that compute the same for every sample.
+
+For each result it returns what stands for it and where its samples stand; None for a result that is not read.
+"""
+
+
+def outcome(operand: Operand) -> Result:
+    return operand.value, operand.batch

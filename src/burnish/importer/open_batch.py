@@ -1,8 +1,13 @@
-"""Opening the batch of a whole model: its inputs, its nodes in order, its outputs, and the check of what came of it."""
+"""Models that were made for one sample at a time take batches of any size.
+
+``open_batch`` goes through the nodes of a canonical model in their order, as ``jax.vmap`` goes through a function: for each
+value that samples reach it knows along which axis they stand, and the record of each operator says how it computes the same for
+every sample (``burnish.operators.reopening``). What is not known is refused by name. Nothing else is done with the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -13,13 +18,10 @@ from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by
 from burnish.importer.loop_shapes import settle_loop_shapes
 from burnish.importer.names import name_everything
-from burnish.importer.open_batch.call import Call, Result, Rule
-from burnish.importer.open_batch.opening import Opening
-from burnish.importer.open_batch.operands import FIRST, Batch, Operand, Refused, sample_shape
-from burnish.importer.open_batch.rules import RULES
-from burnish.importer.open_batch.rules.elements import broadcast, unary
 from burnish.importer.shapes import infer_shapes
-from burnish.operators.registry import Elementwise, elementwise
+from burnish.operators.registry import Elementwise, find_record
+from burnish.operators.reopen_rules import broadcast, unary
+from burnish.operators.reopening import FIRST, Batch, Call, Opening, Operand, Refused, ReopenRule, Result, sample_shape
 
 EXPORT_REMEDY = "Export the model again with an open batch (dynamic axes), or train it at batch 1"
 
@@ -28,6 +30,9 @@ RECURRENT_OPERANDS = (0, 5, 6)
 
 KEEPS_AXES = frozenset({"Cast", "Identity", "Slice"})
 """What exporters put between an input and the layer that begins with it."""
+
+BY_ELEMENT: Mapping[Elementwise | None, ReopenRule] = {Elementwise.UNARY: unary, Elementwise.BROADCAST: broadcast}
+"""How elementwise operators are opened, whose records say no more."""
 
 
 def open_batch(model: ir.Model) -> None:
@@ -146,10 +151,8 @@ def _open_node(node: ir.Node, opening: Opening) -> bool:
         if all(operand.batch is None for operand in operands):
             _check_drawn(node)
             return False
-        rule = RULES.get(node.op_type) if node.domain == "" else None
-        kind = elementwise(node) if rule is None else None
-        if kind is not None:
-            rule = unary if kind is Elementwise.UNARY else broadcast
+        record = find_record(node) if node.domain == "" else None
+        rule = None if record is None else record.reopen or BY_ELEMENT.get(record.elementwise)
         if rule is None:
             raise Refused("does something with samples that is not known here")
         results = _by_rule(rule, Call(node, opening))
@@ -166,7 +169,7 @@ def _unsupported(node: ir.Node, refused: Refused) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(f"batch='open': {describe_node(node)} {refused.reason}. {refused.remedy or EXPORT_REMEDY}")
 
 
-def _by_rule(rule: Rule, call: Call) -> Result | Sequence[Result | None]:
+def _by_rule(rule: ReopenRule, call: Call) -> Result | Sequence[Result | None]:
     try:
         return rule(call)
     except Refused:
