@@ -97,6 +97,19 @@ def test_sums_are_taken_on_each_machine_and_then_between_them(link, layout):
     assert run(_exchange, len(layout), link.machines, layout) == [rank in firsts for rank in range(len(layout))]
 
 
+def _share_but_one(rank, names, layout, apart):
+    enter(names[layout[rank]])
+    with join(timeout=20, first_contact=600, share_memory=rank != apart) as group:
+        assert group.memory is None
+        assert group.machines is None
+        return group.all_reduce(torch.full((3,), float(rank))).tolist()
+
+
+@pytest.mark.parametrize("apart", [0, 2])
+def test_one_worker_that_shares_no_memory_lets_the_process_group_carry_everything(link, apart):
+    assert run(_share_but_one, 3, link.machines, (0, 0, 1), apart) == [[3.0] * 3] * 3
+
+
 def _train(rank, names, layout, engine, options):
     enter(names[layout[rank]])
     with join(timeout=600, first_contact=600) as group:

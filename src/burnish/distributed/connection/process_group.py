@@ -282,7 +282,7 @@ class ProcessGroup:
         """Find out by what these workers exchange: memory if all of them can, else backends; called by all of them together."""
         if self.device == "cpu" and by_memory:
             self.memory = Memory.open(self)
-            if self.memory is None and self.shares_memory:
+            if self.memory is None:
                 self.machines = self._by_machine()
         if self.memory is None and self.machines is None and self._meeting is not None and self.world_size > 1:
             self._connected()
@@ -295,11 +295,13 @@ class ProcessGroup:
             machines.setdefault(self._meeting.locations[member].system, []).append(rank)
         if not 1 < len(machines) < self.world_size:
             return None
+        if not all(self.all_gather_json(self.shares_memory, name="who shares memory")):
+            return None
         ranks = list(machines.values())
         own = next(each for each in ranks if self.rank in each)
         inside = self._part(own, f"machine.{own[0]}")
         inside.connect()
-        if not all(self.all_gather_json(inside.world_size == 1 or inside.memory is not None, name="who shares memory")):
+        if not all(self.all_gather_json(inside.world_size == 1 or inside.memory is not None, name="who has memory to share")):
             return None
         between = self._part([each[0] for each in ranks], "machines") if self.rank == own[0] else None
         if between is not None:
