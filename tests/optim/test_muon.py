@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,24 @@ def in_parameter_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
 
 
-def muon_of_torch(options: dict[str, Any], flatten_kernels: bool = False) -> dict[str, Callable[..., torch.optim.Optimizer]]:
-    """PyTorch's Muon for the matrices, and its AdamW for the other parameters."""
+@pytest.fixture
+def float64_by_default() -> Iterator[None]:
+    """NAdam keeps its product of momenta in PyTorch's default dtype, whatever that of the parameters is."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def muon_of_torch(
+    options: dict[str, Any], flatten_kernels: bool = False, of_others: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+) -> dict[str, Callable[..., torch.optim.Optimizer]]:
+    """PyTorch's Muon for the matrices, and another of its optimizers for the other parameters."""
 
     def muon(params: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.Muon(params, lr=LR, **options)
 
     def others(params: list[torch.Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(params, lr=LR * OTHERS_SCALE)
+        return of_others(params, lr=LR * OTHERS_SCALE)
 
     makers = {name: muon if name in MATRICES else others for name in LAYERS}
     if flatten_kernels:
@@ -74,6 +84,14 @@ def test_matches_torch_in_float64(options: dict[str, Any]) -> None:
     for name in MATRICES:
         momentum = states[name]["momentum_buffer"].numpy()
         np.testing.assert_allclose(actual[-1][f"opt/momentum/{name}"], momentum, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("in_parameter_dtype", "float64_by_default")
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adagrad", "RMSprop", "Adadelta", "Rprop"])
+def test_other_parameters_go_to_the_optimizer_that_is_named(name: str) -> None:
+    expected, _ = torch_layers(muon_of_torch({}, of_others=getattr(torch.optim, name)), "float64")
+    optimizer = optim.muon(lr=LR, others=name.lower(), others_lr_scale=OTHERS_SCALE)
+    assert_same_history(run_layers(optimizer, "float64"), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.usefixtures("in_parameter_dtype")
