@@ -14,7 +14,7 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.finetuning import plan, transfer
-from burnish.importer.folded_normalization import FOLDED, folded_layers
+from burnish.importer.normalization import FOLDED, folded_layers
 from oracles.small_networks import Network
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from burnish.errors import ModelError
 from burnish.importer import load
-from burnish.importer.explicit_pads import write_pads
+from burnish.importer.padding import write_pads
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 LINE = np.arange(1, 8, dtype=np.float32).reshape(1, 1, 7)

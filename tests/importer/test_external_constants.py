@@ -18,7 +18,8 @@ import burnish
 from burnish.engines import Engine
 from burnish.errors import ModelError
 from burnish.files.identity import graph_hash
-from burnish.importer import FileTensor, external_data, load
+from burnish.importer import FileTensor, load
+from burnish.importer import file_tensors as external_data
 from oracles.standard_operators import STANDARD
 
 RANDOM = np.random.default_rng(0)

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from burnish.errors import ModelError
-from burnish.importer import functions, load
+from burnish.importer import inlining as functions
+from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 X = np.array([[0.5, -1.0, 2.0]], np.float32)

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
-from burnish.importer.classify import InitializerKind, classify_initializers
+from burnish.importer.weights import InitializerKind, classify_initializers
 from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 

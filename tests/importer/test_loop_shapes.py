@@ -11,7 +11,8 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.importer import load, loop_shapes
+from burnish.importer import dimensions as loop_shapes
+from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 TEXT = """<ir_version: 10, opset_import: ["": 18]>

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnish
 from burnish.errors import BurnishError, ModelError
-from burnish.importer.payloads import LARGE, Payload, take_payloads
+from burnish.importer.file_tensors import LARGE, Payload, take_payloads
 
 ROWS = LARGE // 4 // 8
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.importer.reshaped_dimensions import name_reshaped_dimensions
+from burnish.importer.dimensions import name_reshaped_dimensions
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
 

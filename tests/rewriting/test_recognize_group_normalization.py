@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from burnish.importer import load
-from burnish.importer.classify import InitializerKind, classify_initializers
+from burnish.importer.weights import InitializerKind, classify_initializers
 from burnish.rewriting.recognize_group_normalization import recognize_group_normalization
 from burnish.rewriting.recognize_layer_normalization import recognize_layer_normalization
 from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from burnish.graph import FLOATING, bodies, describe_node, integer_weights
 from burnish.graph.uses import read_by
 from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
-from burnish.importer.branches import BRANCH_OF, weights_of_branches
+from burnish.importer.inlining import BRANCH_OF, weights_of_branches
 from burnish.importer.operands import (
     CONFIGURATION_OPERANDS,
     HELD,

@@ -35,7 +35,7 @@ from burnish.importer import (
     read_proto,
     untrained_scalars,
 )
-from burnish.importer.branches import weights_of_branches
+from burnish.importer.inlining import weights_of_branches
 from burnish.program import Program, Role
 from burnish.rewriting.recognize_group_normalization import hold_group_normalization_constants
 from burnish.rewriting.recognize_probabilities import recognize_probabilities

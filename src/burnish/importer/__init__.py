@@ -7,35 +7,30 @@ the batch symbolic. What is done with the model afterwards (training or inferenc
 """
 
 from burnish.importer.bound_inputs import Bind, described_bindings
-from burnish.importer.classify import (
-    InitializerKind,
-    classify_initializers,
-    perhaps_learned_scalars,
-    reached_by_gradients,
-    untrained_scalars,
-)
-from burnish.importer.doubtful_weights import (
-    computed_ahead,
-    of_unknown_origin,
-    perhaps_copied,
-    perhaps_merged,
-    perhaps_shared,
-)
-from burnish.importer.export_notes import lost_parameters
+from burnish.importer.dimensions import FIXED_BY
+from burnish.importer.export_notes import lost_parameters, shared_statistics
 from burnish.importer.file_tensors import FileTensor
-from burnish.importer.fixed_axes import FIXED_BY
-from burnish.importer.folded_normalization import folded_layers
 from burnish.importer.gradients import refuse_gradients
-from burnish.importer.large_constants import check_constant_sizes
-from burnish.importer.load import Source, load, with_plain_tensors
-from burnish.importer.modules import exported_module
+from burnish.importer.limits import check_constant_sizes
+from burnish.importer.load import Source, exported_module, load, with_plain_tensors
+from burnish.importer.normalization import folded_layers
 from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
-from burnish.importer.ownership import external_tensors, own_tensors
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader
 from burnish.importer.source_model import SOURCE, SourceModel
-from burnish.importer.tensors import forget_data_locations, load_external_data
-from burnish.importer.untie import shared_statistics
+from burnish.importer.tensors import external_tensors, forget_data_locations, load_external_data, own_tensors
+from burnish.importer.weights import (
+    InitializerKind,
+    classify_initializers,
+    computed_ahead,
+    of_unknown_origin,
+    perhaps_copied,
+    perhaps_learned_scalars,
+    perhaps_merged,
+    perhaps_shared,
+    reached_by_gradients,
+    untrained_scalars,
+)
 
 __all__ = [
     "DEPARTURES",

@@ -14,47 +14,39 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph.stage import Fallback, Pass, Repeat, Stage, note, rewrite
-from burnish.importer.batch_normalization import normalize_by_own_statistics, restore_instance_normalization
 from burnish.importer.bound_inputs import bind_inputs
-from burnish.importer.branches import take_decided_branches
 from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
 from burnish.importer.classical.inference import OF_FLOATS
+from burnish.importer.dimensions import fix_layer_axes, name_reshaped_dimensions, settle_loop_shapes, settle_range_shapes
 from burnish.importer.embedding_bags import replace_embedding_bags
-from burnish.importer.explicit_pads import CONVOLUTIONS, POOLS, write_pads
-from burnish.importer.export_notes import restore_parameters, tie_copies
-from burnish.importer.exported_functions import restore_exported_functions
-from burnish.importer.fixed_axes import fix_layer_axes
-from burnish.importer.functions import inline_functions
+from burnish.importer.export_notes import restore_parameters, separate_statistics, tie_copies, untie_parameters
+from burnish.importer.exporter_forms import (
+    join_transpositions,
+    leave_out_zero_biases,
+    note_subgradients,
+    restore_exported_functions,
+)
 from burnish.importer.gradients import bind_gradients
-from burnish.importer.group_normalization import expand_group_normalization
-from burnish.importer.held_constants import hold_attention_constants, hold_simplified_constants
-from burnish.importer.initializers import gather_initializers
-from burnish.importer.input_constants import hold_input_constants
-from burnish.importer.loop_shapes import settle_loop_shapes
-from burnish.importer.max_unpool import place_unpooled
-from burnish.importer.names import name_everything
-from burnish.importer.nodes import check_nodes, check_operands, check_references
+from burnish.importer.held_constants import hold_attention_constants, hold_input_constants, hold_simplified_constants
+from burnish.importer.initializers import gather_initializers, hold_stripped_weights
+from burnish.importer.inlining import inline_functions, take_decided_branches
+from burnish.importer.nodes import check_nodes, check_operands, check_references, name_everything
+from burnish.importer.normalization import expand_group_normalization, normalize_by_own_statistics, restore_instance_normalization
 from burnish.importer.open_batch import open_batch
 from burnish.importer.operator_forms import (
     give_signals_parts,
     make_bounds_scalars,
+    place_unpooled,
     resolve_cast_like,
     state_defaults,
     write_older_forms,
 )
 from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, normalize_domains, upgrade_opset
-from burnish.importer.pooling import count_padding_as_data, drop_windows_in_padding
-from burnish.importer.range_shapes import settle_range_shapes
-from burnish.importer.reshaped_dimensions import name_reshaped_dimensions
+from burnish.importer.padding import CONVOLUTIONS, POOLS, count_padding_as_data, drop_windows_in_padding, write_pads
 from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
 from burnish.importer.sequences import resolve_optionals, resolve_sequences, stack_built_lists, write_out_maps
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
-from burnish.importer.stripped_weights import hold_stripped_weights
-from burnish.importer.subgradients import note_subgradients
-from burnish.importer.transposed_matrices import join_transpositions
-from burnish.importer.untie import separate_statistics, untie_parameters
-from burnish.importer.zero_biases import leave_out_zero_biases
 from burnish.sample_axes import AskedAxes, ask_sample_axes
 
 FOLDING_ROUNDS = 4

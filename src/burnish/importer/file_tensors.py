@@ -1,25 +1,35 @@
-"""Tensors that need no memory, because the file that they are read from holds them.
+"""Tensors that need no memory, because a file holds them: a model's own, or one with its external data.
 
 A program keeps the weights that training starts from, beside the state that it trains: in memory, they would be there twice. A
 model's file, and those with its external data, stay open, so that they may be moved, replaced or removed; only writing over one
 in place is noticed, and refused.
+
+Large weights of an ONNX file are read from where they stand in it. The protobuf parser holds a file's bytes, its own copy of
+them, and hands out a third. Our reader goes through the fields of a model and of its graph as they are encoded (protobuf's wire
+format), takes the raw data of large initializers once, and leaves the rest, small, to the parser.
+
+External data is read only from inside the model's folder, and only when the file holds what the tensor declares.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import stat
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
+from burnish.importer.lightweight import payload_bytes
 
 
 class SourceFile:
@@ -166,3 +176,273 @@ class FileTensor(ir.LazyTensor):
         """Let the memory go, where the file is as it was."""
         if self._elements.file.is_unchanged():
             self._elements.array = None
+
+
+LARGE = 1 << 16
+"""From this many bytes on, raw data is read apart from the rest."""
+
+# Numbers of fields in onnx.proto.
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 8, 9, 13, 14
+# How a field is encoded: the kinds that ONNX uses.
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+
+
+class Payload(NamedTuple):
+    """Raw data of an initializer, and where it begins in the file."""
+
+    data: bytes
+    offset: int
+
+
+class _Unknown(Exception):
+    """The file is not encoded as expected: the parser is to say what is wrong, or to read what is merely unusual."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    number: int
+    kind: int
+    start: int  # of the field's tag
+    content: int  # where its content starts
+    end: int
+
+
+def take_payloads(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Payload]] | None:
+    """Read a file as a model without the raw data of its large initializers, and that data by the initializers' names.
+
+    Args:
+        file: of ``size`` bytes, open for reading from its start.
+        size: how far it may be read.
+
+    Returns:
+        The encoded model and the data; None where the file is not one graph of differently named tensors, or damaged.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    payloads: dict[str, Payload] = {}
+    try:
+        fields = list(_fields(file, 0, size))
+        (graph,) = (field for field in fields if field.number == _GRAPH and field.kind == _LENGTH)
+        encoded = []
+        for field in _fields(file, graph.content, graph.end):
+            if field.number == _INITIALIZER and field.kind == _LENGTH and field.end - field.content >= LARGE:
+                encoded.append(_encoded(_INITIALIZER, _take(file, field, payloads)))
+            else:
+                encoded.append(_bytes(file, field.start, field.end))
+        light = b"".join(encoded)
+        parts = [_encoded(_GRAPH, light) if field is graph else _bytes(file, field.start, field.end) for field in fields]
+    except (_Unknown, ValueError):
+        return None
+    return b"".join(parts), payloads
+
+
+def _take(file: BinaryIO, tensor: _Field, payloads: dict[str, Payload]) -> bytes:
+    """An encoded tensor without its raw data, which goes to ``payloads`` if it is large."""
+    fields = list(_fields(file, tensor.content, tensor.end))
+    numbers = [field.number for field in fields]
+    raw = next((field for field in fields if field.number == _RAW_DATA and field.kind == _LENGTH), None)
+    if raw is None or raw.end - raw.content < LARGE or not {_EXTERNAL_DATA, _DATA_LOCATION}.isdisjoint(numbers):
+        return _bytes(file, tensor.content, tensor.end)
+    (named,) = (field for field in fields if field.number == _NAME and field.kind == _LENGTH)
+    name = _bytes(file, named.content, named.end).decode("utf-8")
+    if name in payloads or numbers.count(_RAW_DATA) > 1:
+        raise _Unknown
+    payloads[name] = Payload(_bytes(file, raw.content, raw.end), raw.content)
+    return b"".join(_bytes(file, field.start, field.end) for field in fields if field is not raw)
+
+
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+    """The fields of an encoded message; what is read between them does not disturb."""
+    position = start
+    while position < end:
+        head = _bytes(file, position, min(position + 20, end))  # a tag and a length have at most ten bytes each
+        tag, content = _varint(head, 0)
+        number, kind = tag >> 3, tag & 7
+        if kind == _LENGTH:
+            length, content = _varint(head, content)
+            after = position + content + length
+        elif kind == _VARINT:
+            after = position + _varint(head, content)[1]
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            after = position + content + (8 if kind == _EIGHT_BYTES else 4)
+        else:
+            raise _Unknown
+        if after > end or number == 0:
+            raise _Unknown
+        yield _Field(number, kind, position, position + content, after)
+        position = after
+
+
+def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    content = file.read(end - start)
+    if len(content) != end - start:
+        raise _Unknown
+    return content
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the lowest first, and where it ends."""
+    value = shift = 0
+    while position < len(data) and shift < 70:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+    raise _Unknown
+
+
+def _encoded(number: int, content: bytes) -> bytes:
+    """A field of bytes as it is encoded."""
+    return bytes(_groups(number << 3 | _LENGTH)) + bytes(_groups(len(content))) + content
+
+
+def _groups(value: int) -> Iterator[int]:
+    while value >= 128:
+        yield value & 127 | 128
+        value >>= 7
+    yield value
+
+
+NAMELESS = "(of a Constant node)"
+OPEN_FILES = 64
+"""How many files of one model stay open. Some exporters write one for each weight, and a process can open about a thousand."""
+
+
+class ExternalData:
+    """The files beside a model that hold data of its tensors, each opened once.
+
+    Args:
+        folder: of the model; None where each tensor knows its own (``base_dir``).
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._folder = folder
+        self._files: dict[Path, SourceFile | None] = {}
+
+    def read(self, tensor: ir.ExternalTensor, name: str) -> ir.TensorProtocol:
+        """Return a tensor that is found wherever its file goes: small ones in memory, large ones in the file, which stays open.
+
+        Args:
+            tensor: where it lies.
+            name: of the tensor that is returned.
+
+        Raises:
+            ModelError: its data is missing, too short or outside the folder, or the file has been written to since it was opened.
+        """
+        path, offset, size = self._place(tensor, name)
+        file = self._open(path)
+        rereadable = file is not None and tensor.dtype.bitwidth % 8 == 0 and sys.byteorder == "little"
+        if file is not None and rereadable and size >= LARGE:
+            return FileTensor(Elements(None, tuple(tensor.shape.numpy()), tensor.dtype, name, file, offset))
+        content = bytearray(size)
+        if file is None:
+            with path.open("rb") as opened:
+                opened.seek(offset)
+                is_whole = opened.readinto(content) == size
+        else:
+            is_whole = file.read_into(memoryview(content), offset)
+        if not is_whole:
+            raise ModelError(f"tensor '{name}' keeps its data in '{path}', which is being written to: load the model again")
+        proto = onnx.TensorProto(data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=bytes(content))
+        return ir.Tensor(ir.serde.deserialize_tensor(proto).numpy(), tensor.dtype, name=name)
+
+    def _place(self, tensor: ir.ExternalTensor, name: str) -> tuple[Path, int, int]:
+        """The file of a tensor, where it begins there, and how many bytes it has."""
+        folder = self._folder
+        if folder is None and os.fspath(tensor.base_dir):
+            folder = Path(tensor.base_dir)
+        size = payload_bytes(tensor.dtype, [int(extent) for extent in tensor.shape.numpy()])
+        offset = tensor.offset or 0
+        return _check(name or NAMELESS, os.fspath(tensor.location), offset, tensor.length, size, folder), offset, size
+
+    def _open(self, path: Path) -> SourceFile | None:
+        """The file, kept open; None where it cannot be, or too many are."""
+        if path not in self._files:
+            self._files[path] = None
+            if sum(file is not None for file in self._files.values()) < OPEN_FILES:
+                with path.open("rb") as opened:
+                    self._files[path] = SourceFile.of(path, opened)
+        return self._files[path]
+
+
+def check_external_proto(tensor: onnx.TensorProto, dtype: ir.DataType, folder: Path | None) -> None:
+    """Check where the data of a tensor lies and how much of it there is, without reading it.
+
+    Raises:
+        ModelError: the location is unknown, absolute, outside ``folder`` (also through a link), missing or too short.
+    """
+    name, entries = tensor.name or NAMELESS, {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) < len(tensor.external_data):
+        raise ModelError(f"tensor '{name}' says twice where its external data lies: export the model again")
+    if tensor.raw_data:
+        raise ModelError(f"tensor '{name}' has both external data and data in the model: export the model again")
+    location = entries.get("location", "")
+    if not location:
+        raise ModelError(f"tensor '{name}' has external data without a location: export the model again")
+    for key in ("offset", "length"):
+        if key in entries and not re.fullmatch(r"-?[0-9]{1,30}", entries[key]):
+            raise ModelError(
+                f"tensor '{name}' has external data with an offset or length that is not a number ({key} "
+                f"{entries[key]!r}): export the model again"
+            )
+    offset, length = int(entries.get("offset", 0)), int(entries["length"]) if "length" in entries else None
+    _check(name, location, offset, length, payload_bytes(dtype, list(tensor.dims)), folder)
+
+
+def read_in_place(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Read external data into a tensor, where it has some; ``check_external_proto`` has passed it."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _check(name: str, location: str, offset: int, length: int | None, expected: int, folder: Path | None) -> Path:
+    """Return the file that holds the data of a tensor."""
+    if folder is None:
+        raise ModelError(
+            f"tensor '{name}' keeps its data in the file '{location}', and the folder of the model is not known: "
+            "load the model by its path"
+        )
+    path = _inside(folder, location, name)
+    if offset < 0 or (length is not None and length < 0):
+        raise ModelError(f"tensor '{name}' has external data at offset {offset} of length {length}: export the model again")
+    if length is not None and length != expected:
+        raise ModelError(
+            f"tensor '{name}' declares {expected} bytes by its dims and {length} bytes of external data in '{location}': "
+            "export the model again"
+        )
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(
+            f"tensor '{name}' keeps its data in '{location}', which is not in '{folder}': copy it beside the model"
+        ) from error
+    if not path.is_file():
+        raise ModelError(f"tensor '{name}' keeps its data in '{location}', which is not a regular file: export the model again")
+    if offset + expected > size:
+        raise ModelError(
+            f"tensor '{name}' needs '{location}' to have {offset + expected} bytes, and it has {size}: "
+            "the file is cut short; copy it again"
+        )
+    return path
+
+
+def _inside(folder: Path, location: str, name: str) -> Path:
+    outside = ModelError(
+        f"tensor '{name}' points to external data outside the model's folder: '{location}'. "
+        "It is not read; copy the file into the folder and name it by a relative path"
+    )
+    if os.path.isabs(location) or "\\" in location or ":" in location or "\0" in location or ".." in Path(location).parts:
+        raise outside
+    path = folder / location
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:
+        raise outside from error
+    if not inside:
+        raise outside
+    return path

@@ -16,8 +16,8 @@ from burnish.graph import Names, attribute_value, describe_node, remove_node
 from burnish.graph.annotations import has_sample_axis_mark, mark_sample_axis, marked_sample_axis
 from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by
-from burnish.importer.loop_shapes import settle_loop_shapes
-from burnish.importer.names import name_everything
+from burnish.importer.dimensions import settle_loop_shapes
+from burnish.importer.nodes import name_everything
 from burnish.importer.shapes import infer_shapes
 from burnish.operators.registry import Elementwise, find_record
 from burnish.operators.reopen_rules import broadcast, unary

@@ -16,18 +16,15 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph import model_proto
 from burnish.importer.classical import without_zip_maps
-from burnish.importer.file_tensors import SourceFile
-from burnish.importer.group_normalization import hide_deprecated_nodes
+from burnish.importer.file_tensors import Payload, SourceFile, take_payloads
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
+from burnish.importer.limits import check_parts
+from burnish.importer.nodes import is_sorted, with_sorted_nodes
+from burnish.importer.normalization import hide_deprecated_nodes
 from burnish.importer.opset import normalize_proto_domains
-from burnish.importer.ownership import own_tensors
-from burnish.importer.parts import check_parts
-from burnish.importer.payloads import Payload, take_payloads
 from burnish.importer.runtime_operators import hide_runtime_nodes
-from burnish.importer.sorting import is_sorted, with_sorted_nodes
 from burnish.importer.source_model import SOURCE, SourceModel, large_tensors
-from burnish.importer.sparse import with_dense_constants
-from burnish.importer.tensors import check_tensors, fits, forget_external_data
+from burnish.importer.tensors import check_tensors, fits, forget_external_data, own_tensors, with_dense_constants
 from burnish.untrusted import check_regular
 
 _AGAIN = "Export the model again, or check that the file was copied whole"

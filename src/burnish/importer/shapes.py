@@ -22,13 +22,12 @@ from burnish.graph import (
 )
 from burnish.graph.annotations import UNNAMED_AXES
 from burnish.graph.protos import graphs_within
-from burnish.importer.axis_counts import may_have_many_axes
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
 from burnish.importer.gradients import stand_in_for_gradients
-from burnish.importer.inference_trial import try_inference
 from burnish.importer.lightweight import light_copy
-from burnish.importer.names import is_absent
-from burnish.importer.runtime_operators.layouts import laid_out_for_one_processor
+from burnish.importer.limits import may_have_many_axes, try_inference
+from burnish.importer.nodes import is_absent
+from burnish.importer.runtime_operators.registry import laid_out_for_one_processor
 
 NOT_INFERRED = frozenset({"Compress"})
 """Operators that the standard's inference gives no dtype: what the source declares is all there is."""

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph import model_proto
-from burnish.importer.external_data import ExternalData, read_in_place
+from burnish.importer.file_tensors import ExternalData, read_in_place
 from burnish.importer.lightweight import SMALL, large_constant, without_initializers
 from burnish.importer.tensors import placed_elsewhere
 

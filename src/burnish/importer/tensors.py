@@ -1,18 +1,34 @@
-"""Tensors as files store them: that each holds what its dims declare."""
+"""Tensors as files store them: checked to hold what their dims declare, made dense, and owned by the loaded model alone.
+
+Sparse constants become dense ones; sparse weights are refused, as training would fill them up. What the model owns is found
+wherever the process or the model's folder goes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from burnish.errors import ModelError
-from burnish.graph.protos import graphs_within
-from burnish.importer.external_data import check_external_proto, read_in_place
-from burnish.importer.lightweight import payload_bytes
+from burnish.graph import FLOATING
+from burnish.graph.protos import Body, graphs_within
+from burnish.importer.file_tensors import (
+    Elements,
+    ExternalData,
+    FileTensor,
+    Payload,
+    SourceFile,
+    check_external_proto,
+    read_in_place,
+)
+from burnish.importer.lightweight import SERIALIZABLE, payload_bytes
 
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
 
@@ -156,3 +172,175 @@ def _expected_elements(dtype: ir.DataType, dims: list[int]) -> int:
     if dtype.name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2"):
         return payload_bytes(dtype, dims)
     return count
+
+
+def with_dense_constants(proto: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+    """Return a model whose sparse initializers and constants are dense: itself where it has none, else a copy.
+
+    Args:
+        proto: a model that ``check_tensors`` has passed.
+        folder: where its external data lies.
+
+    Raises:
+        ModelError: a sparse tensor of floating-point elements, which may be a weight; one that is damaged, or too large.
+    """
+    if not any(_has_sparse(body) for body in _bodies(proto)):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for body in _bodies(copy):
+        if isinstance(body, onnx.GraphProto):
+            for sparse in body.sparse_initializer:
+                name = sparse.values.name
+                body.initializer.append(_dense(sparse, f"initializer '{name}'", name, folder))
+            del body.sparse_initializer[:]
+        for node in body.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+                    name = node.output[0]
+                    dense = _dense(attribute.sparse_tensor, f"the Constant with the output '{name}'", name, folder)
+                    attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+    return copy
+
+
+def _bodies(proto: onnx.ModelProto) -> list[Body]:
+    """The graph, the functions, and what is inside their nodes."""
+    return list(graphs_within(proto.graph, *proto.functions))
+
+
+def _has_sparse(body: Body) -> bool:
+    attributes: Iterable[onnx.AttributeProto] = (attribute for node in body.node for attribute in node.attribute)
+    is_graph = isinstance(body, onnx.GraphProto)
+    return (is_graph and len(body.sparse_initializer) > 0) or any(
+        attribute.type == onnx.AttributeProto.SPARSE_TENSOR for attribute in attributes
+    )
+
+
+def _dense(sparse: onnx.SparseTensorProto, what: str, name: str, folder: Path | None) -> onnx.TensorProto:
+    dtype = ir.DataType(sparse.values.data_type)
+    if dtype in FLOATING:
+        raise ModelError(f"{what} is sparse: store it as a dense tensor, which is what training needs")
+    if dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING):
+        raise ModelError(f"{what} is sparse, with elements of the type {dtype.name}: store numbers, or export the model again")
+    for tensor in (sparse.values, sparse.indices):
+        read_in_place(tensor, folder)
+    if payload_bytes(dtype, list(sparse.dims)) > SERIALIZABLE:
+        raise ModelError(
+            f"{what} is sparse, of the dims {list(sparse.dims)}, and too large as a dense tensor: export the model again"
+        )
+    try:
+        onnx.checker.check_sparse_tensor(sparse)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{what} is no valid sparse tensor: {str(error).strip()}. Export the model again") from error
+    values, indices = (onnx.numpy_helper.to_array(tensor) for tensor in (sparse.values, sparse.indices))
+    elements = np.zeros(math.prod(sparse.dims), values.dtype)
+    elements[indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), tuple(sparse.dims))] = values
+    return onnx.numpy_helper.from_array(elements.reshape(tuple(sparse.dims)), name)
+
+
+_Own = Callable[[ir.TensorProtocol, str], ir.TensorProtocol]
+"""Gives the tensor of the model, from what was read and the name of what holds it."""
+
+
+def own_tensors(
+    model: ir.Model,
+    folder: Path | None = None,
+    payloads: Mapping[str, Payload] = MappingProxyType({}),
+    file: SourceFile | None = None,
+) -> None:
+    """Replace, in place, every tensor by one that shares no mutable object with where it came from.
+
+    None of them is found by a path afterwards: external data is in memory, or read from a file that stays open.
+
+    Args:
+        model: the model.
+        folder: where its external data lies; None where the tensors know it themselves.
+        payloads: the data, by name, of the graph's initializers that have none themselves.
+        file: where these can be read again.
+
+    Raises:
+        ModelError: external data that is missing, too short or outside the folder.
+    """
+    external = ExternalData(folder)
+
+    def own(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+        return external.read(tensor, tensor.name or name) if isinstance(tensor, ir.ExternalTensor) else _own(tensor)
+
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                payload = payloads.get(value.name or "") if graph is model.graph else None
+                if payload is None:
+                    value.const_value = own(value.const_value, value.name or "")
+                else:
+                    value.const_value = _filled(value.const_value, payload, file)
+                value.type = ir.TensorType(value.const_value.dtype)
+                value.shape = ir.Shape(value.const_value.shape.numpy())
+    for name, attributes in _attributes(model):
+        _own_attributes(attributes, name, own)
+
+
+def external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]:
+    """The tensors of a model, in functions and bodies too, that know no more than a path to their data; and their names."""
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.name or "", value.const_value
+    for name, attributes in _attributes(model):
+        for attribute in attributes.values():
+            for tensor in _attribute_tensors(attribute):
+                if isinstance(tensor, ir.ExternalTensor):
+                    yield tensor.name or name, tensor
+
+
+def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The graph of a model, and those in its nodes and in its functions' nodes."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield from function.subgraphs()
+
+
+def _attributes(model: ir.Model) -> Iterator[tuple[str, MutableMapping[str, ir.Attr]]]:
+    """The attributes of nodes, named by what they compute, and of functions."""
+    for function in model.functions.values():
+        yield function.name, function.attributes
+    for nodes in (model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values())):
+        for node in nodes:
+            yield (node.outputs[0].name if node.outputs else node.name) or "", node.attributes
+
+
+def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
+    if attribute.is_ref() or attribute.value is None:
+        return ()
+    if attribute.type == ir.AttributeType.TENSORS:
+        return attribute.as_tensors()
+    return (attribute.as_tensor(),) if attribute.type == ir.AttributeType.TENSOR else ()
+
+
+def _own_attributes(attributes: MutableMapping[str, ir.Attr], name: str, copied: _Own) -> None:
+    """Own the tensors among attributes; ``name`` is that of a tensor that has none."""
+    for key, attribute in list(attributes.items()):
+        tensors = [copied(tensor, name) for tensor in _attribute_tensors(attribute)]
+        if tensors:
+            is_list = attribute.type == ir.AttributeType.TENSORS
+            owned = ir.AttrTensors(key, tensors) if is_list else ir.AttrTensor(key, tensors[0])
+            owned.doc_string = attribute.doc_string
+            attributes[key] = owned
+
+
+def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if isinstance(tensor, FileTensor):
+        return tensor.copy()
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
+    return ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
+
+
+def _filled(tensor: ir.TensorProtocol, payload: Payload, file: SourceFile | None) -> ir.TensorProtocol:
+    """The tensor with its data, little-endian as in all ONNX files."""
+    dtype = tensor.dtype.numpy()
+    elements = np.frombuffer(payload.data, dtype.newbyteorder("<") if sys.byteorder == "big" else dtype)
+    array = elements.astype(dtype, copy=False).reshape(tensor.shape.numpy())
+    if file is None or sys.byteorder == "big":
+        return ir.Tensor(array, tensor.dtype, name=tensor.name)
+    return FileTensor(Elements(array, array.shape, tensor.dtype, tensor.name, file, payload.offset))

@@ -13,7 +13,7 @@ from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, Builder, attribute_value, constant_array, describe_node, infer_outputs, output_axis
 from burnish.graph.constants import initial_array, set_initializer
 from burnish.importer import Source, load
-from burnish.importer.classical.zip_maps import number_zip_maps
+from burnish.importer.classical.outputs import number_zip_maps
 from burnish.random import check_seed
 from burnish.settings import suggestion
 from burnish.validation import is_whole

@@ -14,8 +14,7 @@ from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import garbage_kept, name_sources
 from burnish.graph.uses import is_used
-from burnish.importer.pytorch.exported import ExportedModule
-from burnish.importer.pytorch.extents import Extents
+from burnish.importer.pytorch.exported import ExportedModule, Extents
 from burnish.modes import batch_normalizations, bind_frozen, bind_training, numbered_draws
 from burnish.norms import ExtentRule, NormPolicy, RunningVariance, extent_rules
 from burnish.norms import get as policy_of

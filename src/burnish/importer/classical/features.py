@@ -15,7 +15,7 @@ from burnish.errors import ModelError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node
 from burnish.graph.matching import Node, Variable
 from burnish.graph.uses import producer_of
-from burnish.importer.classical.attributes import integers, numbers
+from burnish.importer.classical.inference import integers, numbers
 
 _LOGISTIC_PAIR = Node("Sigmoid", Node("Concat", Node("Neg", Variable("score")), Variable("score")))
 _NUMERIC = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})

@@ -1,11 +1,32 @@
-"""Dtypes and shapes of the operators of ``ai.onnx.ml`` for which the standard has no inference."""
+"""Attributes of operators of ``ai.onnx.ml`` with their defaults, and dtypes and shapes that the standard does not infer."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import attribute_value
-from burnish.importer.classical.attributes import CLASSICAL_DOMAIN, integers
+
+CLASSICAL_DOMAIN = "ai.onnx.ml"
+
+
+def numbers(node: ir.Node, name: str) -> np.ndarray:
+    """A list of floating-point numbers as float32, empty where it is left out."""
+    attribute = node.attributes.get(name)
+    return np.asarray([] if attribute is None else attribute.as_floats(), dtype=np.float32)
+
+
+def integers(node: ir.Node, name: str) -> np.ndarray:
+    """A list of integers as int64, empty where it is left out."""
+    attribute = node.attributes.get(name)
+    return np.asarray([] if attribute is None else attribute.as_ints(), dtype=np.int64)
+
+
+def strings(node: ir.Node, name: str) -> np.ndarray:
+    """A list of texts as bytes in UTF-8, which string tensors hold, empty where it is left out."""
+    attribute = node.attributes.get(name)
+    return np.asarray([] if attribute is None else [text.encode() for text in attribute.as_strings()], dtype=object)
+
 
 _TO_FLOAT = frozenset({"Normalizer", "Scaler"})
 """Operators that give the shape of what they read in float32, whatever that is of."""

@@ -24,8 +24,7 @@ from burnish.importer.pytorch.capture import (
     with_several_samples,
 )
 from burnish.importer.pytorch.export import export_module, traced_values
-from burnish.importer.pytorch.exported import ExportedModule, Structure
-from burnish.importer.pytorch.extents import Extents
+from burnish.importer.pytorch.exported import ExportedModule, Extents, Structure
 from burnish.importer.pytorch.python_state import PythonState
 
 __all__ = [

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from burnish.errors import ConfigurationError
-from burnish.importer.pytorch.forms import same_but_for_mode
+from burnish.importer.pytorch.layers import same_but_for_mode
 from burnish.importer.pytorch.python_state import PythonState
 from burnish.importer.pytorch.refusals import (
     FrozenValueError,

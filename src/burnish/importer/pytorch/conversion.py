@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch._export import utils
+from torch.export import decomp_utils, exported_program
 from torch.export.graph_signature import ConstantArgument, OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
@@ -20,11 +24,54 @@ from burnish.errors import UnsupportedOperatorError
 from burnish.importer.export_notes import SIGNATURE
 from burnish.importer.operands import OF_MODULE
 from burnish.importer.pytorch.capture import Captured, is_computed
-from burnish.importer.pytorch.composites import composites_known
 from burnish.importer.pytorch.decompositions import decomposing, decompositions, refuse_misread
 from burnish.importer.pytorch.exported import Structure
 from burnish.importer.pytorch.layers import is_user_input
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+_collect = utils._collect_all_valid_cia_ops
+_override = exported_program._override_composite_implicit_decomp
+
+
+@contextlib.contextmanager
+def composites_known() -> Iterator[None]:
+    """Let decompositions know the composite operators from before, and replace those of them alone that are to change.
+
+    Without that these two take most of the time of an export, whatever the module.
+    """
+    registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key(COMPOSITE.name))
+    readers: tuple[Any, ...] = (utils, decomp_utils, exported_program)
+    try:
+        for module in readers:
+            module._collect_all_valid_cia_ops = functools.partial(_composites, registered)
+        exported_program._override_composite_implicit_decomp = _replaced  # type: ignore[assignment]
+        yield
+    finally:
+        for module in readers:
+            module._collect_all_valid_cia_ops = _collect
+        exported_program._override_composite_implicit_decomp = _override
+
+
+@functools.lru_cache(maxsize=1)
+def _composites(registered: tuple[str, ...]) -> set[Any]:
+    """The composite operators while these are registered."""
+    return _collect()
+
+
+def _replaced(decompositions: Mapping[Any, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Replace what composite operators decompose to, where that is something else than they are made of."""
+    return _override({operator: function for operator, function in decompositions.items() if not _is_own(operator, function)})
+
+
+def _is_own(operator: Any, function: Callable[..., Any]) -> bool:
+    own = utils._get_decomp_for_cia(operator)
+    both = (own, function)
+    if all(isinstance(each, functools.partial) for each in both):
+        return own.func.__qualname__ == function.func.__qualname__  # type: ignore[attr-defined]
+    return own is function
+
 
 SIXTEEN_BITS = {torch.bfloat16: ml_dtypes.bfloat16}
 

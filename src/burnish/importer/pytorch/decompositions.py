@@ -19,8 +19,7 @@ from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils import _pytree as pytree
 
-from burnish.importer.pytorch.complex_decompositions import COMPLEX, WRITTEN_OUT
-from burnish.importer.pytorch.own_decompositions import OWN
+from burnish.importer.pytorch.own_decompositions import COMPLEX, OWN, WRITTEN_OUT
 from burnish.importer.pytorch.refusals import UnreadArgumentError
 from burnish.importer.pytorch.translation import OPSET, TRANSLATIONS
 

@@ -35,10 +35,9 @@ from burnish.importer.pytorch.conversion import (
     next_name,
     onnx_program,
 )
-from burnish.importer.pytorch.exported import ExportedModule, Structure
-from burnish.importer.pytorch.extents import Extents
-from burnish.importer.pytorch.forms import DROPS, same_but_for_mode
+from burnish.importer.pytorch.exported import ExportedModule, Extents, Structure, symbol_names
 from burnish.importer.pytorch.layers import (
+    DROPS,
     count_training_uses,
     hold_rows,
     in_layer,
@@ -47,6 +46,7 @@ from burnish.importer.pytorch.layers import (
     keep_scales,
     loosen_views,
     neutralize,
+    same_but_for_mode,
     say_dtypes,
     stop_gradients,
     take_parts,
@@ -54,7 +54,6 @@ from burnish.importer.pytorch.layers import (
     write_out_factors,
 )
 from burnish.importer.pytorch.refusals import check_examples, named_refusal, place_of
-from burnish.importer.pytorch.symbols import symbol_names
 from burnish.warn import warn
 
 

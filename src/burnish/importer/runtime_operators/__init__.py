@@ -6,8 +6,12 @@ no rewrite stays as it is: a runtime that has it runs it, and no gradient passes
 """
 
 from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, rewritten_operators
-from burnish.importer.runtime_operators.replace import declare_runtime_outputs, replace_runtime_operators
-from burnish.importer.runtime_operators.standard_names import hide_runtime_nodes, move_runtime_nodes
+from burnish.importer.runtime_operators.replace import (
+    declare_runtime_outputs,
+    hide_runtime_nodes,
+    move_runtime_nodes,
+    replace_runtime_operators,
+)
 
 __all__ = [
     "RUNTIME_DOMAIN",

@@ -1,13 +1,94 @@
-"""Attention over one projection of its input (``Attention``), and over queries, keys and values (``MultiHeadAttention``)."""
+"""Attention over one projection of its input (``Attention``), or over queries, keys and values (``MultiHeadAttention``).
+
+Its scores get masks in several forms, and what depends on how far keys are from queries.
+"""
 
 from __future__ import annotations
 
-from burnish.graph import Tensor
-from burnish.importer.runtime_operators.masks import attention_bias
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from burnish.graph import Tensor, same_dimension
 from burnish.importer.runtime_operators.registry import Results, is_read, rewrites, split
 from burnish.operators import Operation
-from burnish.operators.attention_decomposition import Stage, merge_heads, scaled_dot_product, split_heads
+from burnish.operators.attention_decomposition import (
+    Stage,
+    as_bias,
+    merge_heads,
+    places,
+    scaled_dot_product,
+    split_heads,
+    total,
+    visible,
+)
 from burnish.operators.positions import extent, known_rank
+
+_INDEX = ir.DataType.INT64
+_LOWEST_FILTER = -10000.0
+"""What the runtime adds to the scores of keys that a mask excludes, unless a node says otherwise."""
+
+
+def attention_bias(
+    op: Operation, q: Tensor, k: Tensor, past: Tensor | None, mask: Tensor | None, added: Tensor | None
+) -> Tensor | None:
+    """The sum of what the node's mask, its direction and a bias of its own add to the scores.
+
+    Args:
+        op: the node.
+        q: ``[batch, heads, queries, size]``.
+        k: ``[batch, heads, keys, size]``, with what was kept from before.
+        past: how many of the keys that is, int64 [1].
+        mask: in any form that the node takes.
+        added: what is added as it is, ``[batch, heads, queries, keys]`` or broadcast to it.
+    """
+    parts: list[Tensor] = []
+    if mask is not None:
+        allowed = _allowed(op, mask, q, k, past)
+        parts.append(as_bias(allowed, q.dtype, op.attribute("mask_filter_value", _LOWEST_FILTER)))
+    if op.attribute("unidirectional", 0):
+        seen = visible(extent(q, 2), extent(k, 2), past, after=0)
+        parts.append(as_bias(seen, q.dtype))
+    if added is not None:
+        parts.append(added)
+    return total(parts)
+
+
+def _allowed(op: Operation, mask: Tensor, q: Tensor, k: Tensor, past: Tensor | None) -> Tensor:
+    """A mask as booleans that broadcast to ``[batch, heads, queries, keys]``.
+
+    One axis: where the keys of each sample end, then, if there are more numbers, where they begin. Two: a number for each key.
+    Three: for each query and key. Four: for each query and key of the longest sequence, of which the last queries are cut.
+    """
+    builder, rank = op.builder, known_rank(op, mask)
+    queries, keys = extent(q, 2), extent(k, 2)
+    if rank == 1:
+        return _between_ends(mask, q, keys)
+    marked = builder.op("Greater", mask, builder.scalar(0, mask)) if mask.dtype != ir.DataType.BOOL else mask
+    if rank == 4:
+        start = builder.integers([0]) if past is None else past
+        marked = builder.op("Slice", marked, start, start + queries, builder.integers([2]))
+        return builder.op("Slice", marked, builder.integers([0]), keys, builder.integers([3]))
+    return builder.op("Unsqueeze", marked, builder.integers(_new_axes(rank)))
+
+
+def _new_axes(rank: int) -> Sequence[int]:
+    return (1, 2) if rank == 2 else (1,)
+
+
+def _between_ends(mask: Tensor, q: Tensor, keys: Tensor) -> Tensor:
+    builder, batch = mask.builder, extent(q, 0)
+    place, numbers, inner = places(builder, keys), builder.cast(mask, _INDEX), builder.integers([1, 2, 3])
+    if mask.shape is not None and q.shape is not None and same_dimension(mask.shape[0], q.shape[0]):
+        return builder.op("Less", place, builder.op("Unsqueeze", numbers, inner))
+    ends = builder.op("Slice", numbers, builder.integers([0]), batch, builder.integers([0]))
+    before_end = builder.op("Less", place, builder.op("Unsqueeze", ends, inner))
+    # Without second numbers, zeros stand where they would.
+    zeros = builder.op("ConstantOfShape", batch, value=ir.tensor([0], dtype=_INDEX), dtype=_INDEX)
+    begins = builder.op("Slice", builder.op("Concat", numbers, zeros, axis=0), batch, batch + batch, builder.integers([0]))
+    return builder.op("And", before_end, builder.op("GreaterOrEqual", place, builder.op("Unsqueeze", begins, inner)))
+
 
 _PACKED = 5
 """The rank of what holds queries, keys and values, or the last two: ``[batch, sequence, heads, 3 or 2, size]``."""
@@ -121,3 +202,58 @@ def _biases(op: Operation, sizes: list[int | None]) -> tuple[Tensor | None, ...]
 def _per_head(bias: Tensor, heads: int) -> Tensor:
     """``[heads * size]`` to ``[heads, 1, size]``."""
     return bias.builder.op("Reshape", bias, bias.builder.integers([heads, 1, -1]))
+
+
+_INDEX, _FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+@rewrites("RelativePositionBias")
+def relative_position_bias(op: Operation) -> Results:
+    """Rows of a table, by buckets of distances that grow with the distance (T5), ``[1, heads, queries, keys]``.
+
+    Half of the buckets hold one distance each, the others reach up to ``max_distance`` by equal factors.
+    """
+    builder, table = op.builder, op.input
+    buckets, is_both = table.dimension(0), bool(op.attribute("is_bidirectional", 0))
+    if buckets is None:
+        return None
+    query, key = (_places(op, index) for index in (1, 2))
+    distance = builder.op("Unsqueeze", key, builder.integers([0])) - builder.op("Unsqueeze", query, builder.integers([1]))
+    zero, first = builder.scalar(0, _INDEX), None
+    if is_both:
+        buckets //= 2
+        first = builder.cast(builder.op("Greater", distance, zero), _INDEX) * buckets
+        distance = builder.op("Abs", distance)
+    else:
+        distance = builder.op("Max", builder.op("Neg", distance), zero)
+    exact = buckets // 2
+    factor = (buckets - exact) / math.log(op.attribute("max_distance") / exact)
+    ratio = builder.cast(builder.op("Max", distance, builder.scalar(1, _INDEX)), _FLOAT) / float(exact)
+    far = builder.cast(builder.op("Log", ratio) * factor, _INDEX) + exact
+    far = builder.op("Min", far, builder.scalar(buckets - 1, _INDEX))
+    bucket = builder.op("Where", builder.op("Less", distance, builder.scalar(exact, _INDEX)), distance, far)
+    rows = builder.op("Gather", table, bucket if first is None else bucket + first, axis=0)
+    return builder.op("Unsqueeze", builder.op("Transpose", rows, perm=[2, 0, 1]), builder.integers([0]))
+
+
+def _places(op: Operation, index: int) -> Tensor:
+    """The numbers from 0 up to a length that the node takes."""
+    builder = op.builder
+    length = builder.op("Reshape", builder.cast(op.required(index), _INDEX), builder.integers([]))
+    return builder.op("Range", builder.scalar(0, _INDEX), length, builder.scalar(1, _INDEX))
+
+
+@rewrites("GatedRelativePositionBias")
+def gated_relative_position_bias(op: Operation) -> Results:
+    """A bias of positions times a gate of each query (WavLM): ``g (r eco - 1) + 2``; packed sequences stay.
+
+    Both gates are sigmoids of sums over halves of a projection of the query in each head.
+    """
+    builder, heads = op.builder, op.attribute("num_heads")
+    if op.optional(6) is not None:
+        return None
+    query = split_heads(op.input + op.required(1), heads)
+    projected = builder.op("MatMul", query, op.required(3)) + op.required(4)
+    halves = builder.op("Split", projected, axis=-1, num_outputs=2, outputs=2)
+    first, second = (builder.op("Sigmoid", builder.op("ReduceSum", half, builder.integers([-1]), keepdims=1)) for half in halves)
+    return (first * (second * op.required(5) - 1.0) + 2.0) * op.required(2)

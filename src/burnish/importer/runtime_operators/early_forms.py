@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from burnish.graph import Tensor
-from burnish.importer.runtime_operators.layouts import channels_first, channels_last
-from burnish.importer.runtime_operators.registry import Results, rewrites
+from burnish.importer.runtime_operators.registry import Results, channels_first, channels_last, rewrites
 from burnish.operators import Operation
 from burnish.operators.positions import known_rank
 

@@ -9,8 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Tensor
-from burnish.importer.runtime_operators.layouts import channels_first, channels_last
-from burnish.importer.runtime_operators.registry import Results, is_read, rewrites
+from burnish.importer.runtime_operators.registry import Results, channels_first, channels_last, is_read, rewrites
 from burnish.operators import Operation
 from burnish.operators.attention_decomposition import places
 from burnish.operators.positions import extent, known_rank

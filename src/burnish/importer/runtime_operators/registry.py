@@ -1,4 +1,7 @@
-"""The rewrites of operators that runtimes have of their own, by name; their modules are imported when a model has such a node."""
+"""The rewrites of operators that runtimes have of their own, by name; their modules are imported when a model has such a node.
+
+Layouts of images: channels last, and those in which ONNX Runtime saves a model that it laid out for the processor at hand.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from burnish.graph import Builder, Tensor, bodies
+from burnish.graph import Builder, Tensor, bodies, describe_node
 from burnish.graph.uses import is_used, origin_of, producer_of
 from burnish.importer.operands import HELD
 from burnish.importer.shape_constants import COMPUTED
 from burnish.operators import Operation
+from burnish.operators.positions import known_rank
 
 RUNTIME_DOMAIN = "com.microsoft"
 """The domain in which ONNX Runtime and its tools write operators that the standard lacks."""
@@ -24,10 +28,7 @@ Rewrite = Callable[[Operation], Results]
 STANDARD_INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul"})
 """Operators of the standard that compute with the integers of a quantization, which are rewritten as a runtime's are."""
 
-FAMILIES = tuple(
-    "activations attention block_quantization early_forms grouped_query_attention integers linear_algebra normalization products "
-    "quantization relative_positions spectra".split()
-)
+FAMILIES = tuple("attention early_forms grouped_query_attention linear_algebra normalization products quantization".split())
 """The modules beside this one that register rewrites."""
 
 _rewrites: dict[str, Rewrite] = {}
@@ -91,3 +92,27 @@ def split(x: Tensor, sizes: list[int], axis: int) -> tuple[Tensor, ...]:
         return (x,)
     parts = builder.op("Split", x, builder.integers(sizes), axis=axis, outputs=len(sizes))
     return parts if isinstance(parts, tuple) else (parts,)
+
+
+_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
+
+
+def laid_out_for_one_processor(node: ir.Node) -> str | None:
+    """Return, in words and with what to do, that a node is of such an operator; None where it is not."""
+    if node.domain not in _DOMAINS:
+        return None
+    return (
+        f"{describe_node(node)} was saved by ONNX Runtime in the layout of one processor, which no other runtime reads: give the "
+        "file that was optimized, or save it with graph_optimization_level = ORT_ENABLE_EXTENDED"
+    )
+
+
+def channels_first(op: Operation, x: Tensor) -> Tensor:
+    """``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
+    rank = known_rank(op, x)
+    return op.builder.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def channels_last(op: Operation, x: Tensor) -> Tensor:
+    """``[batch, channels, ...]`` to ``[batch, ..., channels]``."""
+    return op.builder.op("Transpose", x, perm=[0, *range(2, known_rank(op, x)), 1])
