@@ -44,8 +44,8 @@ class Pass(Generic[C]):
         local: whether it names what it emits and gives it dtypes and shapes, so that nothing has to be restored.
         settled: whether it reads shapes that a pass before it may have opened: in a ``Repeat`` it waits for a round in which none
             changed anything.
-        operators: types of nodes. If a model has none of them, bodies included, the pass changes nothing and is skipped. Empty
-            for a pass that any model may need.
+        operators: types of nodes, and domains. If a model has none of them, in bodies and functions either, the pass changes
+            nothing and is skipped. Empty for a pass that any model may need.
         counted: whether a round of a ``Repeat`` counts in which it changed something. One that ends by itself need not.
         reason: why it is our own where onnx_ir has a pass for the same; empty where it has none.
     """
@@ -198,7 +198,7 @@ class _Run(Generic[C]):
         self.context = context
         self.records: list[PassRecord] = []
         self.takes_notes = _observer.get() is not None
-        self.present: frozenset[str] | None = None  # types of nodes; None if they may be others than when they were listed
+        self.present: frozenset[str] | None = None  # types and domains of nodes; None if they may have changed
         self.verification = Verification(stage.name, model) if os.environ.get(VERIFY) == "1" else None
 
     def elements(self, elements: Sequence[Element[C]]) -> None:
@@ -244,9 +244,11 @@ class _Run(Generic[C]):
             self.verification.settled(" and ".join(item.name for item in changed))
 
     def operators(self) -> frozenset[str]:
-        """Return the types of the nodes of the model, in bodies too."""
+        """Return the types of the nodes of the model, in bodies and functions too, and their domains."""
         if self.present is None:
-            self.present = frozenset(node.op_type for node in self.model.graph.all_nodes())
+            bodies: list[ir.Graph | ir.Function] = [self.model.graph, *self.model.functions.values()]
+            nodes = [node for body in bodies for node in body.all_nodes()]
+            self.present = frozenset(name for node in nodes for name in (node.op_type, node.domain))
         return self.present
 
     def changes(self, item: Pass[C]) -> bool:

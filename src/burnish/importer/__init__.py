@@ -8,12 +8,11 @@ the batch symbolic. What is done with the model afterwards (training or inferenc
 
 from burnish.importer.bound_inputs import Bind, described_bindings
 from burnish.importer.dimensions import FIXED_BY
-from burnish.importer.export_notes import lost_parameters, shared_statistics
+from burnish.importer.export_notes import folded_layers, lost_parameters, shared_statistics
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.limits import check_constant_sizes
 from burnish.importer.load import Source, exported_module, load, with_plain_tensors
-from burnish.importer.normalization import folded_layers
 from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
 from burnish.importer.reading import read_proto
 from burnish.importer.shape_constants import shape_reader

@@ -15,7 +15,14 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph.stage import Fallback, Pass, Repeat, Stage, note, rewrite
 from burnish.importer.bound_inputs import bind_inputs
-from burnish.importer.classical import declare_outputs, hold_preprocessing, note_class_labels, replace_classical_operators
+from burnish.importer.classical import (
+    CLASSICAL_DOMAIN,
+    CONVERTERS,
+    declare_outputs,
+    hold_preprocessing,
+    note_class_labels,
+    replace_classical_operators,
+)
 from burnish.importer.classical.inference import OF_FLOATS
 from burnish.importer.dimensions import fix_layer_axes, name_reshaped_dimensions, settle_loop_shapes, settle_range_shapes
 from burnish.importer.embedding_bags import replace_embedding_bags
@@ -43,7 +50,14 @@ from burnish.importer.operator_forms import (
 )
 from burnish.importer.opset import OLDEST_CANONICAL, check_opset, declare_opset, normalize_domains, upgrade_opset
 from burnish.importer.padding import CONVOLUTIONS, POOLS, count_padding_as_data, drop_windows_in_padding, write_pads
-from burnish.importer.runtime_operators import declare_runtime_outputs, move_runtime_nodes, replace_runtime_operators
+from burnish.importer.runtime_operators import (
+    RUNTIME_DOMAIN,
+    STANDARD_INTEGER_PRODUCTS,
+    STANDARD_NAMES,
+    declare_runtime_outputs,
+    move_runtime_nodes,
+    replace_runtime_operators,
+)
 from burnish.importer.sequences import resolve_optionals, resolve_sequences, stack_built_lists, write_out_maps
 from burnish.importer.shape_constants import fold_shape_constants
 from burnish.importer.shapes import infer_shapes, name_input_dimensions, open_unknown_dimensions, require_dtypes
@@ -51,6 +65,9 @@ from burnish.sample_axes import AskedAxes, ask_sample_axes
 
 FOLDING_ROUNDS = 4
 """A folded shape makes more shapes known; chains of chains deeper than this are not written by exporters."""
+
+RUNTIME_OPERATORS = (RUNTIME_DOMAIN, *STANDARD_INTEGER_PRODUCTS)
+"""Those that may be a runtime's; ``rewritten_operators`` has them by name."""
 
 NAMES = "NameFixPass makes names of nodes unique in each graph alone; messages name a node of the whole model"
 """Why names are ours."""
@@ -70,6 +87,10 @@ class Import:
 
 def opens_batch(_: ir.Model, context: Import) -> bool:
     return context.batch == "open"
+
+
+def is_of_pytorch(model: ir.Model, _: Import) -> bool:
+    return (model.producer_name or "").lower() == "pytorch"
 
 
 def take_branches(model: ir.Model) -> bool:
@@ -104,15 +125,19 @@ READ: Stage[Import] = Stage(
     "READ",
     (
         rewrite(normalize_domains),
-        rewrite(move_runtime_nodes),
+        rewrite(move_runtime_nodes, operators=STANDARD_NAMES),
         note(check_opset),
         note(check_references),
-        rewrite(inline_functions, reason="InlinePass needs calls without cycles, and does not bound what a file expands to"),
+        rewrite(
+            inline_functions,
+            when=lambda model, _: bool(model.functions),
+            reason="InlinePass needs calls without cycles, and does not bound what a file expands to",
+        ),
         rewrite(declare_opset),
         note(check_nodes),
         rewrite(bind_gradients, operators=("Gradient",)),
         rewrite(gather_initializers, reason="LiftConstantsToInitializersPass goes by size; here a layer reads it as a weight"),
-        rewrite(hold_stripped_weights),
+        rewrite(hold_stripped_weights, operators=("ConstantOfShape",)),
         rewrite(name_everything, reason=NAMES),
         rewrite(open_unknown_dimensions),
         rewrite(name_input_dimensions),
@@ -122,7 +147,7 @@ READ: Stage[Import] = Stage(
             reason="AddDefaultAttributesPass states every default, and not those that its schemas lack",
         ),
         rewrite(declare_outputs, operators=OF_FLOATS),
-        rewrite(declare_runtime_outputs),
+        rewrite(declare_runtime_outputs, operators=RUNTIME_OPERATORS),
     ),
     settles=False,
 )
@@ -185,18 +210,18 @@ CANONICAL: Stage[Import] = Stage(
             ),
             at_most=1,
         ),
-        rewrite(hold_preprocessing, local=True),
-        rewrite(replace_classical_operators),
+        rewrite(hold_preprocessing, when=lambda model, _: model.producer_name in CONVERTERS, local=True),
+        rewrite(replace_classical_operators, operators=(CLASSICAL_DOMAIN,)),
         rewrite(resolve_cast_like, operators=("CastLike",), local=True),
         Pass("bind_inputs", lambda model, context: bind_inputs(model, context.bind), when=lambda _, context: bool(context.bind)),
-        rewrite(replace_runtime_operators),
+        rewrite(replace_runtime_operators, operators=RUNTIME_OPERATORS),
         Repeat(FOLDING, FOLDING_ROUNDS),
         Repeat(
             (
                 rewrite(restore_instance_normalization, operators=("BatchNormalization",)),
                 rewrite(normalize_by_own_statistics, operators=("BatchNormalization",)),
                 rewrite(fix_layer_axes),
-                rewrite(restore_exported_functions),
+                rewrite(restore_exported_functions, when=is_of_pytorch),
             ),
             at_most=1,
         ),
@@ -207,8 +232,8 @@ CANONICAL: Stage[Import] = Stage(
         note(hold_attention_constants),
         note(hold_simplified_constants),
         note(hold_input_constants),
-        note(note_class_labels),
-        note(note_subgradients),
+        note(note_class_labels, operators=("ArgMax", "Greater")),
+        note(note_subgradients, when=is_of_pytorch),
         note(require_dtypes),
         Pass("ask_sample_axes", lambda model, context: ask_sample_axes(model.graph, context.sample_axis), local=True),
         Repeat(FOLDING, ROUNDS_BEFORE_OPENING, when=opens_batch),

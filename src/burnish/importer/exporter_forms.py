@@ -42,8 +42,6 @@ def restore_exported_functions(model: ir.Model) -> bool:
     Returns:
         Whether there was any.
     """
-    if (model.producer_name or "").lower() != "pytorch":
-        return False
     restored = False
     for graph in list(model.graphs()):
         for node in reversed(list(graph)):
@@ -235,9 +233,7 @@ _RELU6 = (0.0, 6.0)
 
 
 def note_subgradients(model: ir.Model) -> None:
-    """Note, in place, the subgradients of a model that PyTorch exported; a model from elsewhere stays as it is."""
-    if (model.producer_name or "").lower() != "pytorch":
-        return
+    """Note, in place, the subgradients of a model that PyTorch exported."""
     nodes = [node for node in model.graph.all_nodes() if node.domain == ""]
     are_noted = any(CALL in node.metadata_props for node in nodes)
     modules: dict[str, set[str]] = defaultdict(set)

@@ -36,8 +36,6 @@ def inline_functions(model: ir.Model) -> None:
             value that it does not have, takes graphs as attributes, has fewer inputs or outputs than a call, gives nothing for an
             output of the model, or uses another version of a custom domain than the model.
     """
-    if not model.functions:
-        return
     _check_expansion(model)
     _check_scopes(model)
     expansion = _Expansion(model)

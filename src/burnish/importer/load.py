@@ -180,7 +180,8 @@ def with_plain_tensors(model: ir.Model) -> ir.Model:
         ModelError: a constant would take more memory than reading the model may.
     """
     check_constant_sizes(model)
-    if hold_optional_inputs(model):
+    ends = (*model.graph.inputs, *model.graph.outputs)
+    if any(isinstance(value.type, ir.OptionalType) for value in ends) and hold_optional_inputs(model):
         FOLDED.run(model, Import())
     for value in model.graph.inputs:
         if isinstance(value.type, ir.SequenceType | ir.OptionalType):

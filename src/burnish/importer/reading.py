@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import model_proto
+from burnish.graph.protos import graphs_within
 from burnish.importer.classical import without_zip_maps
 from burnish.importer.file_tensors import Payload, SourceFile, take_payloads
 from burnish.importer.lightweight import SERIALIZABLE, light_copy, without_payloads
@@ -22,7 +23,7 @@ from burnish.importer.limits import check_parts
 from burnish.importer.nodes import is_sorted, with_sorted_nodes
 from burnish.importer.normalization import hide_deprecated_nodes
 from burnish.importer.opset import normalize_proto_domains
-from burnish.importer.runtime_operators import hide_runtime_nodes
+from burnish.importer.runtime_operators import STANDARD_NAMES, hide_runtime_nodes
 from burnish.importer.source_model import SOURCE, SourceModel, large_tensors
 from burnish.importer.tensors import check_tensors, fits, forget_external_data, own_tensors, with_dense_constants
 from burnish.untrusted import check_regular
@@ -50,7 +51,7 @@ def read_model(source: object) -> ir.Model:
     if isinstance(source, ir.Model):
         return _read_ir(source)
     read = _read_apart(Path(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else _read_proto(source)
-    proto = without_zip_maps(read.proto)
+    proto = without_zip_maps(read.proto) if "ZipMap" in _operators(read.proto) else read.proto
     _refuse_maps(proto, read.name)
     try:
         model = ir.from_proto(proto)
@@ -170,6 +171,11 @@ def _check_light(read: _Read) -> None:
     _check(light, read.name)
 
 
+def _operators(proto: onnx.ModelProto) -> frozenset[str]:
+    """The types of all nodes, in bodies and functions too."""
+    return frozenset(node.op_type for body in graphs_within(proto.graph, *proto.functions) for node in body.node)
+
+
 def _is_text(message: Any) -> bool:
     """Whether every string of a protobuf message is UTF-8: the parser lets others pass, and fails when they are read."""
     try:
@@ -220,8 +226,11 @@ def _check(light: onnx.ModelProto, name: str) -> None:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     normalize_proto_domains(light)
-    hide_runtime_nodes(light)
-    hide_deprecated_nodes(light)
+    operators = _operators(light)
+    if not operators.isdisjoint(STANDARD_NAMES):
+        hide_runtime_nodes(light)
+    if "GroupNormalization" in operators:
+        hide_deprecated_nodes(light)
     try:
         onnx.checker.check_model(light)
     except Exception as error:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import (
+    BURNISH_DOMAIN,
     Builder,
     Names,
     constant_array,
@@ -79,8 +80,11 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
     """
     light = light_copy(model)
     joins_many = joins_many_copies(light.graph)
-    stand_in_for_gradients(light.graph)
-    stand_in_for_classical(light.graph)
+    domains = {node.domain for node in light.graph.all_nodes()}
+    if BURNISH_DOMAIN in domains:
+        stand_in_for_gradients(light.graph)
+    if CLASSICAL_DOMAIN in domains:
+        stand_in_for_classical(light.graph)
     for node in light.graph.all_nodes():
         if node.domain != "":
             continue

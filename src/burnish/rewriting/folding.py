@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from burnish.graph import Names, add_initializer, constant_array, remove_unread_value
 from burnish.graph.uses import is_read_once
-from burnish.importer.normalization import FOLDED
+from burnish.importer.export_notes import FOLDED
 
 
 @dataclass(frozen=True)

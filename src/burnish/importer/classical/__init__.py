@@ -20,6 +20,7 @@ __all__ = [
     "CLASSES",
     "CLASSICAL_DOMAIN",
     "CLASS_NUMBERS",
+    "CONVERTERS",
     "declare_outputs",
     "hold_preprocessing",
     "note_class_labels",
@@ -36,14 +37,12 @@ PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def hold_preprocessing(model: ir.Model) -> None:
-    """Make, in place, Constant nodes of the initializers of a converter that are no weights.
+    """Make, in place, Constant nodes of the initializers that are no weights, in a file of one of the ``CONVERTERS``.
 
     In such a file the weights are the matrices of products, and what is added to a product. Every other number is what a step of
     the pipeline was fitted to, such as the means of a scaler or the quantiles of a table, or a constant such as the 1 of
-    ``1 - p``. Files of other producers stay as they are.
+    ``1 - p``.
     """
-    if model.producer_name not in CONVERTERS:
-        return
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if value.dtype not in FLOATING or not value.uses() or value.is_graph_output():

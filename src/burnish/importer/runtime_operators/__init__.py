@@ -5,8 +5,9 @@ file beside it. ``standard_names`` finds those that are written in the standard'
 no rewrite stays as it is: a runtime that has it runs it, and no gradient passes through.
 """
 
-from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, rewritten_operators
+from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, STANDARD_INTEGER_PRODUCTS, rewritten_operators
 from burnish.importer.runtime_operators.replace import (
+    STANDARD_NAMES,
     declare_runtime_outputs,
     hide_runtime_nodes,
     move_runtime_nodes,
@@ -15,6 +16,8 @@ from burnish.importer.runtime_operators.replace import (
 
 __all__ = [
     "RUNTIME_DOMAIN",
+    "STANDARD_INTEGER_PRODUCTS",
+    "STANDARD_NAMES",
     "declare_runtime_outputs",
     "hide_runtime_nodes",
     "move_runtime_nodes",

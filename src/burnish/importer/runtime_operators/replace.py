@@ -19,6 +19,7 @@ from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, Results,
 from burnish.operators import Operation
 
 STANDARD_NAMES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators of ONNX Runtime that its tools write in the domain ``""``."""
 
 
 def hide_runtime_nodes(proto: onnx.ModelProto) -> None:
