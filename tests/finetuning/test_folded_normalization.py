@@ -14,7 +14,6 @@ import pytest
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.finetuning import plan, transfer
-from burnish.importer.normalization import FOLDED, folded_layers
 from burnish.importer.export_notes import FOLDED, folded_layers
 from oracles.small_networks import Network
 
