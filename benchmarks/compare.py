@@ -30,7 +30,7 @@ from typing import Any
 import comparison_table
 import environments
 import installation
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from contender_kinds import ALL, ENGINES, KINDS, PAGES
 from contenders import TURN_SECONDS, WAKING_SECONDS, Contender, ContenderError
 from workloads import WORKLOADS, prepare

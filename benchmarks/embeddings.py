@@ -232,8 +232,8 @@ def rates(rows: int, count: int, repetitions: int, clock: Callable[[], float]) -
     """Nanoseconds for a row, of the kernels and of the yardstick, over rows drawn evenly, each once in a call."""
     import torch
 
-    from burnish.engines.torch.bindings.embedding.row_updates import GRADIENT, SCALAR, STATE
-    from burnish.engines.torch.native import kernels
+    from burnish.engines.torch import native as kernels
+    from burnish.engines.torch.bindings.embedding import GRADIENT, SCALAR, STATE
     from burnish.kernels.elementwise.programs import OPERATIONS
 
     assert kernels.available("rows"), "there is no C++ compiler for the engine's kernels"

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.models import residual_network
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 
 BATCH, SAMPLES, WORKERS = 32, 512, (2, 3, 4)
 MANY_EPOCHS = 100_000  # more than a run comes to before it is killed

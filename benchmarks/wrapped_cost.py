@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import burnish.torch
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.runtime.autograd_node import NAME, graph_calls
 from burnish.torch.wrapped import HELD
 

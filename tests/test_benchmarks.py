@@ -20,7 +20,7 @@ import quantization
 import wrapped_cost
 from architectures.catalogue import ARCHITECTURES
 from architectures.sizes import SIZED
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.runtime.autograd_node import NAME
 from contender_kinds import Kind
 from installation import NOT_INSTALLED

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from burnish.analysis.in_place import written_in_place
+from burnish.analysis.memory_plan import written_in_place
 
 UPDATES = {"p": "next"}
 

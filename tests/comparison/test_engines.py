@@ -19,7 +19,7 @@ from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError, EngineError, InputError, NonFiniteLossError
 from burnish.graph import source_of
 from burnish.models import residual_network
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.faulty_engine import FaultyEngine, FaultyKernel
 
 MODEL = residual_network((1, 4, 4), classes=3, width=2, blocks=(1,))

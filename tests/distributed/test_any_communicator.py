@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.small_networks import CLASSES, Network
 
 FEATURES, SAMPLES, STEPS, WORKERS = 6, 12, 3, 3

@@ -19,7 +19,7 @@ from worker_processes import run
 import burnish
 from burnish.distributed.connection.communicators import GroupCommunicator
 from burnish.distributed.connection.joining import join
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import Batch, Outcome, largest_difference, part_of, train_alone, train_in_threads, train_part
 from oracles.small_networks import Network

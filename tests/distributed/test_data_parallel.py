@@ -13,13 +13,13 @@ from burnish.compiler.executable import lower
 from burnish.distributed.derivation import derive
 from burnish.distributed.exchanges import is_exchange
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.fusion import fuse
-from burnish.engines.torch.native import kernels
 from burnish.errors import ConfigurationError, EngineError
 from burnish.graph import BURNISH_DOMAIN
-from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED
+from burnish.kernels.normalization.fusion import SYNCHRONIZED
 from burnish.norms import get
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.errors import ObjectiveWarning
 from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, inverted_residual, residual

@@ -11,7 +11,7 @@ import burnish
 from burnish import optim, surgery
 from burnish.distributed.local_steps import offset_of
 from burnish.errors import ConfigurationError, NonFiniteLossError
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.combinations import diagonal, named
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, part_of, train_alone

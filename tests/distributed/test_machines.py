@@ -21,7 +21,7 @@ import burnish
 from burnish.distributed import join
 from burnish.distributed.connection.communicators import SMALL_BYTES, BFloat16, GroupCommunicator, OrderedSums
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.errors import WorkerError
 from oracles.combinations import spread
 

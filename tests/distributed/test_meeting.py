@@ -20,7 +20,7 @@ from burnish.distributed import join
 from burnish.distributed.connection import environment
 from burnish.distributed.connection.environment import Place
 from burnish.distributed.connection.store import FolderStore, check_folder
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.errors import ConfigurationError, WorkerError
 from oracles.combinations import diagonal
 

@@ -20,7 +20,7 @@ from burnish.distributed.connection.communicators import (
     OrderedSums,
 )
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.errors import ConfigurationError
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_threads, largest_difference, train_alone, train_in_threads

@@ -18,13 +18,13 @@ from burnish.compiler.executable import lower
 from burnish.distributed.derivation import derive
 from burnish.distributed.exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from burnish.norms import get
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.rewriting.recompute import run_in_order
 from burnish.targets import TARGETS
 from oracles.combinations import diagonal, named

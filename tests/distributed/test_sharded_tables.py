@@ -14,7 +14,7 @@ from burnish.data import synthetic_clicks
 from burnish.distributed.sharded_tables import TableShards, look_up_rows
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
 from burnish.models import dlrm
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.combinations import diagonal
 from oracles.embedding_tables import FEW, ROWS, table_batches, tables_model, tables_program
 from oracles.several_workers import in_threads, largest_difference, part_of, train_alone, train_in_threads, train_part

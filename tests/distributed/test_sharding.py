@@ -15,7 +15,7 @@ from burnish.distributed.accumulation import accumulated_entries, accumulates
 from burnish.distributed.connection.communicators import scattered
 from burnish.distributed.sharded_optimizer import shares_of
 from burnish.engines.communicator import GRADIENTS
-from burnish.engines.torch.bindings.exchange.translation import ALIGNMENT
+from burnish.engines.torch.bindings.exchange import ALIGNMENT
 from burnish.errors import ConfigurationError, EngineError
 from burnish.targets import TARGETS
 from oracles.combinations import spread

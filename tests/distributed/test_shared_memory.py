@@ -19,7 +19,7 @@ from burnish.distributed import join
 from burnish.distributed.connection import shared_memory
 from burnish.distributed.connection.backends import Backends
 from burnish.distributed.connection.shared_memory import PIECE_BYTES, SMALL_BYTES, Files, Processes
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.errors import WorkerError
 
 pytestmark = [

@@ -19,7 +19,7 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.kernels.compiling import find_compiler
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.combinations import diagonal
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_array_threads, in_threads, part_of

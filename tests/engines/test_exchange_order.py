@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from burnish.engines.exchange_order import keep_exchange_order
+from burnish.engines.split_graph import keep_exchange_order
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN
 

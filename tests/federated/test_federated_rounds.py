@@ -13,7 +13,7 @@ from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated import Round, Server, Sharing, Update, run_rounds
 from burnish.federated.rounds import evaluate
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.combinations import spread
 from oracles.normalized_networks import image_batches, inverted_residual
 from oracles.same_state import assert_same_state

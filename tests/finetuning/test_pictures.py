@@ -149,7 +149,7 @@ def test_void_pixels_are_no_class(masks, tmp_path):
     void = np.array(Image.open(file))
     void[0] = 255
     Image.fromarray(void).save(file)
-    chosen = burnish.losses.resized(burnish.losses.cross_entropy(ignore_index=255))
+    chosen = burnish.losses.composite(burnish.losses.cross_entropy(ignore_index=255))
     prepared, _ = transfer(small_unet(classes=6, reduction=2), folder, loss=chosen)
     assert prepared.head.classes == 3
 

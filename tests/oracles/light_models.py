@@ -17,7 +17,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles import torch_interpreter
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

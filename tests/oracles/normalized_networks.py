@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from burnish.graph import Tensor
 from burnish.models import residual_network
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from oracles.small_networks import CLASSES, Network
 
 IMAGE = (3, 8, 8)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 
 from burnish.graph import Builder, Tensor, constant_array
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 
 CLASSES = 3
 LEAST_NORMALIZED = 8

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.compiler.gradient import differentiated
-from burnish.rewriting.remove_unused import remove_unused
+from burnish.graph.uses import remove_unused
 from oracles.rewritten import rewritten
 
 

@@ -17,7 +17,7 @@ from burnish.compiler.executable import Executable
 from burnish.distributed import ArrayCommunicator
 from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
-from burnish.engines.torch import preparation
+from burnish.engines.torch import fusion as preparation
 from oracles.thread_communicator import ThreadCommunicator
 
 Batch = Mapping[str, np.ndarray]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import burnish.torch
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.runtime.autograd_node import NAME, graph_calls
 from burnish.engines.torch.translate import splitting
 from burnish.errors import EngineError, GradientError

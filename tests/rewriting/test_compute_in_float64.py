@@ -8,7 +8,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from burnish.engines.reference import ReferenceEngine
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 
 TEXT = """<ir_version: 10, opset_import: ["": 18]>
 network (float[2, 3] x, int64[2] shape, bool flag) => (float[2, 3] y, float16[2, 3] half, int64[2, 3] rounded)

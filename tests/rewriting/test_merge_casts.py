@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 
 import burnish
-from burnish.rewriting.merge_casts import merge_casts
+from burnish.rewriting.merge_equal_nodes import merge_casts
 from oracles.rewritten import rewritten
 
 

@@ -12,7 +12,7 @@ import pytest
 import burnish
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.models import residual_network
-from burnish.rewriting.merge_scalars import merge_scalars
+from burnish.rewriting.merge_equal_nodes import merge_scalars
 from oracles.rewritten import rewritten
 
 

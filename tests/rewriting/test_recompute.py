@@ -16,8 +16,8 @@ from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError
 from burnish.models import residual_network
-from burnish.rewriting.forward import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute import recompute_activations, run_in_order, wait_by_selection
+from burnish.rewriting.recompute_choice import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute_request import Recompute, get
 from oracles.combinations import diagonal, named
 from oracles.rewritten import rewritten

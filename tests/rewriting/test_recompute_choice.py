@@ -12,8 +12,7 @@ from burnish.models import residual_network
 from burnish.operators import semantic_operators
 from burnish.operators.collectives import MARKS
 from burnish.rewriting import recompute, recompute_choice
-from burnish.rewriting.forward import Forward
-from burnish.rewriting.recompute_choice import _Cut, _fewest_checkpoint_bytes
+from burnish.rewriting.recompute_choice import Forward, _Cut, _fewest_checkpoint_bytes
 from oracles.kernel_graphs import kernel_graphs
 
 

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.rewriting.remove_unused import remove_unused
-from burnish.rewriting.widen_reductions import widen_reductions
+from burnish.graph.uses import remove_unused
+from burnish.rewriting.change_dtypes import widen_reductions
 from oracles.rewritten import rewritten
 
 X = np.full((2, 5000), 20.0, np.float16)

@@ -13,7 +13,7 @@ import onnxruntime
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 
 ENGINES = ("onnxruntime", "torch")
 STEPS = 2

@@ -16,7 +16,7 @@ import burnish
 from burnish import engines
 from burnish.errors import ConfigurationError, InputError
 from burnish.files.export import export_inference
-from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
+from burnish.rewriting.fold_weights import fold_weight_normalization
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 torch.set_num_threads(1)

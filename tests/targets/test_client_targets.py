@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli import application
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
-from burnish.rewriting.compute_without_float64 import compute_without_float64
+from burnish.rewriting.change_dtypes import compute_without_float64
 from burnish.rewriting.further_outputs import compute_further_outputs
 from burnish.targets import (
     TARGETS,

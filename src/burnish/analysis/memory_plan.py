@@ -1,8 +1,6 @@
 """The planned peak of a graph: how many bytes are alive at once when its nodes run in the graph's order.
 
-Every value lives from the node that computes it to the last that reads it; outputs of the graph live to its end. A reshaped value
-shares its source's memory, and an elementwise operator writes over an operand that nothing reads any more, as runtimes do. What a
-kernel needs for itself (packed weights, unfolded images) and what an allocator loses between blocks is not in the figure.
+It is also told which next values of the state may be written over the present ones, so that a step needs no second buffers.
 """
 
 from __future__ import annotations
@@ -19,6 +17,63 @@ from burnish.graph.annotations import marked_sample_axis
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 from burnish.graph.uses import read_by
 from burnish.operators.semantic import semantic_operator
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Standard operators whose output may lie in the memory of their first operand."""
+ELEMENTWISE = frozenset({"Add", "Div", "Identity", "Mul", "Sub", "Where"})
+"""Standard operators that may write over an operand of their output's shape, as ONNX Runtime computes them."""
+
+
+def written_in_place(graph: ir.Graph, updates: Mapping[str, str], elementwise: Collection[str] = ()) -> frozenset[str]:
+    """Return the state entries whose next values a runtime may write over the present ones, whatever order it runs nodes in.
+
+    Args:
+        graph: what is run; it is not to be rewritten afterwards. Its inputs have the names of the state entries that they are.
+        updates: for state entries, the output that is their next value.
+        elementwise: operators of the domain ``burnish`` that read each element of their operands before they write it.
+    """
+    present = {value.name: value for value in graph.inputs}
+    following = {value.name: value for value in graph.outputs}
+    place = {node: number for number, node in enumerate(graph)}
+    ancestors = _ancestors(graph, place)
+    readers = _readers(graph)
+
+    def may_be_written(entry: str, output: str) -> bool:
+        writer = following[output].producer()
+        if writer is None or entry not in present:
+            return False
+        own = ELEMENTWISE if writer.domain == "" else elementwise if writer.domain == BURNISH_DOMAIN else ()
+        allowed = ancestors[writer] | (1 << place[writer] if writer.op_type in own else 0)
+        return all(allowed >> place[reader] & 1 for reader in readers.get(present[entry], ()))
+
+    return frozenset(entry for entry, output in updates.items() if output in following and may_be_written(entry, output))
+
+
+def _ancestors(graph: ir.Graph, place: Mapping[ir.Node, int]) -> dict[ir.Node, int]:
+    """For each node, the bits of those that it waits for."""
+    ancestors: dict[ir.Node, int] = {}
+    for node in graph:
+        bits = 0
+        for value in read_by(node):
+            producer = value.producer()
+            if producer is not None:
+                bits |= ancestors[producer] | 1 << place[producer]
+        ancestors[node] = bits
+    return ancestors
+
+
+def _readers(graph: ir.Graph) -> dict[ir.Value, set[ir.Node]]:
+    """The nodes that read the memory of each input of the graph: of itself, or of what may lie in it."""
+    origins = {value: value for value in graph.inputs}
+    readers: dict[ir.Value, set[ir.Node]] = {}
+    for node in graph:
+        read = [origins[value] for value in read_by(node) if value in origins]
+        for origin in read:
+            readers.setdefault(origin, set()).add(node)
+        if node.domain == "" and node.op_type in VIEWS and node.inputs[0] in origins:
+            origins[node.outputs[0]] = origins[node.inputs[0]]
+    return readers
+
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}

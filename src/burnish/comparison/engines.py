@@ -20,7 +20,7 @@ from burnish.errors import ConfigurationError, NonFiniteLossError
 from burnish.operators import semantic_operators
 from burnish.operators.collectives import MARKS
 from burnish.program import Program, Role
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.training.inputs import check_batch, check_hyperparameters
 
 EXPLAINED = 10.0

@@ -22,7 +22,7 @@ from burnish.compiler.update import OPTIMIZER
 from burnish.engines import Arrays, Engine
 from burnish.errors import EngineError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, describe_node, place, source_of
-from burnish.rewriting.compute_in_float64 import compute_in_float64
+from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.targets import TARGETS
 
 PERTURBATION = 1e-6

@@ -17,13 +17,13 @@ from burnish.data.random_data import random_batches
 from burnish.engines import Arrays, registry
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.graph import FLOATING, Builder, Tensor, describe_node, place, source_of
+from burnish.graph.uses import remove_unused
 from burnish.losses.base import LabelSpec, LossBase, Reading, Term, floating_shape, size_of, sum_of
 from burnish.operators.collectives import MARKS
 from burnish.operators.quantization import STRAIGHT_THROUGH
 from burnish.operators.semantic import differentiable_outputs, semantic_operators
 from burnish.program import Program, Role
-from burnish.rewriting.compute_in_float64 import compute_in_float64
-from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.rewriting.simulate_quantization import simulate_quantization
 from burnish.targets import TARGETS
 

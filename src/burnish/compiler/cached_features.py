@@ -12,11 +12,10 @@ from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
 from burnish.graph.annotations import mark_sample_axis
 from burnish.graph.inference import RANDOM_OPERATORS
-from burnish.graph.uses import is_used, read_by
+from burnish.graph.uses import is_used, read_by, remove_unused
 from burnish.modes import batch_normalizations
 from burnish.norms import Frozen, NormPolicy, layer_name
 from burnish.operators.extents import Factor, Kind
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.sample_axes import Analysis
 from burnish.settings import suggestion
 

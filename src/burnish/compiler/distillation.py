@@ -18,7 +18,7 @@ from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
 from burnish.norms import ExtentRule
-from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.fold_constants import fold_constants
 from burnish.rewriting.stages import RECOGNIZED
 

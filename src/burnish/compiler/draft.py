@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.analysis.index_range import index_range
+from burnish.analysis.parameter_roles import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
 from burnish.graph.annotations import mark_sample_axis, marked_sample_axis

@@ -59,7 +59,7 @@ from burnish.optim.groups import frozen_by_pattern, with_aliases, without_freezi
 from burnish.program.program import Inference, Program
 from burnish.program.signature import GraphSignature
 from burnish.program.state import Weights
-from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.compute_integers import compute_integers
 from burnish.rewriting.precision import get as get_precision
 from burnish.rewriting.stages import RECOGNIZED

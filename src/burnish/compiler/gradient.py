@@ -12,7 +12,7 @@ from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
 from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
 from burnish.modes import bind_as_exported
-from burnish.rewriting.compute_in_float32 import cast_for_readers, compute_in_float32, has_sixteen_bit_values, order_of
+from burnish.rewriting.change_dtypes import cast_for_readers, compute_in_float32, has_sixteen_bit_values, order_of
 from burnish.rewriting.recognize_attention import recognize_attention
 from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
 from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD, Lowering

@@ -15,7 +15,7 @@ from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError
 from burnish.graph import SIXTEEN_BIT, Names, insert_behind
 from burnish.program.state import Weights
-from burnish.rewriting.compute_in_float32 import Order, cast_for_readers, order_of
+from burnish.rewriting.change_dtypes import Order, cast_for_readers, order_of
 
 
 def state_dtypes(model: ir.Model, state: ModelState) -> dict[str, ir.DataType]:

@@ -21,12 +21,12 @@ from burnish.distributed.sharded_tables import TableShards, look_up_rows, sum_ov
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
+from burnish.graph.uses import remove_unused
 from burnish.norms import NormPolicy
 from burnish.operators.collectives import ALL_GATHER_ROWS, ALL_REDUCE, ALL_REDUCE_ROWS, SCATTER_ROWS
 from burnish.operators.row_gradients import COALESCE_ROWS
 from burnish.program import Role
 from burnish.program.signature import Entry, GraphSignature, Signature
-from burnish.rewriting.remove_unused import remove_unused
 
 
 @dataclass(frozen=True)

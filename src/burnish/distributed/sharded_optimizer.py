@@ -23,7 +23,7 @@ from burnish.engines import ProgramRunner
 from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses, static_shape, zeros_like
-from burnish.graph.uses import ancestors_of, producer_of, read_by
+from burnish.graph.uses import ancestors_of, producer_of, read_by, remove_unused
 from burnish.operators.collectives import (
     ALL_REDUCE_FINISH,
     GATHER_OWNED,
@@ -33,7 +33,6 @@ from burnish.operators.collectives import (
 )
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.program.signature import Entry, Role, Signature
-from burnish.rewriting.remove_unused import remove_unused
 
 GRADIENT, NEXT = "grad:", "next:"
 """How the names of a training graph's outputs begin, for gradients and for the next values of state entries."""

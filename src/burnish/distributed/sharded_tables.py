@@ -29,14 +29,13 @@ from burnish.engines.base import NOTHING, Arrays, HandedOver
 from burnish.engines.communicator import Communicator
 from burnish.errors import ConfigurationError, WorkerError
 from burnish.graph import Builder, Tensor, attribute_value, describe_node, replace_node, source_of, static_shape
-from burnish.graph.uses import is_used, read_by
+from burnish.graph.uses import is_used, read_by, remove_unused
 from burnish.operators.collectives import ALL_REDUCE, LOOK_UP_ROWS, SCATTER_ROWS, all_reduce
 from burnish.operators.indexing import from_the_front
 from burnish.optim.slots import parameter_of
 from burnish.program import Role
 from burnish.program.layout import stand_in
 from burnish.program.signature import Entry, Signature
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.settings import matches_pattern, nearest
 
 PARAMETER = "param/"

@@ -1,15 +1,18 @@
-"""A program opened on an engine that runs one model at a time, with the state in numpy arrays."""
+"""Runners that all engines share: with the state in numpy arrays, and what stands for a runner in a process that was forked."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import onnx_ir as ir
 
 from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, check_finite_loss, uninterrupted
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
+from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 
 if TYPE_CHECKING:
@@ -106,3 +109,40 @@ def _own(array: np.ndarray) -> np.ndarray:
     """A copy of an array, but of a mapped table the table itself."""
     table = adopted(array)
     return np.array(array) if table is None else table
+
+
+class InheritedRunner(ProgramRunner):
+    """Refuses all that a runner does: the threads of its engine are those of the parent.
+
+    Args:
+        runner: of the parent. It is never freed here: that would wait for these threads.
+    """
+
+    def __init__(self, runner: ProgramRunner):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(runner))
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> NoReturn:
+        raise _refusal()
+
+    def evaluate(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> NoReturn:
+        raise _refusal()
+
+    def predict(self, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> NoReturn:
+        raise _refusal()
+
+    def state(self) -> NoReturn:
+        raise _refusal()
+
+    def state_entry(self, name: str) -> NoReturn:
+        raise _refusal()
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> NoReturn:
+        raise _refusal()
+
+
+def _refusal() -> EngineError:
+    return EngineError(
+        f"The session was opened in another process, from which this one ({os.getpid()}) was forked: the threads of its "
+        "engine do not live on here. Open a session in this process, Session(program, state=...) with a state that was taken "
+        "before the fork, or start processes by multiprocessing's 'spawn'"
+    )

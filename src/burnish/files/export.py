@@ -21,14 +21,13 @@ from burnish.files.metadata import OBJECTIVE, TRAINING, objective_entry
 from burnish.files.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
 from burnish.graph.stage import Pass, Stage, rewrite
+from burnish.graph.uses import remove_unused
 from burnish.importer.classical import restore_zip_maps
 from burnish.program import Program
 from burnish.program.state import ROUNDED, LazyArrays, check_state, chosen
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
-from burnish.rewriting.fold_pruning import fold_pruning
 from burnish.rewriting.fold_quantization import fold_quantization
-from burnish.rewriting.fold_weight_normalization import fold_weight_normalization
-from burnish.rewriting.remove_unused import remove_unused
+from burnish.rewriting.fold_weights import fold_pruning, fold_weight_normalization
 from burnish.transfers import Transfer
 
 SMALLEST_EXTERNAL = 1024

@@ -20,7 +20,7 @@ from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.update import update_graphs
 from burnish.errors import CheckpointError
 from burnish.graph import FLOATING, TRAINING_DOMAIN, Builder, Tensor, attribute_value, describe_node, model_proto, replace_uses
-from burnish.graph.uses import ancestors_of, is_used
+from burnish.graph.uses import ancestors_of, is_used, remove_unused
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
 from burnish.importer.gradients import is_gradient
@@ -35,7 +35,6 @@ from burnish.rewriting.draw_dropout import draw_dropout
 from burnish.rewriting.expand_gradients import expand_gradients
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.recognize_attention import recognize_attention
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.targets import TARGETS
 
 TARGET = "onnxruntime"

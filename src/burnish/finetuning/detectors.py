@@ -15,11 +15,11 @@ from burnish.data.annotated.objects import ObjectImages
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, attribute_value, constant_array
+from burnish.graph.uses import remove_unused
 from burnish.importer import load
 from burnish.losses.detection import BOXES, CROWD, LABELS
 from burnish.metrics.average_precision import FOUND, IOU_THRESHOLDS, Picture, coco_average_precision
 from burnish.metrics.base import rows_name
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.surgery.linear_sources import LINEAR, PASSING, is_moved, linear_sources
 from burnish.training.trained_model import open_model
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from burnish.graph.attributes import bodies
 
@@ -193,3 +194,13 @@ def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
                 pending.append(producer)
             elif value.is_initializer() and not is_used(value):
                 graph.initializers.pop(value.name or "", None)
+
+
+def remove_unused(model: ir.Model) -> bool:
+    """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
+    # The pass removes nodes too, and each takes it as long as the graph has outputs.
+    changed = remove_unread_nodes(model.graph)
+    changed |= RemoveUnusedNodesPass()(model).modified
+    changed |= RemoveUnusedOpsetsPass()(model).modified
+    model.opset_imports.setdefault("", 18)
+    return changed

@@ -23,19 +23,21 @@ from burnish.losses.base import (
 from burnish.losses.binary_cross_entropy import (
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
+    BinaryFocal,
+    Focal,
     bce_with_logits,
     binary_cross_entropy,
+    binary_focal,
+    focal,
 )
-from burnish.losses.composite import Summand, WeightedSum, weighted_sum
-from burnish.losses.cross_entropy import CrossEntropy, cross_entropy
+from burnish.losses.composite import Resized, Summand, WeightedSum, resized, weighted_sum
+from burnish.losses.cross_entropy import CrossEntropy, KullbackLeibler, NegativeLogLikelihood, cross_entropy, kl_divergence, nll
 from burnish.losses.ctc import ConnectionistTemporalClassification, ctc
 from burnish.losses.detr import Detr, detr
 from burnish.losses.distillation import Distillation, distill
 from burnish.losses.embedding import CosineEmbedding, TripletMargin, cosine_embedding, triplet
-from burnish.losses.focal import BinaryFocal, Focal, binary_focal, focal
 from burnish.losses.hinge import Hinge, HingeEmbedding, MultiMargin, hinge, hinge_embedding, multi_margin
 from burnish.losses.iou import CompleteIoU, DistanceIoU, GeneralizedIoU, IntersectionOverUnion, ciou, diou, giou, iou
-from burnish.losses.likelihood import KullbackLeibler, NegativeLogLikelihood, kl_divergence, nll
 from burnish.losses.mixed import Mixed, mixed
 from burnish.losses.onnx_losses import OnnxLoss, OutputLoss, from_onnx, from_options, output
 from burnish.losses.registry import LOSSES, LossLike, get
@@ -49,7 +51,6 @@ from burnish.losses.regression import (
     mean_squared_error,
     smooth_l1,
 )
-from burnish.losses.resized import Resized, resized
 from burnish.losses.segmentation import BinaryDice, Dice, Lovasz, Tversky, binary_dice, dice, lovasz, tversky
 from burnish.losses.ssd import Ssd, ssd
 from burnish.losses.task_aligned import TaskAligned, task_aligned

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy, from logits over class indices or over probabilities."""
+"""Losses over class indices: softmax cross-entropy, negative log-likelihood and divergence, and what they share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from burnish.graph import Tensor
 from burnish.losses.base import (
     SOFTMAX,
     Compared,
+    ElementwiseLoss,
     Extents,
     LabelSpec,
     LossBase,
@@ -22,18 +23,102 @@ from burnish.losses.base import (
     Term,
     check_reduction,
     check_same_shape,
+    floating_shape,
+    samples_of,
     sum_of,
 )
-from burnish.losses.classes import (
-    check_class_weight,
-    check_ignore_index,
-    class_labels,
-    class_weight_column,
-    classified_shape,
-    positions,
-)
-from burnish.operators.loss import CLASS_AXIS, SOFTMAX_CROSS_ENTROPY, class_count
-from burnish.validation import is_number, require
+from burnish.operators.loss import CLASS_AXIS, SOFTMAX_CROSS_ENTROPY, Labelled, class_count
+from burnish.settings import plain
+from burnish.validation import is_number, is_whole, require
+
+
+def classified_shape(
+    loss: str,
+    prediction: Tensor,
+    weight: Sequence[float] | None = None,
+    option: str = "weight",
+    class_axis: int = CLASS_AXIS,
+) -> Extents:
+    """Return the extents of a prediction ``[N, C, d1, ...]``, for which ``option`` gave one number per class, or None.
+
+    Its classes are along ``class_axis``, 1 or -1.
+
+    Raises:
+        ConfigurationError: it is not floating-point, has no class axis, or not one class per weight.
+    """
+    shape = floating_shape(loss, prediction)
+    if len(shape) < 2:
+        expected = "[batch, classes, ...]" if class_axis == CLASS_AXIS else "[batch, ..., classes]"
+        raise ConfigurationError(
+            f"{loss}: the prediction '{prediction.name}' has shape {list(shape)}, and classes are read along axis {class_axis}: "
+            f"the model must give {expected}; add a batch axis, or name another output (outputs=...)"
+        )
+    classes = shape[class_axis]
+    if isinstance(classes, int) and weight is not None and len(weight) != classes:
+        raise ConfigurationError(
+            f"{loss}: {option} has {len(weight)} numbers, and the prediction '{prediction.name}' has "
+            f"{classes} classes: give one number per class"
+        )
+    return shape
+
+
+def class_labels(
+    loss: str,
+    prediction: Tensor,
+    ignored: int | None,
+    weight: Sequence[float] | None = None,
+    class_axis: int = CLASS_AXIS,
+) -> LabelSpec:
+    """Return the spec of ``labels``: the prediction's shape without the class axis, int64, 0 to C - 1.
+
+    Raises:
+        ConfigurationError: as ``classified_shape``.
+    """
+    shape = classified_shape(loss, prediction, weight, class_axis=class_axis)
+    axis = class_axis % len(shape)
+    classes = shape[axis]
+    return LabelSpec(
+        "labels",
+        ir.DataType.INT64,
+        (*shape[:axis], *shape[axis + 1 :]),
+        minimum=0,
+        maximum=classes - 1 if isinstance(classes, int) else None,
+        ignored=ignored,
+    )
+
+
+def check_class_weight(loss: str, weight: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return class weights as floats.
+
+    Raises:
+        ConfigurationError: one is no finite number, or negative.
+    """
+    if weight is None:
+        return None
+    weight = plain(tuple(weight))
+    if not all(is_number(number) and number >= 0 for number in weight):
+        raise ConfigurationError(f"{loss}: weight must hold finite numbers that are not negative, not {weight}")
+    return tuple(float(number) for number in weight)
+
+
+def check_ignore_index(loss: str, ignore_index: object) -> None:
+    """Raise ConfigurationError for what is no integer, or one that labels cannot hold."""
+    fits = is_whole(ignore_index) and -(2**63) <= ignore_index < 2**63
+    require(fits, loss, "ignore_index", ignore_index, "an integer that int64 holds")
+
+
+def class_weight_column(weight: Sequence[float], like: Tensor) -> Tensor:
+    """Emit class weights as a constant that broadcasts along the class axis of ``like``."""
+    assert like.rank is not None
+    shape = (-1, *([1] * (like.rank - 2)))
+    return like.builder.constant(np.asarray(weight, dtype=like.dtype.numpy()).reshape(shape))
+
+
+def positions(prediction: Tensor) -> Tensor:
+    """Emit the number of positions of ``[N, C, d1, ...]``: of elements without the class axis, in the prediction's dtype."""
+    builder = prediction.builder
+    return builder.cast(builder.op("Size", prediction) / class_count(prediction), prediction.dtype)
+
 
 LAST_AXIS = -1
 
@@ -168,3 +253,92 @@ class CrossEntropy(LossBase):
 
 
 cross_entropy = CrossEntropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class NegativeLogLikelihood(LossBase):
+    """``-w[y] * x[y]`` of log-probabilities x ``[N, C, d1, ...]`` and class indices y, as ``torch.nn.functional.nll_loss``.
+
+    The mean is over ``sum(w[y])``, of the positions whose label is not ignore_index; where all are ignored, the loss is 0.
+
+    Attributes:
+        ignore_index: positions with this label add neither a term nor a weight.
+        weight: one finite number >= 0 per class, or None.
+        reduction: ``mean`` as above; ``sum`` leaves the division out.
+    """
+
+    name = "nll"
+    scale = "log_probabilities"
+    readings = (Reading(takes="log_probabilities", class_axis=CLASS_AXIS),)
+    default_metrics = ("accuracy",)
+
+    ignore_index: int = -100
+    weight: Sequence[float] | None = None
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction)
+        check_ignore_index(self.name, self.ignore_index)
+        object.__setattr__(self, "weight", check_class_weight(self.name, self.weight))
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        return (class_labels(self.name, predictions[0], self.ignore_index, self.weight),)
+
+    def terms(self, predictions: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Term, ...]:
+        """Emit one term, from log-probabilities ``[N, C, d1, ...]`` and class indices ``[N, d1, ...]``, int64."""
+        (log_p,), (label,) = predictions, labels
+        classified_shape(self.name, log_p, self.weight)
+        labelled = Labelled(log_p, label, self.ignore_index, self.weight)
+        term = labelled.pick(log_p)
+        if labelled.weight is not None:
+            term = labelled.weight * term
+        total = sum_of(labelled.counted(-term))
+        return (Term(total, log_p.builder.scalar(1.0, log_p) if self.reduction == "sum" else labelled.total_weight()),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KullbackLeibler(ElementwiseLoss):
+    """``y * (log y - x)`` of log-probabilities x and probabilities y, as ``torch.nn.functional.kl_div``; 0 where y = 0.
+
+    Attributes:
+        log_target: the targets are log-probabilities too: ``exp(y) * (y - x)``.
+        reduction: ``batchmean``, the divergence itself, averaged over axis 0; ``mean`` over every element, which is smaller by
+            the number of elements of a sample; or ``sum``.
+    """
+
+    name = "kl_divergence"
+    readings = (Reading(takes="log_probabilities"),)
+
+    log_target: bool = False
+    reduction: str = "batchmean"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.name, self.reduction, ("batchmean", "mean", "sum"))
+
+    def label_specs(self, predictions: Sequence[Tensor]) -> tuple[LabelSpec, ...]:
+        (prediction,) = predictions
+        if self.reduction == "batchmean" and not floating_shape(self.name, prediction):
+            raise ConfigurationError(
+                f"{self.name}: the prediction '{prediction.name}' has no axis, and batchmean divides by the extent of axis 0: "
+                "let the model give [batch, ...], or choose reduction='sum'"
+            )
+        (spec,) = super().label_specs(predictions)
+        return (spec if self.log_target else replace(spec, minimum=0, maximum=1),)
+
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        builder = prediction.builder
+        if self.log_target:
+            return builder.op("Exp", target) * (target - prediction)
+        is_zero = builder.op("Equal", target, 0.0)
+        logarithm = builder.op("Log", builder.op("Where", is_zero, builder.scalar(1.0, target), target, like=target))
+        product = target * (logarithm - prediction)
+        return builder.op("Where", is_zero, builder.scalar(0.0, product), product, like=product)
+
+    def weight(self, prediction: Tensor) -> Tensor:
+        if self.reduction == "batchmean":
+            return samples_of(prediction, prediction.dtype)
+        return super().weight(prediction)
+
+
+kl_divergence = KullbackLeibler
+nll = NegativeLogLikelihood

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from burnish.graph import Tensor
 from burnish.losses.base import ElementwiseLoss, LabelSpec, LossBase, Reading, Reduction, Term, check_reduction, sum_of
-from burnish.losses.classes import check_class_weight, class_labels, classified_shape
+from burnish.losses.cross_entropy import check_class_weight, class_labels, classified_shape
 from burnish.operators.loss import CLASS_AXIS, Labelled
 from burnish.validation import check_number, require
 

@@ -24,7 +24,7 @@ from burnish.losses.base import (
     mean_or_sum,
     sum_of,
 )
-from burnish.losses.classes import check_ignore_index, class_labels
+from burnish.losses.cross_entropy import check_ignore_index, class_labels
 from burnish.operators.elementwise import STOP_GRADIENT
 from burnish.operators.loss import CLASS_AXIS, Labelled
 from burnish.validation import check_number

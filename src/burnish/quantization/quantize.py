@@ -32,7 +32,7 @@ from burnish.quantization.formats import ActivationFormat, WeightFormat, activat
 from burnish.quantization.graph import KEY, QuantizationMark, Scales
 from burnish.quantization.pairs import Training, put_pair, quantize_activation, quantize_weight
 from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
-from burnish.rewriting.compute_in_float32 import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.settings import is_natural_text, read_number
 from burnish.validation import is_number, is_whole

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, output_axis, replace_value, static_shape
-from burnish.graph.uses import is_read_once, producer_of
+from burnish.graph.uses import is_read_once, producer_of, remove_unused
 from burnish.quantization.graph import QuantizationMark
 from burnish.rewriting.integer_operators import (
     GREATEST_ACTIVATION,
@@ -31,7 +31,6 @@ from burnish.rewriting.integer_operators import (
     multiplied,
     terms_of,
 )
-from burnish.rewriting.remove_unused import remove_unused
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 UNKNOWN_TERMS = 2**13

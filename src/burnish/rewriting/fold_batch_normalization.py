@@ -1,21 +1,220 @@
 """Folding of inference-mode batch normalization into the layer before it, or the one after it.
 
-Batch normalization at inference is ``y = a * x + b`` per channel, with ``a = scale / sqrt(variance + epsilon)`` and
-``b = bias - mean * a`` (Ioffe and Szegedy 2015, section 3.1). After a linear layer with output channels the same numbers
-come from weights ``a * W`` and the bias ``a * c + b``. What is left is tried on the layer after it (``fold_into_following``).
+Batch normalization at inference is ``y = a * x + b`` per channel, with ``a = scale / sqrt(variance + epsilon)`` and ``b = bias -
+mean * a`` (Ioffe and Szegedy 2015, section 3.1). After a linear layer with output channels the same numbers come from weights ``a
+* W`` and the bias ``a * c + b``. What is left is tried on the layer after it: with ``y = a * x + b`` per channel, ``W y + c = (W
+a) x + (W b + c)``. A convolution that pads its input with zeros pads y and not x, so that its borders would differ, unless b is
+zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import Names, attribute_value, constant_array, remove_node, remove_unread_value, replace_value
+from burnish.graph import (
+    Names,
+    add_initializer,
+    attribute_value,
+    constant_array,
+    insert_behind,
+    remove_node,
+    remove_unread_value,
+    replace_value,
+)
 from burnish.graph.uses import is_read_once, is_used, producer_of
-from burnish.rewriting.fold_into_following import fold_into_following
-from burnish.rewriting.folding import Folding, rounded, wide
+from burnish.importer.export_notes import FOLDED
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What a batch normalization of inference computes, ``a * x + b`` per channel, on its way into a layer.
+
+    Attributes:
+        graph: the graph of both.
+        names: those in use in it.
+        normalization: the node.
+        a, b: float64 [C].
+    """
+
+    graph: ir.Graph
+    names: Names
+    normalization: ir.Node
+    a: np.ndarray
+    b: np.ndarray
+
+    def give(self, layer: ir.Node, weight: np.ndarray, shift: np.ndarray, factor: np.ndarray | float = 1.0) -> bool:
+        """Give a layer a new weight, and ``factor`` times its bias plus ``shift`` as bias, rounded to the weight's dtype.
+
+        Returns:
+            Whether that was possible: a bias that it has is constant, and the dtype holds the numbers.
+        """
+        present = layer.inputs[2] if len(layer.inputs) > 2 else None
+        bias = constant_array(present)
+        if present is not None and bias is None:
+            return False
+        if layer.op_type != "Gemm" and bias is not None and bias.shape != shift.shape:
+            return False
+        dtype = dtype_of(layer.inputs[1])
+        scaled, shifted = rounded(weight, dtype), rounded(shift if bias is None else factor * wide(bias) + shift, dtype)
+        if scaled is None or shifted is None:
+            return False
+        self.put(layer, 1, scaled)
+        if present is not None:
+            self.put(layer, 2, shifted)
+        elif shift.any():
+            layer.resize_inputs(3)
+            layer.replace_input_with(2, self.new_bias(layer.inputs[1], shifted))
+        layer.metadata_props[FOLDED] = self.normalization.name or ""
+        return True
+
+    def put(self, node: ir.Node, index: int, array: np.ndarray) -> None:
+        """Give an operand of a node new numbers; under its name, unless others read the old ones."""
+        old = node.inputs[index]
+        assert old is not None
+        if is_read_once(old) and old.is_initializer():
+            old.const_value = ir.Tensor(array, name=old.name)
+            old.shape = ir.Shape(array.shape)
+            return
+        node.replace_input_with(index, add_initializer(self.graph, self.names.take(old.name or "weight"), array))
+        if not old.is_initializer():
+            remove_unread_value(self.graph, old)
+
+    def new_bias(self, weight: ir.Value | None, array: np.ndarray) -> ir.Value:
+        """Add the bias of a layer without one: ``<layer>.bias`` for ``<layer>.weight``, else by the normalization's name."""
+        bias = self.normalization.inputs[2]
+        assert weight is not None
+        assert bias is not None
+        stem = (weight.name or "").removesuffix(".weight")
+        name = bias.name or "bias"
+        if stem != weight.name:
+            name = f"{stem}.bias"
+        elif is_read_once(bias) and bias.is_initializer():
+            self.graph.initializers.pop(name)
+            bias.name = None
+            self.names.release(name)
+        return add_initializer(self.graph, self.names.take(name), array)
+
+
+def dtype_of(value: ir.Value | None) -> np.dtype:
+    """The dtype of a constant."""
+    array = constant_array(value)
+    assert array is not None
+    return array.dtype
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Cast, or None where a narrow dtype cannot hold a number."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    return result if np.isfinite(wide(result)).all() else None
+
+
+def fold_into_following(folding: Folding) -> bool:
+    """Fold ``a * x + b``, in place, into the only reader of a normalization: Conv, Gemm or MatMul, also after a Flatten.
+
+    Weights and biases keep their names. The normalization stays for the caller to remove; its output is still what the layer
+    reads.
+
+    Returns:
+        Whether that was possible.
+    """
+    use = _only_use(folding.normalization.outputs[0])
+    if use is None:
+        return False
+    reader, index = use
+    if reader.op_type in ("Flatten", "Reshape") and reader.domain == "" and index == 0:
+        positions = _flattened_positions(reader)
+        use = _only_use(reader.outputs[0])
+        if positions is None or use is None:
+            return False
+        reader, index = use
+        folding = replace(folding, a=np.repeat(folding.a, positions), b=np.repeat(folding.b, positions))
+    rule = _FOLLOWING_RULES.get(reader.op_type) if reader.domain == "" and index == 0 and reader.graph is folding.graph else None
+    return rule is not None and rule(folding, reader)
+
+
+def _only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
+    if not is_read_once(value):
+        return None
+    reader, index = next(iter(value.uses()))
+    return reader, index
+
+
+def _flattened_positions(node: ir.Node) -> int | None:
+    """How many positions of each channel a node puts side by side that makes [N, C · positions] of [N, C, ...]; else None."""
+    before, behind = node.inputs[0], node.outputs[0]
+    if before is None or before.shape is None or behind.shape is None or len(behind.shape) != 2 or len(before.shape) < 2:
+        return None
+    extents = [extent for extent in before.shape.dims[1:] if isinstance(extent, int)]
+    if len(extents) != len(before.shape) - 1 or behind.shape.dims[1] != math.prod(extents):
+        return None
+    return math.prod(extents[1:])
+
+
+def _convolution(folding: Folding, layer: ir.Node) -> bool:
+    weight = constant_array(layer.inputs[1])
+    if weight is None or (folding.b.any() and _pads(layer)):
+        return False
+    groups = attribute_value(layer, "group", 1)
+    # Output channel o of group g reads the input channels g * (channels of a group) onwards.
+    grouped = wide(weight).reshape(groups, -1, *weight.shape[1:])
+    shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+    shift = (grouped * folding.b.reshape(shape)).sum(axis=tuple(range(2, grouped.ndim))).reshape(-1)
+    return folding.give(layer, (grouped * folding.a.reshape(shape)).reshape(weight.shape), shift)
+
+
+def _pads(layer: ir.Node) -> bool:
+    return attribute_value(layer, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(attribute_value(layer, "pads", ()))
+
+
+def _gemm(folding: Folding, layer: ir.Node) -> bool:
+    weight = constant_array(layer.inputs[1])
+    if weight is None or attribute_value(layer, "transA", 0):
+        return False
+    alpha, beta = (attribute_value(layer, name, 1.0) for name in ("alpha", "beta"))
+    matrix, a, b = wide(weight), folding.a, folding.b
+    if attribute_value(layer, "transB", 0):
+        scaled, shift = matrix * a[None, :], matrix @ b
+    else:
+        scaled, shift = matrix * a[:, None], b @ matrix
+    if not folding.give(layer, scaled, alpha * shift, beta):
+        return False
+    layer.attributes.pop("beta", None)
+    return True
+
+
+def _matmul(folding: Folding, layer: ir.Node) -> bool:
+    """The input must be [N, C]: only there are the channels the axis that is summed over."""
+    weight = constant_array(layer.inputs[1])
+    x = layer.inputs[0]
+    if weight is None or weight.ndim != 2 or x is None or x.shape is None or len(x.shape) != 2:
+        return False
+    scaled, shift = rounded(wide(weight) * folding.a[:, None], weight.dtype), folding.b @ wide(weight)
+    product = layer.outputs[0]
+    use = _only_use(product)
+    added = None if use is None or use[0].op_type != "Add" or use[0].domain != "" else constant_array(use[0].inputs[1 - use[1]])
+    shifted = rounded(shift if added is None else wide(added) + shift, weight.dtype)
+    if scaled is None or shifted is None:
+        return False
+    if use is not None and added is not None:
+        folding.put(use[0], 1 - use[1], shifted)
+    elif shift.any():
+        insert_behind(layer, ir.node("Add", [product, folding.new_bias(layer.inputs[1], shifted)]), folding.names)
+    folding.put(layer, 1, scaled)
+    return True
+
+
+_FOLLOWING_RULES: dict[str, Callable[[Folding, ir.Node], bool]] = {"Conv": _convolution, "Gemm": _gemm, "MatMul": _matmul}
+
 
 EPSILON = 1e-5
 """The standard's default of the attribute ``epsilon``."""

@@ -27,11 +27,10 @@ from burnish.graph import (
     static_shape,
 )
 from burnish.graph.constants import evaluated
-from burnish.graph.uses import is_read_once, is_used, producer_of
+from burnish.graph.uses import is_read_once, is_used, producer_of, remove_unused
 from burnish.graph.versions import raise_opset
 from burnish.quantization.graph import QuantizationMark
 from burnish.rewriting.integer_operators import LARGEST_BIAS, ROOM, is_vector
-from burnish.rewriting.remove_unused import remove_unused
 
 OPSET_OF_INT4 = 21
 

@@ -1,4 +1,4 @@
-"""The walk that replaces semantic operators by the standard operators their lowering emits."""
+"""The walk that replaces semantic operators, and recurrent layers, by the standard operators that they are lowered to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from burnish.graph import BURNISH_DOMAIN, TRAINING_DOMAIN, Builder, Names, bodie
 from burnish.graph.function_bodies import standard_function, write_out
 from burnish.graph.names import separate_names
 from burnish.graph.versions import oldest_opset
+from burnish.modes import put_training_forms
 from burnish.operators import Operation, find_lowering
+from burnish.operators.recurrent_layer import is_recurrent
 from burnish.targets import OLDEST_OPSET, STANDARD_DOMAINS, Target
 
 SEMANTIC_DOMAINS = (BURNISH_DOMAIN, TRAINING_DOMAIN)
@@ -86,3 +88,17 @@ def write_out_newer(model: ir.Model, target: Target) -> bool:
 
 def _is_newer(node: ir.Node, opset: int, target: Target) -> bool:
     return node.domain in STANDARD_DOMAINS and oldest_opset(node, opset, OLDEST_OPSET) > target.newest_opset
+
+
+def expand_recurrent_layers(model: ir.Model) -> ir.Model:
+    """Return a copy with standard operators in the place of the recurrent layers; the model itself where it has none.
+
+    Args:
+        model: a model whose values have dtypes. Layers without a gradient here stay.
+    """
+    if not any(map(is_recurrent, model.graph.all_nodes())):
+        return model
+    copy = model.clone()
+    put_training_forms(copy.graph, is_recurrent)
+    lower_semantic_operators(copy)
+    return copy

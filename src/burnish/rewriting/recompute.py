@@ -32,11 +32,9 @@ from burnish.graph import (
     replace_node,
     source_of,
 )
-from burnish.graph.uses import copy_of
-from burnish.rewriting.forward import Forward
-from burnish.rewriting.recompute_choice import fitting, layers
+from burnish.graph.uses import copy_of, remove_unused
+from burnish.rewriting.recompute_choice import Forward, fitting, layers
 from burnish.rewriting.recompute_request import Recompute, forget_origins, matching_nodes
-from burnish.rewriting.remove_unused import remove_unused
 
 _log = logging.getLogger("burnish")
 

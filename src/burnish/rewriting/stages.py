@@ -13,17 +13,16 @@ import onnx_ir as ir
 
 from burnish.graph.names import separate_names
 from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
+from burnish.graph.uses import remove_unused
 from burnish.quantization.graph import simulates_quantization
+from burnish.rewriting.change_dtypes import compute_in_float32, compute_without_float64, widen_reductions
 from burnish.rewriting.complete_axes import complete_axes
-from burnish.rewriting.compute_in_float32 import compute_in_float32
-from burnish.rewriting.compute_without_float64 import compute_without_float64
 from burnish.rewriting.concatenate_padded_parts import concatenate_padded_parts
 from burnish.rewriting.further_outputs import compute_further_outputs
 from burnish.rewriting.gather_reordered_blocks import gather_reordered_blocks
 from burnish.rewriting.join_updates import join_updates
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators, write_out_newer
-from burnish.rewriting.merge_casts import merge_casts
-from burnish.rewriting.merge_scalars import merge_scalars
+from burnish.rewriting.merge_equal_nodes import merge_casts, merge_scalars
 from burnish.rewriting.multiply_depthwise_rows import multiply_depthwise_rows
 from burnish.rewriting.raise_scalar_ranks import raise_scalar_ranks
 from burnish.rewriting.recognize_gelu import recognize_gelu
@@ -32,8 +31,6 @@ from burnish.rewriting.recognize_layer_normalization import recognize_layer_norm
 from burnish.rewriting.recognize_probabilities import recognize_probabilities
 from burnish.rewriting.recognize_rms_normalization import OPSET as RMS_OPSET
 from burnish.rewriting.recognize_rms_normalization import recognize_rms_normalization
-from burnish.rewriting.remove_unused import remove_unused
-from burnish.rewriting.widen_reductions import widen_reductions
 from burnish.targets import ONNXRUNTIME, Target, check_allowed, settle_opset
 
 NAMES = "NameFixPass renames values of the main graph too, by which signatures know them"

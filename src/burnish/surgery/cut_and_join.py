@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import describe_node
+from burnish.graph.uses import remove_unused
 from burnish.graph.versions import keeps_meaning, oldest_opset
 from burnish.importer import Source, load
 from burnish.importer.opset import OLDEST_CANONICAL
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.settings import suggestion
 
 

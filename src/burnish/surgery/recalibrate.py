@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError, InputError
 from burnish.graph import Builder, Tensor, attribute_value, replace_node
 from burnish.norms.policies import RunningVariance, layer_name
 from burnish.operators.normalization.statistics import channel_affine
-from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.value_statistics import Batch, Measurement, Moments, Statistics, emit_statistics
 
 PREFIX = "stat/"

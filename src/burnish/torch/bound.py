@@ -13,18 +13,17 @@ from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
 from burnish.errors import ConfigurationError, InputError
 from burnish.graph import garbage_kept, name_sources
-from burnish.graph.uses import is_used
+from burnish.graph.uses import is_used, remove_unused
 from burnish.importer.pytorch.exported import ExportedModule, Extents
 from burnish.modes import batch_normalizations, bind_frozen, bind_training, numbered_draws
 from burnish.norms import ExtentRule, NormPolicy, RunningVariance, extent_rules
 from burnish.norms import get as policy_of
 from burnish.random import KEY_DTYPE, KEY_SHAPE
-from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.fold_constants import fold_constants
 from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.precision import MixedPrecision
 from burnish.rewriting.recognize_attention import recognize_attention
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
 from burnish.torch.autocast import precision_of
 from burnish.torch.differentiable import DifferentiableGraph, separate_outputs

@@ -17,7 +17,7 @@ import numpy as np
 from burnish.data import Dataset, DataSpec, EpochDataset, Loader
 from burnish.data.file_rows import FileRows
 from burnish.engines import Engine, ProgramRunner
-from burnish.engines.inherited_runner import InheritedRunner
+from burnish.engines.array_runner import InheritedRunner
 from burnish.errors import ConfigurationError, DataError
 from burnish.program import Program, Role
 from burnish.program.layout import stand_in

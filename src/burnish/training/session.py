@@ -14,8 +14,8 @@ import numpy as np
 
 from burnish import engines
 from burnish.engines import Engine, ProgramRunner
+from burnish.engines.array_runner import InheritedRunner
 from burnish.engines.base import NOTHING, HandedOver, described
-from burnish.engines.inherited_runner import InheritedRunner
 from burnish.engines.row_writes import RowWriter
 from burnish.errors import CarryOverWarning, CheckpointError, ConfigurationError, EngineError, ObjectiveWarning
 from burnish.graph import garbage_kept

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.attention import attention, attention_gradient
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
-from burnish.kernels.attention.fusion import fuse_attention
+from burnish.kernels.attention import fuse_attention
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.recognize_attention import recognize_attention
 from oracles.kernel_graphs import kernel_graphs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.attention import attention, attention_gradient
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime.devices import has_wide_vectors
 from burnish.kernels.thresholds import Attention
 from oracles.combinations import diagonal

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the fused kernels")

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.kernels.linear.fusion import fuse_batched_products
+from burnish.kernels.linear import fuse_batched_products
 from oracles.combinations import diagonal
 
 HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'

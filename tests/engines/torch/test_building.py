@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.kernels import building as shared_building
 from burnish.kernels import compiling
 
@@ -71,7 +71,7 @@ def test_a_refused_file_is_named_and_leaves_nothing(folder):
 @pytest.mark.slow
 def test_processes_that_build_at_once_find_the_same_library(folder):
     program = (
-        "import sys; from pathlib import Path; from burnish.engines.torch.native.kernels import build_library;"
+        "import sys; from pathlib import Path; from burnish.engines.torch.native import build_library;"
         "print(build_library(Path(sys.argv[1])))"
     )
     running = [

@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.precision import read_shapes_before_casts, transpose_narrow
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.kernels.linear.fusion import fuse_linear, use_linear_gradients
+from burnish.kernels.linear import fuse_linear, use_linear_gradients
 from oracles.semantic_gradients import semantic_gradients
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs a C++ compiler for the engine's kernels")

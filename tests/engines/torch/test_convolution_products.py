@@ -9,8 +9,8 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.convolution import products as pointwise
-from burnish.engines.torch.native import kernels
 from burnish.graph import BURNISH_DOMAIN
 from burnish.kernels.convolution.fusion import use_products
 from burnish.kernels.thresholds import Pointwise

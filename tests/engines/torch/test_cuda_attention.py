@@ -13,7 +13,7 @@ import torch
 import burnish
 from burnish.engines.torch.bindings.attention import cuda
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.kernels.attention.fusion import use_cuda_attention
+from burnish.kernels.attention import use_cuda_attention
 from burnish.rewriting.recognize_attention import recognize_attention
 from oracles.semantic_gradients import semantic_gradients
 

@@ -13,7 +13,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.kernels.elementwise import fusion as elementwise
 from burnish.kernels.elementwise.fusion import fuse_elementwise
 from burnish.kernels.elementwise.programs import OPERATIONS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.kernels.elementwise.programs import OPERATIONS
 from oracles.float32_sums import within_float32
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from oracles.combinations import diagonal
 
 needs_kernels = pytest.mark.skipif(not kernels.available("group_norm"), reason="needs the engine's kernels")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from burnish.engines.torch.native.kernels import build_library
+from burnish.engines.torch.native import build_library
 from burnish.kernels.compiling import find_compiler
 
 SCHEMAS = (

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.runtime import autograd_node  # noqa: F401  # declares its kernel; wrapped modules import it
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.errors import KernelWarning

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.linear import linear, linear_gradients, linear_weight_gradient
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.kernels.linear.fusion import fuse_linear, use_linear_gradients
+from burnish.kernels.linear import fuse_linear, use_linear_gradients
 from burnish.operators.matmul import LINEAR_GRAD
 from oracles.combinations import diagonal
 from oracles.semantic_gradients import semantic_gradients

@@ -10,9 +10,9 @@ from onnx import helper
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.normalization import FUSED_LRN, FUSED_LRN_GRAD
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from burnish.operators.normalization.local_response import LRN_GRAD

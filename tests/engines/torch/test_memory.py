@@ -15,7 +15,7 @@ import burnish
 from burnish.data.random_data import random_batches
 from burnish.engines.base import HandedOver
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.translate.translation import translate
 from oracles.kernel_graphs import kernel_graphs

@@ -9,8 +9,8 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.convolution import products as convolution_gradients
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.translation import translate
 from burnish.graph import BURNISH_DOMAIN
 from burnish.kernels.convolution.fusion import use_narrow_gradients

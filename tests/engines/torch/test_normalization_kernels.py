@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
 from oracles.kernel_graphs import kernel_graphs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings import linear as products
-from burnish.engines.torch.native import kernels
 from oracles.combinations import diagonal
 
 pytestmark = pytest.mark.skipif(not kernels.available("products"), reason="the engine's kernels cannot be built here")

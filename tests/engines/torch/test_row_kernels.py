@@ -13,8 +13,8 @@ import burnish
 from burnish import optim
 from burnish.data import synthetic_clicks
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.bindings.embedding.row_updates import GRADIENT, SCALAR, STATE
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
+from burnish.engines.torch.bindings.embedding import GRADIENT, SCALAR, STATE
 from burnish.errors import EngineError
 from burnish.kernels.elementwise.programs import OPERATIONS
 from burnish.models import dlrm

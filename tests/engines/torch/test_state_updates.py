@@ -17,8 +17,8 @@ import torch
 import burnish
 from burnish.engines.base import uninterrupted
 from burnish.engines.torch import TorchEngine, state_updates
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.engine import TorchRunner
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.state_updates import (
     StateUpdate,
     Update,

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.models import residual_network
 from oracles.combinations import spread
 from oracles.small_networks import batch_of, mobile, transformer

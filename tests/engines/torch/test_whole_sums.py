@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import burnish
+from burnish.engines.torch.fusion import sum_whole_rows
 from burnish.engines.torch.translate.translation import run, translate
-from burnish.engines.torch.whole_sums import sum_whole_rows
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.precision import CONVOLUTIONS, PRODUCTS, narrow_dtypes, widen, widened
 from burnish.engines.torch.fusion import FUSED, fuse
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.engines.torch.translate.translation import run, translate
 from burnish.graph import BURNISH_DOMAIN
@@ -192,7 +192,7 @@ def test_training_is_what_it_is_without(name: str, dtype: str, monkeypatch: pyte
     model = NETWORKS[name]()
     losses = []
     for precision, narrow in (("float32", set()), (dtype, set()), (dtype, {NARROW[dtype]})):
-        monkeypatch.setattr("burnish.engines.torch.preparation.narrow_dtypes", lambda device, narrow=narrow: narrow)
+        monkeypatch.setattr("burnish.engines.torch.fusion.narrow_dtypes", lambda device, narrow=narrow: narrow)
         session = burnish.Session(burnish.compile(model, precision=precision), "torch", threads=2)
         losses.append([session.step(batch_of(model, seed))["loss"] for seed in range(4)])
     exact, plain, wide = np.array(losses, np.float64)

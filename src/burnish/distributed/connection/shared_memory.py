@@ -438,7 +438,7 @@ def prepare() -> bool:
     """Have the kernels built and loaded that this worker shares memory by; returns whether it can."""
     if is_switched_off(SWITCH) or not sys.platform.startswith("linux"):
         return False
-    from burnish.engines.torch.native import kernels
+    from burnish.engines.torch import native as kernels
 
     return kernels.available("shared_memory")
 

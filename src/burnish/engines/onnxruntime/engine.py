@@ -37,7 +37,7 @@ from burnish.errors import BurnishError, EngineError
 from burnish.files.model_file import fits_one_file, model_bytes, save_model
 from burnish.graph import SIXTEEN_BIT, garbage_kept
 from burnish.quantization.graph import simulates_quantization
-from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.raise_scalar_ranks import has_low_scalars, raise_scalar_ranks
 from burnish.targets import ANY_DOMAIN, TARGETS
 

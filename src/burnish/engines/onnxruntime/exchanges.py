@@ -22,8 +22,17 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator, Pending, SharedBuffer, array_of, buffer_of
-from burnish.engines.exchange_order import keep_exchange_order
-from burnish.engines.split_graph import MADE, Operands, Terms, check_exchanges, dtype_of, flat_operands, is_exchange, parted
+from burnish.engines.split_graph import (
+    MADE,
+    Operands,
+    Terms,
+    check_exchanges,
+    dtype_of,
+    flat_operands,
+    is_exchange,
+    keep_exchange_order,
+    parted,
+)
 from burnish.errors import EngineError
 from burnish.graph import BURNISH_DOMAIN, Builder, describe_node, replace_uses
 from burnish.graph.uses import read_by

@@ -16,13 +16,12 @@ from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError, KernelWarning
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
 from burnish.graph.stage import Pass, Stage, rewrite_graph
-from burnish.graph.uses import remove_unread_nodes
+from burnish.graph.uses import remove_unread_nodes, remove_unused
 from burnish.kernels import compiling
 from burnish.kernels.building import SWITCHED_OFF, build_library, cores, find_built, first_line, is_switched_off, level_of
 from burnish.kernels.convolution.channels_last import use_channels_last
-from burnish.kernels.elementwise.fusion import fuse_elementwise
-from burnish.kernels.elementwise.groups import join_groups
-from burnish.kernels.indexing.fusion import use_gather_kernels
+from burnish.kernels.elementwise.fusion import fuse_elementwise, join_groups
+from burnish.kernels.indexing import use_gather_kernels
 from burnish.kernels.normalization import (
     FUSED_BATCH_NORM,
     FUSED_BATCH_NORM_APPLY,
@@ -32,12 +31,16 @@ from burnish.kernels.normalization import (
     FUSED_STANDARDIZE,
     FUSED_STANDARDIZE_GRAD,
 )
-from burnish.kernels.normalization.batch_fusion import fuse_batch_normalization
+from burnish.kernels.normalization.fusion import SYNCHRONIZED, fuse_batch_normalization, fuse_synchronized
 from burnish.kernels.normalization.row_fusion import fuse_normalization
-from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
-from burnish.kernels.recurrent import FUSED_GRU_STEPS, FUSED_GRU_STEPS_GRAD, FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
-from burnish.kernels.recurrent.fusion import use_recurrent_kernels
-from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
+from burnish.kernels.recurrent import (
+    FUSED_GRU_STEPS,
+    FUSED_GRU_STEPS_GRAD,
+    FUSED_LSTM_STEPS,
+    FUSED_LSTM_STEPS_GRAD,
+    use_recurrent_kernels,
+)
+from burnish.kernels.softmax import use_cross_entropy_kernels
 from burnish.operators.activation import CLIP_GRAD, RELU_GRAD
 from burnish.operators.convolution import CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from burnish.operators.indexing import GATHER_GRAD
@@ -48,7 +51,6 @@ from burnish.operators.pooling import MAX_POOL_GRAD
 from burnish.operators.recurrent import GRU_STEPS, GRU_STEPS_GRAD, LSTM_STEPS, LSTM_STEPS_GRAD
 from burnish.operators.semantic import SemanticOperator
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
-from burnish.rewriting.remove_unused import remove_unused
 from burnish.warn import warn
 
 IMAGES = (CONV_INPUT_GRAD, CONV_WEIGHT_GRAD, MAX_POOL_GRAD)

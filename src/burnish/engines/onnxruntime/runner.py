@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from burnish.analysis.in_place import written_in_place
+from burnish.analysis.memory_plan import written_in_place
 from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, check_finite_loss, uninterrupted
 from burnish.engines.onnxruntime.bound_graph import BoundGraph, Buffer
 from burnish.engines.onnxruntime.failures import description, has_bfloat16
@@ -38,7 +38,7 @@ from burnish.graph import garbage_kept
 from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS
 from burnish.program.signature import Role, is_updated_in_place
 from burnish.program.state import LazyArrays, blocks
-from burnish.rewriting.compute_in_float32 import compute_in_float32
+from burnish.rewriting.change_dtypes import compute_in_float32
 
 if TYPE_CHECKING:
     from burnish.compiler.executable import Executable

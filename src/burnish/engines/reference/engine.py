@@ -19,7 +19,7 @@ from burnish.engines.reference.operators import OPERATORS
 from burnish.errors import BurnishError, EngineError
 from burnish.graph import SIXTEEN_BIT, describe_lookup, model_proto
 from burnish.graph.protos import graphs_within, read_apart
-from burnish.rewriting.expand_recurrent_layers import expand_recurrent_layers
+from burnish.rewriting.lower_semantic_operators import expand_recurrent_layers
 from burnish.stopping import PythonStop, stoppable
 from burnish.targets import TARGETS
 

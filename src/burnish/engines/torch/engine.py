@@ -25,14 +25,13 @@ from burnish.engines.base import (
     uninterrupted,
 )
 from burnish.engines.communicator import COLLECTIVES, Communicator
-from burnish.engines.exchange_order import keep_exchange_order
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
+from burnish.engines.split_graph import keep_exchange_order
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers the translations
-from burnish.engines.torch.bindings.embedding.row_updates import RowUpdates, noted, take_row_updates
+from burnish.engines.torch.bindings.embedding import RowUpdates, noted, take_row_updates
 from burnish.engines.torch.bindings.precision import widened
-from burnish.engines.torch.fusion import FUSED
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.preparation import Compilation, KernelChoice, prepared
+from burnish.engines.torch.fusion import FUSED, Compilation, KernelChoice, prepared
 from burnish.engines.torch.runtime import kernel_choice, memory
 from burnish.engines.torch.runtime.capture import CudaRecorder, RecordedStep, Recorder
 from burnish.engines.torch.runtime.devices import cuda_settings, device_of

@@ -1,38 +1,119 @@
-"""A program's graph, rewritten for the kernels that this engine has beyond ATen's: each family in its turn.
+"""A graph of a program as the engine translates it: lowered, and rewritten for the kernels that this engine has beyond ATen's.
 
-What is not of a form that a kernel has is left as it is.
+Each family has its turn. What is not of a form that a kernel has is left as it is.
+
+For a GPU sums of long rows are one reduction. A lowering sums a row in blocks and then their sums, so that rounding errors stay
+small where terms are added one by one. A GPU adds within a row as a tree, whose errors are as small, and each stage would be
+another kernel that waits for the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx_ir as ir
+import torch
 
 from burnish.engines.torch import operators as _operators  # noqa: F401  # registers what kernels take as it is
-from burnish.engines.torch.bindings.precision import CONVOLUTIONS, PRODUCTS, read_shapes_before_casts, transpose_narrow, widen
-from burnish.engines.torch.whole_sums import sum_whole_rows
-from burnish.graph import BURNISH_DOMAIN
+from burnish.engines.torch.bindings import attention
+from burnish.engines.torch.bindings.attention import cuda
+from burnish.engines.torch.bindings.precision import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    narrow_dtypes,
+    read_shapes_before_casts,
+    transpose_narrow,
+    widen,
+)
+from burnish.engines.torch.translate.rules import translated_operators
+from burnish.graph import BURNISH_DOMAIN, Builder, constant_array, replace_node
 from burnish.graph.stage import Pass, Stage, rewrite_graph
-from burnish.kernels.attention.fusion import fuse_attention, use_cuda_attention
-from burnish.kernels.convolution.depthwise_fusion import fuse_depthwise
-from burnish.kernels.convolution.fusion import choose_convolutions, use_narrow_gradients, use_products, use_winograd
+from burnish.graph.uses import is_read_once, producer_of, remove_unread
+from burnish.kernels.attention import fuse_attention, use_cuda_attention
+from burnish.kernels.convolution.fusion import (
+    choose_convolutions,
+    fuse_depthwise,
+    use_narrow_gradients,
+    use_products,
+    use_winograd,
+)
 from burnish.kernels.elementwise.fusion import fuse_elementwise
-from burnish.kernels.indexing.fusion import use_row_kernels
-from burnish.kernels.linear.fusion import fuse_batched_products, fuse_linear, use_linear_gradients
-from burnish.kernels.normalization.batch_fusion import fuse_batch_normalization
-from burnish.kernels.normalization.group_fusion import fuse_group_normalization
+from burnish.kernels.indexing import use_row_kernels
+from burnish.kernels.linear import fuse_batched_products, fuse_linear, use_linear_gradients
+from burnish.kernels.normalization.fusion import (
+    SYNCHRONIZED,
+    fuse_batch_normalization,
+    fuse_group_normalization,
+    fuse_synchronized,
+)
 from burnish.kernels.normalization.row_fusion import fuse_normalization
-from burnish.kernels.normalization.synchronized_fusion import SYNCHRONIZED, fuse_synchronized
-from burnish.kernels.pooling.fusion import fuse_max_pooling
+from burnish.kernels.pooling import fuse_max_pooling
 from burnish.kernels.replacements import fused_operators, replace_whole_nodes
-from burnish.kernels.softmax.fusion import use_cross_entropy_kernels
+from burnish.kernels.softmax import use_cross_entropy_kernels
+from burnish.operators.attention import ATTENTION, ATTENTION_GRAD
 from burnish.operators.loss import SOFTMAX_CROSS_ENTROPY, SOFTMAX_CROSS_ENTROPY_GRAD
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING
 from burnish.operators.normalization.standardize import ROOT_MEAN_SQUARE_NORMALIZE, STANDARDIZE, STANDARDIZE_GRAD
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
+from burnish.rewriting.recompute import run_in_order, wait_by_selection
+
+if TYPE_CHECKING:
+    from burnish.compiler.executable import Executable
+
+
+def sum_whole_rows(graph: ir.Graph) -> None:
+    """Put one reduction in the place of those that sum trailing axes block by block, in place."""
+    for node in list(graph):
+        stages = _stages(node)
+        if len(stages) < 2:
+            continue
+        split = producer_of(stages[-1].inputs[0], "Reshape")
+        axes = None if split is None else _split_axes(split, len(stages))
+        if split is None or axes is None:
+            continue
+        builder = Builder(graph, before=node)
+        source = split.inputs[0]
+        assert source is not None
+        total = builder.op(stages[-1].op_type, builder.tensor(source), builder.integers(axes), keepdims=0)
+        replace_node(node, builder.op("Unsqueeze", total, builder.integers([-1]), like=builder.tensor(node.outputs[0])))
+        remove_unread(graph, *stages[1:], split)
+
+
+def _stages(node: ir.Node) -> list[ir.Node]:
+    """The reductions over the last axis that end in one whose axis stays, the last first; none where a node is no such end."""
+    if not _sums_last_axis(node) or not _keeps(node):
+        return []
+    stages = [node]
+    while stages[-1].op_type == "ReduceSum" and (before := producer_of(stages[-1].inputs[0], "ReduceSum", "ReduceSumSquare")):
+        if not _sums_last_axis(before) or _keeps(before) or not is_read_once(before.outputs[0]):
+            break
+        stages.append(before)
+    return stages
+
+
+def _sums_last_axis(node: ir.Node) -> bool:
+    if node.op_type not in ("ReduceSum", "ReduceSumSquare") or node.domain != "" or len(node.inputs) != 2:
+        return False
+    axes = constant_array(node.inputs[1])
+    return axes is not None and axes.tolist() == [-1]
+
+
+def _keeps(node: ir.Node) -> bool:
+    return "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
+
+
+def _split_axes(split: ir.Node, blocks: int) -> list[int] | None:
+    """The axes that a Reshape splits into so many blocks, all from one on; None where it does something else."""
+    source, extents = split.inputs[0], constant_array(split.inputs[1])
+    if source is None or source.shape is None or extents is None or "allowzero" in split.attributes:
+        return None
+    leading = len(extents) - blocks
+    if leading < 0 or leading >= len(source.shape) or extents[:leading].any() or not (extents[leading:] > 0).all():
+        return None
+    return list(range(leading, len(source.shape)))
+
 
 _SHARED = (
     *(BATCH_NORM_TRAINING, BATCH_NORM_GRAD, *SYNCHRONIZED),
@@ -134,3 +215,51 @@ def fuse(model: ir.Model, kernels: bool, **options: Any) -> ir.Model:
     """Rewrite a graph, in place, by the stage TORCH; ``options`` are fields of ``Fusing``. Returns the same model."""
     TORCH.run(model, Fusing(kernels, **options))
     return model
+
+
+Compilation = Literal["regions", "inductor", "none"]
+KernelChoice = Literal["measured", "fixed"]
+
+
+def prepared(
+    executable: Executable,
+    name: str,
+    device: torch.device,
+    fused: bool,
+    *,
+    compilation: Compilation = "regions",
+    channels_last: bool = True,
+    winograd: bool = True,
+    kernel_choice: KernelChoice = "measured",
+) -> ir.Model:
+    """Return a copy of a graph of a program, rewritten.
+
+    Args:
+        executable: the program, lowered to the engine's target.
+        name: of the graph.
+        device: where it runs.
+        fused: for the engine's own kernels; else for ATen's alone.
+        compilation, channels_last, winograd, kernel_choice: as ``TorchEngine`` has them.
+    """
+    attended = cuda.dtypes(device) if device.type == "cuda" and compilation != "none" else ()
+    lowered = executable
+    if not fused:
+        kernels = executable.target.kernels & translated_operators(BURNISH_DOMAIN)
+        if attended:
+            kernels |= {ATTENTION.name, ATTENTION_GRAD.name}
+        lowered = lowered.lowered_to(executable.target.with_kernels(kernels))
+    # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
+    place_waits = wait_by_selection if compilation == "inductor" else run_in_order
+    chooses = compilation == "regions" and device.type == "cpu" and channels_last
+    model = lowered.copy_of(name)
+    place_waits(model)
+    return fuse(
+        model,
+        fused,
+        winograd=winograd and channels_last,
+        channels_last=channels_last,
+        narrow=narrow_dtypes(device),
+        attended=attended if device.type == "cuda" else attention.dtypes(),
+        kernel_choice=kernel_choice if chooses else None,
+        on_cuda=device.type == "cuda",
+    )

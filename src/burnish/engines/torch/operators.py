@@ -5,6 +5,7 @@ from burnish.engines.torch.bindings import (
     convolution,
     elementwise,
     embedding,
+    exchange,
     linear,
     normalization,
     pooling,
@@ -13,8 +14,7 @@ from burnish.engines.torch.bindings import (
     resize,
     softmax,
 )
-from burnish.engines.torch.bindings.exchange import rows
-from burnish.engines.torch.bindings.exchange import translation as exchange
+from burnish.engines.torch.bindings import exchange as rows
 from burnish.engines.torch.translate import operators as plain
 from burnish.engines.torch.translate import splitting
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.engine_operator import EngineOperator
 

@@ -11,8 +11,8 @@ import ctypes
 import functools
 from typing import Any
 
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch import native as kernels
+from burnish.engines.torch.native import Use, declare_kernel
 
 NAME = "autograd_node"
 

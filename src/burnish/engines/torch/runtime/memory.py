@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch import native as kernels
+from burnish.engines.torch.native import Use, declare_kernel
 
 # From malloc.h. No block is mapped on its own, and what is free at the top of the heap is not given back.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4

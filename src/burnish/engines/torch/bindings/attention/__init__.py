@@ -15,9 +15,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.attention import cuda
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.runtime.devices import has_narrow_vectors, has_wide_vectors
 from burnish.engines.torch.translate.rules import Call, records_one_call, translates
 from burnish.kernels.attention import CUDA_ATTENTION, CUDA_ATTENTION_GRAD, FUSED_ATTENTION, FUSED_ATTENTION_GRAD

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from burnish.engines.torch.translate.rules import records_one_call
-from burnish.kernels.attention.fusion import ALIGNMENT
+from burnish.kernels.attention import ALIGNMENT
 
 LEAST_CAPABILITY = (8, 0)
 """Of a card whose flash attention PyTorch has kernels for."""

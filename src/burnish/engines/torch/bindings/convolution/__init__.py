@@ -9,10 +9,10 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.calls import calls_kernel
 from burnish.engines.torch.bindings.convolution import products, ways
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.runtime.devices import has_narrow_vectors
 from burnish.engines.torch.translate.rules import Call, explicit_pads, translates
 from burnish.kernels.convolution import (

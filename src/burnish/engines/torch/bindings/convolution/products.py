@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings import linear
 from burnish.engines.torch.bindings.calls import pixels_of
-from burnish.engines.torch.native import kernels
 from burnish.engines.torch.translate.rules import records_one_call
 from burnish.kernels.thresholds import NarrowConvolutions, Pointwise
 

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_SUMS
 

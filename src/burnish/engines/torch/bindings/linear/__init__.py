@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from burnish.engines.torch.native import kernels
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch import native as kernels
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.runtime.devices import has_narrow_vectors, has_wide_vectors
 from burnish.engines.torch.translate.dtypes import TORCH_DTYPES
 from burnish.engines.torch.translate.rules import Call, translates

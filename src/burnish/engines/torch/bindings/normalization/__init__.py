@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.bindings.calls import calls_kernel
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.kernels.engine_operator import EngineOperator
 from burnish.kernels.normalization import (
     FUSED_BATCH_NORM,

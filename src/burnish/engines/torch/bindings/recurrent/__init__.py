@@ -5,10 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.engines.torch.bindings.calls import calls_kernel
-from burnish.engines.torch.native.kernels import declare_kernel
+from burnish.engines.torch.native import declare_kernel
 from burnish.graph import attribute_value
-from burnish.kernels.recurrent import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD
-from burnish.kernels.recurrent.fusion import has_recurrent_kernel
+from burnish.kernels.recurrent import FUSED_LSTM_STEPS, FUSED_LSTM_STEPS_GRAD, has_recurrent_kernel
 from burnish.kernels.replacements import replaces
 from burnish.kernels.thresholds import Recurrent
 from burnish.operators.recurrent import LSTM_STEPS, LSTM_STEPS_GRAD

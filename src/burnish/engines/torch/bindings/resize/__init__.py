@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.translate.rules import Call, NotKnownYet, translates
 from burnish.graph import attribute_value
 from burnish.kernels.engine_operator import EngineOperator

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from burnish.engines.torch.bindings.calls import calls_kernel
-from burnish.engines.torch.native.kernels import Use, declare_kernel
+from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.translate.rules import Call, translates
 from burnish.kernels.softmax import FUSED_CROSS_ENTROPY, FUSED_CROSS_ENTROPY_GRAD
 from burnish.operators.activation import LOG_SOFTMAX_GRAD, SOFTMAX_GRAD

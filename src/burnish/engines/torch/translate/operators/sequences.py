@@ -13,7 +13,7 @@ from burnish.engines.torch.translate.rules import Call, translates
 from burnish.engines.torch.translate.translation import Translator
 from burnish.errors import EngineError
 from burnish.graph import describe_node
-from burnish.rewriting.expand_recurrent_layers import expand_recurrent_layers
+from burnish.rewriting.lower_semantic_operators import expand_recurrent_layers
 
 PADDED_MASKS = 24
 """The opset from which on a mask may be of fewer keys than there are."""

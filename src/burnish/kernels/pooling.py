@@ -1,4 +1,6 @@
-"""Max pooling of signals, images and volumes whose indices only its own gradient reads.
+"""Max pooling whose indices only its own gradient reads: the operators that a graph pass puts in its place.
+
+Max pooling of signals, images and volumes whose indices only its own gradient reads.
 
 The indices are then the places of the maxima, as PyTorch counts them.
 """
@@ -8,8 +10,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from burnish.graph import Builder, attribute_value, replace_node
-from burnish.kernels.pooling import FUSED_MAX_POOL, FUSED_MAX_POOL_GRAD
+from burnish.kernels.engine_operator import EngineOperator
 from burnish.operators.pooling import MAX_POOL_GRAD
+
+FUSED_MAX_POOL = EngineOperator("FusedMaxPool", ("x",), ("y", "places"))
+FUSED_MAX_POOL_GRAD = EngineOperator("FusedMaxPoolGrad", ("dy", "places", "x"), ("dx",))
 
 
 def fuse_max_pooling(graph: ir.Graph) -> None:

@@ -1,9 +1,4 @@
-"""Equal computations of a few numbers, done once: extents, what is counted of them, and constants.
-
-Every layer that divides by the number of its elements counts them from its own shape. Shapes are known by integers and by the
-names of open extents, and a name that an input has stands for one number in the whole graph: equal counts are one count. Where
-all extents are integers, they are constants.
-"""
+"""Equal nodes, once: casts of a value to one dtype, and computations of a few numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +10,23 @@ import onnx_ir as ir
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_value, static_shape
 from burnish.graph.uses import remove_unread_nodes
 from burnish.rewriting.fold_constants import fold_constants
+
+
+def merge_casts(model: ir.Model) -> bool:
+    """Let every reader of a value in another dtype read the first cast to it, in place; later ones are removed."""
+    changed = False
+    first: dict[tuple[ir.Value | None, int, int], ir.Value] = {}
+    for node in list(model.graph):
+        if node.op_type != "Cast" or node.domain != "" or set(node.attributes) - {"to", "saturate"}:
+            continue
+        key = (node.inputs[0], node.attributes["to"].as_int(), attribute_value(node, "saturate", 1))
+        earlier = first.setdefault(key, node.outputs[0])
+        if earlier is not node.outputs[0] and not node.outputs[0].is_graph_output():
+            replace_value(node.outputs[0], earlier)
+            remove_node(node)
+            changed = True
+    return changed
+
 
 INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 COUNTING = frozenset(

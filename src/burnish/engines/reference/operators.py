@@ -1,20 +1,361 @@
-"""Windows over signals, images and volumes: convolution, pooling, resizing, sampling where a grid says."""
+"""Operators in numpy that take the place of the standard's evaluator's own.
+
+Here is what that evaluator has wrong, in part, or in fewer digits than its operands hold: each operator by its definition in the
+standard, in the dtype of its operands, or in float32 where those have sixteen bits. What it has right is not here.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.lib.stride_tricks import sliding_window_view
+from onnx.helper import tensor_dtype_to_np_dtype
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_attention import Attention_24 as EvaluatorAttention
+from onnx.reference.ops.op_loop import Loop as EvaluatorLoop
+from onnx.reference.ops.op_pad import Pad_18 as EvaluatorPad
 from onnx.reference.ops.op_resize import Resize as EvaluatorResize
 
-from burnish.engines.reference.operators.operator import Operator, listed, per_channel, wide
 from burnish.graph import same_padding, split_padding
+
+
+class Operator(OpRun):
+    """An operator of the standard domain, of every version; attributes that a node leaves out have the standard's defaults."""
+
+    op_domain = ""
+
+    def _run(self, *operands: Any, **attributes: Any) -> tuple[np.ndarray, ...]:
+        """Return the outputs, in the dtype of the first operand where the standard says nothing else."""
+        raise NotImplementedError
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    """The array in a dtype that sums keep their digits in: sixteen bits become float32, all else stays."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind not in "iub" else array
+
+
+def per_channel(vector: np.ndarray, rank: int) -> np.ndarray:
+    """A vector of one number for each channel, shaped to stand beside data of that rank."""
+    return vector.reshape(-1, *[1] * (rank - 2))
+
+
+def listed(given: Sequence[int] | None, default: int, count: int) -> list[int]:
+    """The numbers of an attribute, or ``count`` times its default."""
+    return [default] * count if given is None else list(given)
+
+
+class Loop(EvaluatorLoop):
+    """Without a first condition, of any number of states, with stacked outputs of any rank, and of no iteration."""
+
+    op_domain = ""
+
+    def _run(self, count: Any, condition: Any, *states: Any, context: Any = None, bindings: Any = None, **bodies: Any) -> Any:  # type: ignore[override]
+        carried = list(states)
+        rows = _Rows(self.body, 1 + len(states))  # type: ignore[attr-defined]
+        going = True if condition is None else bool(np.all(condition))
+        limit = None if count is None else int(np.asarray(count).item())
+        iteration = 0
+        while going and (limit is None or iteration < limit):
+            values = [np.array(iteration, np.int64), np.array(True), *carried]
+            following, *results = _run_body(self, values, context, bindings)
+            going, iteration = bool(np.all(following)), iteration + 1
+            carried = results[: len(states)]
+            rows.add(results[len(states) :])
+        return (*carried, *rows.stacked())
+
+
+class Scan(OpRun):
+    """Along any axis, in either direction, and of no slice."""
+
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """A body reads values of the graphs around it."""
+        return True
+
+    def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **attributes: Any) -> Any:
+        sliced = attributes["num_scan_inputs"]
+        states = len(operands) - sliced
+        rows = _Rows(self.body, states)  # type: ignore[attr-defined]
+        axes, directions = (listed(attributes.get(f"scan_input_{what}"), 0, sliced) for what in ("axes", "directions"))
+        frames = [
+            np.moveaxis(operand, axis, 0)[:: -1 if backwards else 1]
+            for operand, axis, backwards in zip(operands[states:], axes, directions, strict=True)
+        ]
+        carried = list(operands[:states])
+        for iteration in range(len(frames[0])):
+            results = _run_body(self, [*carried, *(frame[iteration] for frame in frames)], context, bindings)
+            carried = list(results[:states])
+            rows.add(results[states:])
+        axes, directions = (listed(attributes.get(f"scan_output_{what}"), 0, len(rows.slices)) for what in ("axes", "directions"))
+        stacked = zip(rows.stacked(), axes, directions, strict=True)
+        return (*carried, *(np.moveaxis(row[:: -1 if backwards else 1], 0, axis) for row, axis, backwards in stacked))
+
+
+class _Rows:
+    """What a body returns beside its states, of every iteration."""
+
+    def __init__(self, body: Any, first: int):
+        self.declared = list(body.proto_.output)[first:]
+        self.slices: list[list[np.ndarray]] = [[] for _ in self.declared]
+
+    def add(self, results: Sequence[np.ndarray]) -> None:
+        for row, result in zip(self.slices, results, strict=True):
+            row.append(result)
+
+    def stacked(self) -> list[np.ndarray]:
+        pairs = zip(self.slices, self.declared, strict=True)
+        return [np.stack(row) if row else _nothing(declared) for row, declared in pairs]
+
+
+def _nothing(declared: onnx.ValueInfoProto) -> np.ndarray:
+    """What is stacked of no iteration; an extent that is not declared counts as 0."""
+    kind = declared.type.tensor_type
+    extents = [dimension.dim_value for dimension in kind.shape.dim]
+    return np.zeros([0, *extents], onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or onnx.TensorProto.FLOAT))
+
+
+def _run_body(op: Any, values: Sequence[Any], context: Mapping[str, Any] | None, bindings: Any) -> list[Any]:
+    """Run a body on its inputs, which hide values around it of the same names."""
+    inputs = {**(context or {}), **dict(zip(op.body.input_names, values, strict=True))}
+    return list(op._run_body(inputs, bindings=bindings))
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function, in the dtype of ``x``."""
+    exact: np.ndarray = np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64))
+    return exact.astype(x.dtype)
+
+
+class Erf(Operator):
+    """The evaluator's own gives values of float32."""
+
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
+        return (erf(x),)
+
+
+class Gelu(Operator):
+    """The evaluator runs the standard's function body, whose constants are of float32."""
+
+    def _run(self, x: np.ndarray, approximate: str = "none", **attributes: Any) -> tuple[np.ndarray, ...]:
+        data = wide(x)
+        if approximate == "tanh":
+            cube = data + 0.044715 * data**3
+            return ((0.5 * data * (1 + np.tanh(math.sqrt(2 / math.pi) * cube))).astype(x.dtype),)
+        return ((0.5 * data * (1 + erf(data * math.sqrt(0.5)))).astype(x.dtype),)
+
+
+class HardSwish(Operator):
+    """The evaluator runs the standard's function body, whose sixth is of float32."""
+
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
+        data = wide(x)
+        return ((data * np.clip(data / 6 + 0.5, 0, 1)).astype(x.dtype),)
+
+
+class Softsign(Operator):
+    """The evaluator's own writes into the result, which a number has no place for."""
+
+    def _run(self, x: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
+        return (np.asarray(x / (1 + np.abs(x))),)
+
+
+class Mean(Operator):
+    """The evaluator's own adds up in the shape of the first operand."""
+
+    def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
+        total = functools.reduce(np.add, map(wide, operands))
+        return (np.asarray(total / total.dtype.type(len(operands))).astype(operands[0].dtype),)
+
+
+class LogSoftmax(Operator):
+    """Without the logarithm of a probability, which may be too small for its dtype."""
+
+    def _run(self, x: np.ndarray, axis: int = -1, **attributes: Any) -> tuple[np.ndarray, ...]:
+        if x.size == 0:
+            return (x,)
+        below = x - x.max(axis=axis, keepdims=True)
+        return ((below - np.log(np.exp(below).sum(axis=axis, keepdims=True))).astype(x.dtype),)
+
+
+class DequantizeLinear(Operator):
+    """The evaluator's own is there from opset 19 on, and computes in float32 whatever the dtype of the scale."""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        zero_point: np.ndarray | None = None,
+        axis: int = 1,
+        block_size: int = 0,
+        output_dtype: int = 0,
+        **attributes: Any,
+    ) -> tuple[np.ndarray, ...]:
+        dtype = tensor_dtype_to_np_dtype(output_dtype) if output_dtype else scale.dtype
+        wide = np.float64 if scale.dtype == np.float64 else np.float32
+        number = x.astype(wide)
+        if zero_point is not None:
+            number = number - _placed(zero_point.astype(wide), x.shape, axis, block_size)
+        return (np.asarray(number * _placed(scale.astype(wide), x.shape, axis, block_size)).astype(dtype),)
+
+
+def _placed(numbers: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+    """Scales or zero points in a shape that broadcasts to what they belong to."""
+    if numbers.size == 1:
+        return numbers.reshape(())
+    if block:
+        return np.repeat(numbers, block, axis).take(range(shape[axis]), axis)
+    along = axis % len(shape)
+    return numbers.reshape([-1 if place == along else 1 for place in range(len(shape))])
+
+
+class ReduceLogSumExp(Operator):
+    """The evaluator's own writes into the result, which a number has no place for."""
+
+    def _run(
+        self, x: np.ndarray, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0, **attributes: Any
+    ) -> tuple[np.ndarray, ...]:
+        named = [] if axes is None else np.asarray(axes).tolist()
+        along = tuple(named) if named or noop_with_empty_axes else tuple(range(x.ndim))
+        data = wide(x)
+        largest = np.max(data, axis=along, keepdims=True, initial=-np.inf)
+        shift = np.where(np.isfinite(largest), largest, 0)
+        result = np.log(np.sum(np.exp(data - shift), axis=along, keepdims=True)) + shift
+        return (np.asarray(result if keepdims else np.squeeze(result, axis=along), x.dtype),)
+
+
+WITH_SCORES = 4
+"""Outputs of a node that gives its scores, too."""
+
+
+class Attention(EvaluatorAttention):
+    """With a mask that all queries share and causal, and with the scores as they are before the cap, where those are asked for.
+
+    The evaluator's own takes such a mask for that of the first query, and gives capped scores.
+    """
+
+    op_domain = ""
+
+    def _run(  # type: ignore[override]
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *cache: Any, **attributes: Any
+    ) -> Any:
+        if mask is not None:
+            queries = q.shape[-2]
+            mask = np.broadcast_to(mask, (*mask.shape[:-2], queries, mask.shape[-1]))
+        results = super()._run(q, k, v, mask, *cache, **attributes)
+        if len(self.output) < WITH_SCORES or attributes.get("qk_matmul_output_mode") or not attributes.get("softcap"):
+            return results
+        uncapped = super()._run(q, k, v, mask, *cache, **{**attributes, "softcap": None})
+        return (*results[:3], uncapped[3])
+
+
+class GatherElements(Operator):
+    """With indices of fewer rows or columns than the data, too, and any number of them along the axis."""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0, **attributes: Any) -> tuple[np.ndarray, ...]:
+        along = axis % data.ndim
+        seen = tuple(slice(None) if place == along else slice(extent) for place, extent in enumerate(indices.shape))
+        return (np.take_along_axis(data[seen], indices, axis=along),)
+
+
+class Unique(Operator):
+    """In the order of their first occurrence along any axis, too, however many outputs the node has."""
+
+    def _run(self, x: np.ndarray, axis: int | None = None, sorted: int = 1, **attributes: Any) -> tuple[np.ndarray, ...]:
+        y, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not sorted:
+            order = np.argsort(first)
+            y, first, counts = np.take(y, order, axis=axis or 0), first[order], counts[order]
+            inverse = np.argsort(order)[inverse]
+        return (y, *(numbers.astype(np.int64) for numbers in (first, inverse, counts)))[: len(self.output)]
+
+
+class Pad(EvaluatorPad):
+    """With negative amounts, too, which take elements away."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, pads: np.ndarray, *operands: Any, **attributes: Any) -> Any:
+        axes = operands[1] if len(operands) > 1 and operands[1] is not None else range(data.ndim)
+        begins, ends = pads.reshape(2, -1)
+        kept = [slice(None)] * data.ndim
+        for axis, begin, end in zip(axes, begins, ends, strict=True):
+            kept[axis] = slice(max(-begin, 0), data.shape[axis] - max(-end, 0))
+        return super()._run(data[tuple(kept)], np.maximum(pads, 0), *operands, **attributes)  # type: ignore[no-untyped-call]
+
+
+class GroupNormalization(Operator):
+    """Of each sample's groups of channels; scale and bias for each channel, or before opset 21 for each group."""
+
+    def _run(
+        self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, num_groups: int, epsilon: float = 1e-5, **attributes: Any
+    ) -> tuple[np.ndarray, ...]:
+        grouped = wide(x).reshape(x.shape[0], num_groups, -1)
+        centered = grouped - grouped.mean(axis=2, keepdims=True)
+        normalized = centered / np.sqrt((centered**2).mean(axis=2, keepdims=True) + epsilon)
+        repeats = x.shape[1] // len(scale)
+        factors = [per_channel(np.repeat(wide(vector), repeats), x.ndim) for vector in (scale, bias)]
+        return ((normalized.reshape(x.shape) * factors[0] + factors[1]).astype(x.dtype),)
+
+
+class LRN(Operator):
+    """Each element over a power of the squares of its neighbours among the channels."""
+
+    def _run(
+        self, x: np.ndarray, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, **attributes: Any
+    ) -> tuple[np.ndarray, ...]:
+        data, channels = wide(x), x.shape[1]
+        below, above = (size - 1) // 2, size // 2
+        sums = [(data[:, max(0, c - below) : c + above + 1] ** 2).sum(axis=1) for c in range(channels)]
+        return ((data / (bias + alpha / size * np.stack(sums, axis=1)) ** beta).astype(x.dtype),)
+
+
+class LayerNormalization(Operator):
+    """Along the last axes; the statistics come in float32 where ``stash_type`` says so, whatever the operands."""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray | None = None,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        stash_type: int = 1,
+        **attributes: Any,
+    ) -> tuple[np.ndarray, ...]:
+        data, along = wide(x), tuple(range(axis % x.ndim, x.ndim))
+        mean = data.mean(axis=along, keepdims=True)
+        inverse_std = 1 / np.sqrt(((data - mean) ** 2).mean(axis=along, keepdims=True) + data.dtype.type(epsilon))
+        normalized = ((data - mean) * inverse_std).astype(x.dtype) * scale
+        stashed = np.float32 if stash_type == 1 else x.dtype
+        return (normalized if bias is None else normalized + bias), mean.astype(stashed), inverse_std.astype(stashed)
+
+
+class LpNormalization(Operator):
+    """Over the norm along an axis; what has a norm of zero stays zero."""
+
+    def _run(self, x: np.ndarray, axis: int = -1, p: int = 2, **attributes: Any) -> tuple[np.ndarray, ...]:
+        data = wide(x)
+        norm = np.abs(data).sum(axis=axis, keepdims=True) if p == 1 else np.sqrt((data**2).sum(axis=axis, keepdims=True))
+        return (np.divide(data, norm, out=np.zeros_like(data), where=norm != 0).astype(x.dtype),)
+
+
+class MeanVarianceNormalization(Operator):
+    """Over the deviation and 1e-9 more, as the standard's function body says."""
+
+    def _run(self, x: np.ndarray, axes: tuple[int, ...] = (0, 2, 3), **attributes: Any) -> tuple[np.ndarray, ...]:
+        data, along = wide(x), tuple(axes)
+        centered = data - data.mean(axis=along, keepdims=True)
+        return ((centered / (np.sqrt((centered**2).mean(axis=along, keepdims=True)) + 1e-9)).astype(x.dtype),)
 
 
 @dataclass(frozen=True)
@@ -418,3 +759,41 @@ def _read(data: np.ndarray, along: Sequence[Taps]) -> np.ndarray:
             place, weight = place * size + places, weight * weights
         total += weight[:, None] * np.take_along_axis(flat, place[:, None], axis=2)
     return total
+
+
+OPERATORS: list[type[OpRun]] = [
+    AffineGrid,
+    Attention,
+    AveragePool,
+    Conv,
+    ConvTranspose,
+    DeformConv,
+    DequantizeLinear,
+    Erf,
+    GatherElements,
+    Gelu,
+    GlobalLpPool,
+    GlobalMaxPool,
+    GridSample,
+    GroupNormalization,
+    HardSwish,
+    LRN,
+    LayerNormalization,
+    LogSoftmax,
+    Loop,
+    LpNormalization,
+    LpPool,
+    MaxPool,
+    MaxRoiPool,
+    MaxUnpool,
+    Mean,
+    MeanVarianceNormalization,
+    Pad,
+    ReduceLogSumExp,
+    Resize,
+    Scan,
+    Softsign,
+    Unique,
+]
+
+__all__ = ["OPERATORS"]

@@ -1,6 +1,7 @@
-"""Products with a weight: the weight's transposition, the bias and a ReLU go into the product, and all gradients are one call.
+"""Products with a weight, their gradients and products of batches: operators, and the graph passes that put them into graphs.
 
-Operands are read as they lie in memory, transposed or not.
+The weight's transposition, the bias and a ReLU go into the product, and all gradients are one call. Operands are read as they lie
+in memory, transposed or not.
 
 Results of products of batches, as in attention, lie in memory as the transposition behind them reads them. A head of attention is
 a slice of every row of a layer's output. The operands of its products are therefore views, transposed and strided, and their
@@ -18,10 +19,15 @@ import onnx_ir as ir
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, constant_array, replace_node
 from burnish.graph.matching import Either, Match, Node, Variable, find_match
 from burnish.graph.uses import only_user, remove_unread
-from burnish.kernels.linear import FUSED_BATCHED_PRODUCT, FUSED_LINEAR, FUSED_LINEAR_GRAD
+from burnish.kernels.engine_operator import EngineOperator
 from burnish.kernels.replacements import fuses
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.matmul import LINEAR_GRAD
+
+FUSED_LINEAR = EngineOperator("FusedLinear", ("x", "w", "b"), ("y",))
+FUSED_LINEAR_GRAD = EngineOperator("FusedLinearGrad", ("dy", "x", "w"), ("dx", "dw", "db"))
+FUSED_BATCHED_PRODUCT = EngineOperator("FusedBatchedProduct", ("left", "right"), ("y",))
+
 
 SWAPPED = [1, 0]
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
