@@ -308,7 +308,7 @@ def outputs_in_place(apply: ir.Model, signature: GraphSignature) -> frozenset[st
         apply: the graph that updates the state.
         signature: its signature.
     """
-    from burnish.analysis.in_place import written_in_place
+    from burnish.analysis.memory_plan import written_in_place
 
     if not is_updated_in_place(signature):
         return frozenset()
