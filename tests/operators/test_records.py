@@ -29,9 +29,9 @@ WITHOUT_PRECISION = """
 
 
 WITHOUT_AXES = """
-    BitCast Loop MelWeightMatrix NegativeLogLikelihoodLoss OptionalGetElement Scan SoftmaxCrossEntropyLoss TensorScatter Unique
+    BitCast MelWeightMatrix NegativeLogLikelihoodLoss OptionalGetElement SoftmaxCrossEntropyLoss TensorScatter Unique
 """.split()
-"""Bodies are followed by what follows the graph; of the others nothing is told, and workers name them where samples meet them."""
+"""Nothing is told of these, and workers name them where samples meet them."""
 
 
 def operators_on_floats() -> list[str]:

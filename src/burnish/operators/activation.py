@@ -341,9 +341,30 @@ OPERATORS = [
     Operator(
         "Swish", gradient=swish, training_form=swish_in_training, elementwise=Elementwise.UNARY, precision=Precision.WIDENED
     ),
-    Operator("Softmax", since=13, gradient=softmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
-    Operator("LogSoftmax", since=13, gradient=log_softmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
-    Operator("Hardmax", since=13, gradient=hardmax, axes=axis_rules.like_first, reopen=reopen_rules.along_axis),
+    Operator(
+        "Softmax",
+        since=13,
+        gradient=softmax,
+        axes=axis_rules.like_first,
+        mixes=axis_rules.named_axis,
+        reopen=reopen_rules.along_axis,
+    ),
+    Operator(
+        "LogSoftmax",
+        since=13,
+        gradient=log_softmax,
+        axes=axis_rules.like_first,
+        mixes=axis_rules.named_axis,
+        reopen=reopen_rules.along_axis,
+    ),
+    Operator(
+        "Hardmax",
+        since=13,
+        gradient=hardmax,
+        axes=axis_rules.like_first,
+        mixes=axis_rules.named_axis,
+        reopen=reopen_rules.along_axis,
+    ),
     RELU_GRAD,
     CLIP_GRAD,
     SILU,

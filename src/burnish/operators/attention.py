@@ -245,7 +245,14 @@ ATTENTION_GRAD = SemanticOperator(
 """The gradients of attention but that of the mask, from that of the result; inputs and attributes are as above."""
 
 OPERATORS = [
-    Operator("Attention", since=23, training_form=attention, axes=axis_rules.attention, reopen=reopen_rules.attention),
+    Operator(
+        "Attention",
+        since=23,
+        training_form=attention,
+        axes=axis_rules.attention,
+        mixes=axis_rules.keys_axis,
+        reopen=reopen_rules.attention,
+    ),
     Operator(
         "RotaryEmbedding",
         since=23,

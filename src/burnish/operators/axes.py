@@ -201,5 +201,10 @@ class Call:
         return [None] * (rank or 0) if shape is None else [extent if isinstance(extent, int) else None for extent in shape.dims]
 
 
-AxesRule = Callable[[Call], Axes | list[Axes | None]]
-"""Tells the axes of the first result; or, in a list, of all, None of one where they are not known."""
+AxesRule = Callable[[Call], Axes | list[Axes | None] | list[Layout]]
+"""Tells the axes of the first result; or, in a list, of all, None of one where they are not known.
+
+An operator with bodies tells all that is known of each result.
+"""
+MixesRule = Callable[[Call], Axes]
+"""Tells the axes whose places go into one element of a result together."""

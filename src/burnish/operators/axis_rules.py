@@ -1,6 +1,7 @@
 """What operators of the standard do with the axes of their operands: which axis of an operand is which axis of a result.
 
 Places that are picked by numbers may be those of other samples, or of the same in another order: an axis of samples is lost then.
+The last rules tell which axes an operator works along.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
-from burnish.operators.axes import Call, Untold
+import onnx_ir as ir
+
+from burnish.operators.axes import Call, Layout, Untold
 from burnish.operators.extents import Axes, Axis, Kind, Number, Target, axis_of, broadcast, has, is_fixed, normal, regrouped
 
 
@@ -76,6 +79,8 @@ def reversed_sequence(call: Call) -> Axes:
     axes[at] = axes[at] if is_fixed(axes[at]) else call.lost()
     return tuple(axes)
 
+
+_EXPONENTIAL = ("Exp", "Softmax", "LogSoftmax")
 
 LARGEST = 2**31 - 1
 """A bound of a slice from here on means "to the end"."""
@@ -450,3 +455,172 @@ def shape(call: Call) -> Axes:
 
 def scalar(call: Call) -> Axes:
     return ()
+
+
+ROUNDS = 4
+"""After this many rounds, the layouts of what a loop carries have settled, or are lost."""
+
+
+def branches(call: Call) -> list[Layout]:
+    told = []
+    for name in ("then_branch", "else_branch"):
+        branch = call.node.attributes[name].as_graph()
+        call.analysis.follow(branch)
+        told.append([call.analysis.layout(value) for value in branch.outputs])
+    constant = call.layout(0).is_constant
+    return [_either(call, one, other, f"result {index}", constant) for index, (one, other) in enumerate(zip(*told, strict=True))]
+
+
+def loop(call: Call) -> list[Layout]:
+    body = call.node.attributes["body"].as_graph()
+    constant = all(layout.is_constant for layout in call.operands[:2] if layout is not None)
+    carried = [_without_numbers(call.layout(index)) for index in range(2, len(call))]
+    call.analysis.assume(body.inputs[0], Layout((), is_constant=True))
+    call.analysis.assume(body.inputs[1], Layout((), is_constant=constant))
+    carried, results = _settled(call, body, body.inputs[2:], carried, 1)
+    constant = constant and call.analysis.layout(body.outputs[0]).is_constant
+    count = call.fixed("count") if constant else call.lost("count")
+    return [*carried, *(_stacked(result, count, 0) for result in results)]
+
+
+def scan(call: Call) -> list[Layout]:
+    body = call.node.attributes["body"].as_graph()
+    number = int(call.attribute("num_scan_inputs"))
+    states = [_without_numbers(call.layout(index)) for index in range(len(call) - number)]
+    scanned: Axis = ()
+    along = call.attribute("scan_input_axes", [0] * number)
+    for index, at in zip(range(len(states), len(call)), along, strict=True):
+        axes = call.axes(index)
+        at = at % len(axes)
+        scanned = axes[at]
+        call.analysis.assume(body.inputs[index], Layout((*axes[:at], *axes[at + 1 :]), call.layout(index).is_constant))
+    directions = [*call.attribute("scan_input_directions", ()), *call.attribute("scan_output_directions", ())]
+    if any(directions) and not is_fixed(scanned):
+        scanned = call.lost("scanned")
+    states, results = _settled(call, body, body.inputs[: len(states)], states, 0)
+    places = call.attribute("scan_output_axes", [0] * len(results))
+    return [*states, *(_stacked(result, scanned, at) for result, at in zip(results, places, strict=True))]
+
+
+def _settled(
+    call: Call, body: ir.Graph, inputs: Sequence[ir.Value], carried: list[Layout], first: int
+) -> tuple[list[Layout], list[Layout]]:
+    """What a body carries from one round to the next, and what else it gives.
+
+    ``first`` is the output from which on it carries.
+    """
+    for last in (*[False] * ROUNDS, True):
+        for value, layout in zip(inputs, carried, strict=True):
+            call.analysis.assume(value, layout)
+        call.analysis.follow(body)
+        told = [call.analysis.layout(value) for value in body.outputs[first:]]
+        pairs = enumerate(zip(carried, told, strict=False))
+        following = [_either(call, one, other, f"carried {index}", True) for index, (one, other) in pairs]
+        if following == carried:
+            break
+        carried = [Layout(None, reason=call.reason) for _ in carried] if last else following
+    return carried, told[len(carried) :]
+
+
+def _without_numbers(layout: Layout) -> Layout:
+    return Layout(layout.axes, layout.is_constant, None, layout.reason)
+
+
+def _stacked(layout: Layout, count: Axis, at: int) -> Layout:
+    if layout.axes is None:
+        return layout
+    at = at % (len(layout.axes) + 1)
+    return Layout((*layout.axes[:at], count, *layout.axes[at:]), layout.is_constant and is_fixed(count))
+
+
+def _either(call: Call, one: Layout, other: Layout, name: str, constant: bool) -> Layout:
+    """What is known of a value that is one of two."""
+    constant = constant and one.is_constant and other.is_constant
+    if one.axes is None or other.axes is None or len(one.axes) != len(other.axes):
+        return Layout(None, constant, reason=one.reason or other.reason or call.reason)
+    axes = tuple(
+        _either_axis(call, a, b, f"{name} axis {at}") for at, (a, b) in enumerate(zip(one.axes, other.axes, strict=True))
+    )
+    return Layout(axes, constant)
+
+
+def _either_axis(call: Call, one: Axis, other: Axis, name: str) -> Axis:
+    if one == other:
+        return one
+    if is_fixed(one) and is_fixed(other):
+        return call.fixed(name)
+    if all(has(axis, Kind.SAMPLES) and not has(axis, Kind.LOST) for axis in (one, other)):
+        return broadcast(one, other, f"{call.key}:{name}", call.reason)
+    return call.lost(name)
+
+
+def named_axis(call: Call) -> Axes:
+    """The axis of an attribute, by default the last."""
+    return (call.axes()[call.axis(default=-1)],)
+
+
+def following_axes(call: Call) -> Axes:
+    """That of an attribute and those after it."""
+    return call.axes()[call.axis(default=-1) :]
+
+
+def reduced_axes(call: Call) -> Axes:
+    axes, named = call.axes(), call.named_axes()
+    if not named:
+        return () if call.attribute("noop_with_empty_axes", 0) else axes
+    return tuple(axes[axis % len(axes)] for axis in named)
+
+
+def extreme_axes(call: Call) -> Axes:
+    """Of a reduction whose result is only subtracted, from the exponents of a softmax, nothing depends on it."""
+    readers = call.node.outputs[0].consumers()
+    return () if readers and all(_is_exponent(reader) for reader in readers) else reduced_axes(call)
+
+
+def _is_exponent(node: ir.Node) -> bool:
+    """Whether a node gives a difference that is read as an exponent."""
+    return node.op_type == "Sub" and any(reader.op_type in _EXPONENTIAL for reader in node.outputs[0].consumers())
+
+
+def contracted(call: Call) -> Axes:
+    return call.axes(0)[-1:] if len(call.axes(1)) > 0 else ()
+
+
+def contracted_by_gemm(call: Call) -> Axes:
+    return (call.axes(0)[0 if call.attribute("transA", 0) else 1],)
+
+
+def summed_by_einsum(call: Call) -> Axes:
+    terms, _, result = str(call.attribute("equation")).replace(" ", "").partition("->")
+    if "->" not in str(call.attribute("equation")) or "..." in terms:
+        return ()
+    pairs = [
+        (letter, axis) for index, term in enumerate(terms.split(",")) for letter, axis in zip(term, call.axes(index), strict=True)
+    ]
+    return tuple(axis for letter, axis in pairs if letter not in result)
+
+
+def time_axis(call: Call) -> Axes:
+    return (call.axes()[1 if call.attribute("layout", 0) else 0],)
+
+
+def keys_axis(call: Call) -> Axes:
+    """The axis of an attention along which its softmax is taken."""
+    return (call.axes(1)[-2],)
+
+
+def scanned(call: Call) -> Axes:
+    """The axes that are gone along, where each round reads what the one before it leaves."""
+    number = int(call.attribute("num_scan_inputs"))
+    states = len(call) - number
+    along = call.attribute("scan_input_axes", [0] * number)
+    return tuple(call.axes(states + index)[axis] for index, axis in enumerate(along)) if states else ()
+
+
+def cumulated(call: Call) -> Axes:
+    at = call.integers(1)
+    return () if not at else (call.axes()[at[0] % call.rank()],)
+
+
+def places_of_instance(call: Call) -> Axes:
+    return call.axes()[2:]

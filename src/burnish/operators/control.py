@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, zeros_like
+from burnish.operators import axis_rules
 from burnish.operators.control_bodies import (
     Recursion,
     Stack,
@@ -98,4 +99,8 @@ def _stacks(op: Operation, kind: str, count: int) -> list[Stack]:
     return [Stack(axis, bool(direction)) for axis, direction in zip(axes, directions, strict=True)]
 
 
-OPERATORS = [Operator("If", gradient=branch), Operator("Loop", gradient=loop), Operator("Scan", since=9, gradient=scan)]
+OPERATORS = [
+    Operator("If", gradient=branch, axes=axis_rules.branches),
+    Operator("Loop", gradient=loop, axes=axis_rules.loop),
+    Operator("Scan", since=9, gradient=scan, axes=axis_rules.scan, mixes=axis_rules.scanned),
+]

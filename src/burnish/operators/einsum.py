@@ -112,5 +112,12 @@ def _ellipsis_rank(op: Operation, index: int, labels: str) -> int:
 
 
 OPERATORS = [
-    Operator("Einsum", gradient=einsum, axes=axis_rules.einsum, precision=Precision.NARROW, reopen=reopen_rules.einsum),
+    Operator(
+        "Einsum",
+        gradient=einsum,
+        axes=axis_rules.einsum,
+        precision=Precision.NARROW,
+        mixes=axis_rules.summed_by_einsum,
+        reopen=reopen_rules.einsum,
+    ),
 ]

@@ -275,7 +275,7 @@ OPERATORS = [
         reopen=reopen_rules.gather_nd,
     ),
     Operator("Compress", gradient=gather_positions, axes=axis_rules.compressed),
-    Operator("TopK", gradient=top_k, axes=axis_rules.largest, reopen=reopen_rules.along_axis),
+    Operator("TopK", gradient=top_k, axes=axis_rules.largest, mixes=axis_rules.named_axis, reopen=reopen_rules.along_axis),
     Operator("OneHot", gradient=one_hot, axes=axis_rules.one_hot, reopen=reopen_rules.one_hot),
     Operator("Unique", gradient=unique),
     Operator("ScatterElements", gradient=scatter_elements, axes=axis_rules.scatter_elements, reopen=reopen_rules.by_element),

@@ -257,8 +257,23 @@ Without a weight there is no dx, and without x no dw; there is a db [N] where th
 """
 
 OPERATORS = [
-    Operator("MatMul", gradient=matmul, axes=axis_rules.matmul, precision=Precision.NARROW, reopen=reopen_rules.matmul),
-    Operator("Gemm", since=7, gradient=gemm, axes=axis_rules.gemm, precision=Precision.NARROW, reopen=reopen_rules.gemm),
+    Operator(
+        "MatMul",
+        gradient=matmul,
+        axes=axis_rules.matmul,
+        precision=Precision.NARROW,
+        mixes=axis_rules.contracted,
+        reopen=reopen_rules.matmul,
+    ),
+    Operator(
+        "Gemm",
+        since=7,
+        gradient=gemm,
+        axes=axis_rules.gemm,
+        precision=Precision.NARROW,
+        mixes=axis_rules.contracted_by_gemm,
+        reopen=reopen_rules.gemm,
+    ),
     Operator("Det", gradient=det, axes=axis_rules.determinant, reopen=reopen_rules.matrices),
     LINEAR_GRAD,
     Operator("MatMulInteger", axes=axis_rules.matmul),

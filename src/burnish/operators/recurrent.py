@@ -416,10 +416,32 @@ RNN_STEPS_GRAD = SemanticOperator(
 
 OPERATORS = [
     Operator(
-        "LSTM", since=7, gradient=lstm_gradient, training_form=lstm, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent
+        "LSTM",
+        since=7,
+        gradient=lstm_gradient,
+        training_form=lstm,
+        axes=axis_rules.recurrent,
+        mixes=axis_rules.time_axis,
+        reopen=reopen_rules.recurrent,
     ),
-    Operator("GRU", since=7, gradient=gru_gradient, training_form=gru, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent),
-    Operator("RNN", since=7, gradient=rnn_gradient, training_form=rnn, axes=axis_rules.recurrent, reopen=reopen_rules.recurrent),
+    Operator(
+        "GRU",
+        since=7,
+        gradient=gru_gradient,
+        training_form=gru,
+        axes=axis_rules.recurrent,
+        mixes=axis_rules.time_axis,
+        reopen=reopen_rules.recurrent,
+    ),
+    Operator(
+        "RNN",
+        since=7,
+        gradient=rnn_gradient,
+        training_form=rnn,
+        axes=axis_rules.recurrent,
+        mixes=axis_rules.time_axis,
+        reopen=reopen_rules.recurrent,
+    ),
     LSTM_STEPS,
     LSTM_STEPS_GRAD,
     GRU_STEPS,

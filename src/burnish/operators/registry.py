@@ -29,7 +29,7 @@ import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, attribute_value, describe_node, operator_version
 from burnish.graph.uses import captured_once
-from burnish.operators.axes import AxesRule
+from burnish.operators.axes import AxesRule, MixesRule
 from burnish.operators.reopening import ReopenRule
 
 Gradients = Tensor | None | tuple[Tensor | None, ...]
@@ -68,6 +68,7 @@ class Operator:
             stays. For an operator whose backward needs statistics that it does not return, or whose kernels lose digits.
         lowering: how an operator of another domain becomes standard ONNX: ``rule(op) -> outputs``.
         axes: which axis of an operand is which axis of a result; nothing is said of elementwise operators.
+        mixes: which axes of its operands it works along, so that what it computes at one place depends on others.
         reopen: how it takes several samples in a model that was made for one; nothing is said of elementwise operators.
         elementwise: whether each element of the result comes from those at its place, and of how many operands.
         precision: what mixed precision does with it.
@@ -81,6 +82,7 @@ class Operator:
     training_form: TrainingForm | None = None
     lowering: LoweringRule | None = None
     axes: AxesRule | None = None
+    mixes: MixesRule | None = None
     reopen: ReopenRule | None = None
     elementwise: Elementwise | None = None
     precision: Precision | None = None

@@ -1,24 +1,26 @@
 """Where samples stand in every value of a model's graph: along which axis, and among how many places of it.
 
-It is told from the inputs on, operator after operator: what each does with the axes of its operands is in ``rules``. An axis is
-*lost* where an operator mixes samples, or puts them in another order, or is not known here; what is lost says by what.
+It is told from the inputs on, operator after operator: what each does with the axes of its operands is in its record. An axis
+is *lost* where an operator mixes samples, or puts them in another order, or is not known here; what is lost says by what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from burnish.graph import constant_array, describe_node, static_shape
+from burnish.graph.annotations import has_sample_axis_mark, marked_sample_axis
 from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.operators.axes import LONGEST, Call, Layout, Untold
 from burnish.operators.axis_rules import elementwise_axes
-from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost
+from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost, normal, sides
 from burnish.operators.registry import find_record
-from burnish.sample_axes.bodies import BODIES
-from burnish.sample_axes.inputs import extents_of, input_axes
+from burnish.random import Numbered, Places
 from burnish.sample_axes.numbers import NUMBERS
+
+Extents = Sequence[int | str | None]
 
 
 class Analysis:
@@ -92,19 +94,19 @@ class Analysis:
         call = Call(node, operands, self)
         is_standard = node.domain == ""
         constant = node.op_type not in RANDOM_OPERATORS and all(operand is None or operand.is_constant for operand in operands)
+        told: Sequence[Axes | Layout | None] = ()
         numbers = None
         try:
-            if is_standard and node.op_type in BODIES:
-                return BODIES[node.op_type](call)
             numbers = _numbers(call) if is_standard else None
             constant = constant if numbers is None else all(number.is_fixed for number in numbers)
-            axes = _axes(call, constant)
-            reason = call.reason
+            told, reason = _axes(call, constant), call.reason
         except Untold as error:
-            axes, reason = [], str(error)
-        axes += [None] * (len(node.outputs) - len(axes))
-        first, *others = (Layout(told, constant, reason=reason) for told in axes[: len(node.outputs)])
-        return [Layout(first.axes, constant, numbers, reason), *others]
+            reason = str(error)
+        results = []
+        for index in range(len(node.outputs)):
+            one = told[index] if index < len(told) else None
+            results.append(one if isinstance(one, Layout) else Layout(one, constant, None if index else numbers, reason))
+        return results
 
     def _as_declared(self, told: Layout, output: ir.Value, key: str) -> Layout:
         """What was told of a result beside the extents that shape inference found; lost where the two contradict each other."""
@@ -140,7 +142,7 @@ class Analysis:
         return (lost(key, f"an axis of {extent} places, in which samples cannot be told apart"),)
 
 
-def _axes(call: Call, constant: bool) -> list[Axes | None]:
+def _axes(call: Call, constant: bool) -> Sequence[Axes | Layout | None]:
     record = find_record(call.node) if call.node.domain == "" else None
     rule = None if record is None else elementwise_axes if record.elementwise is not None else record.axes
     if rule is None and constant:
@@ -193,3 +195,78 @@ def _of_constant(value: ir.Value) -> Layout:
     if numbers is None and not value.is_initializer() and (producer is None or producer.op_type != "Constant"):
         return Layout(None, reason=f"the value '{value.name}' is computed elsewhere")
     return Layout(_declared(value, f"constant {value.name}"), True, numbers)
+
+
+def sample_inputs(inputs: Mapping[str, Extents]) -> list[str]:
+    """Return the names of the inputs whose first axis is that of samples; by the first of them a worker's samples are counted.
+
+    A symbolic first axis is one of samples, unless other inputs that begin with a symbol have it further on: positions ``[time]``
+    beside tokens ``[batch, time]``. Of a model without symbolic first axes the inputs with the first extent of the first input
+    are those of samples.
+
+    Args:
+        inputs: the extents of the model's inputs, by name; a string is a symbol, None an extent without one.
+    """
+    ranked = {name: extents for name, extents in inputs.items() if len(extents)}
+    symbolic = [name for name, extents in ranked.items() if not isinstance(extents[0], int)]
+    if not symbolic:
+        first = next(iter(ranked.values()), ())
+        return [name for name, extents in ranked.items() if extents[0] == first[0]]
+    others = {extent for name in symbolic for extent in ranked[name][1:] if isinstance(extent, str)}
+    return [name for name in symbolic if ranked[name][0] not in others] or symbolic
+
+
+def input_axes(inputs: Iterable[ir.Value]) -> dict[str, int | None]:
+    """Return the axis of samples of each input whose rank is known; None for one without samples.
+
+    Args:
+        inputs: of a graph, that are a batch.
+    """
+    values = {value.name or "": value for value in inputs if value.shape is not None}
+    marked = {name: marked_sample_axis(value) for name, value in values.items() if has_sample_axis_mark(value)}
+    first = sample_inputs({name: extents_of(value) for name, value in values.items() if name not in marked})
+    return {name: marked.get(name, 0 if name in first else None) for name in values}
+
+
+def extents_of(value: ir.Value) -> list[int | str | None]:
+    """Return the extents of a value whose rank is known: numbers, symbols, and None for one without a symbol."""
+    assert value.shape is not None
+    return [extent if isinstance(extent, int) else extent.value for extent in value.shape.dims]
+
+
+def moved_inputs(graph: ir.Graph) -> dict[str, int]:
+    """Return the inputs of a graph that have their samples along another axis than the first, each with that axis."""
+    return {name: axis for name, axis in input_axes(graph.inputs).items() if axis}
+
+
+def numbered(analysis: Analysis, value: ir.Value) -> Numbered:
+    """Return what rows and columns number of what is drawn for a value of the graph that was analysed."""
+    layout = analysis.layout(value)
+    if layout.axes is None:
+        return Numbered(*[Places(problem=layout.reason)] * 2)
+    whole = normal(factor for axis in layout.axes for factor in axis)
+    problem = _problem(whole)
+    if problem:
+        return Numbered(*[Places(problem=problem)] * 2)
+    half = (len(layout.axes) + 1) // 2
+    rows, columns = (normal(factor for axis in part for factor in axis) for part in (layout.axes[:half], layout.axes[half:]))
+    return Numbered(_places(rows, analysis.counted), _places(columns, analysis.counted))
+
+
+def _problem(factors: Axis) -> str:
+    """Why workers cannot tell their samples apart; empty where they can."""
+    lost = next((factor for factor in factors if isinstance(factor, Factor) and factor.kind is Kind.LOST), None)
+    if lost is not None:
+        return lost.reason
+    return "samples stand along more than one of its axes" if len(sides(factors)) > 1 else ""
+
+
+def _places(factors: Axis, counted: Mapping[str, str]) -> Places:
+    times = sides(factors)
+    if not times:
+        return Places()
+    slower, faster = (None if number.factors else number.coefficient for number in map(Number.of, times[0]))
+    if slower is None and faster is None:
+        return Places(problem="samples stand between axes whose extents are both symbolic")
+    samples = next(factor for factor in factors if isinstance(factor, Factor) and factor.kind is Kind.SAMPLES)
+    return Places(counted[samples.key], slower, faster)

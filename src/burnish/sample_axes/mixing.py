@@ -7,7 +7,7 @@ Reshape puts into one sequence: a program runs with each of them, and its loss f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -16,13 +16,13 @@ from burnish.graph import FLOATING
 from burnish.graph.annotations import has_sample_axis_mark, marked_sample_axis
 from burnish.graph.uses import ancestors_of, read_by
 from burnish.operators.axes import Call, Untold
-from burnish.operators.extents import Axes, Axis, Factor, Kind
+from burnish.operators.extents import Axis, Factor, Kind
+from burnish.operators.registry import find_record
 from burnish.sample_axes.analysis import Analysis
 
 OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
 OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)
 RECURRENT = ("RNN", "GRU", "LSTM")
-_EXPONENTIAL = ("Exp", "Softmax", "LogSoftmax")
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def mixing_in(analysis: Analysis, graph: ir.Graph, outputs: Collection[ir.Value]
     if outputs is not None:
         before = _floating_before([value for value in outputs if _samples_in(analysis.layout(value).axes or (), known)])
     for node in graph:
-        along = _ALONG.get(node.op_type) if node.domain == "" and (before is None or node in before) else None
-        if along is None:
+        record = find_record(node) if before is None or node in before else None
+        if record is None or record.mixes is None:
             continue
         call = Call(node, [None if value is None else analysis.layout(value) for value in node.inputs], analysis)
         try:
-            name = _samples_in(along(call), known)
+            name = _samples_in(record.mixes(call), known)
         except (Untold, IndexError):
             continue
         if name is not None:
@@ -147,90 +147,3 @@ def _samples_in(axes: Sequence[Axis], known: Mapping[str, str]) -> str | None:
             if isinstance(factor, Factor) and factor.key in known and not factor.is_uniform:
                 return known[factor.key]
     return None
-
-
-def _named(call: Call) -> Axes:
-    """The axis of an attribute, by default the last."""
-    return (call.axes()[call.axis(default=-1)],)
-
-
-def _following(call: Call) -> Axes:
-    """That of an attribute and those after it."""
-    return call.axes()[call.axis(default=-1) :]
-
-
-def _reduced(call: Call) -> Axes:
-    axes, named = call.axes(), call.named_axes()
-    if not named:
-        return () if call.attribute("noop_with_empty_axes", 0) else axes
-    return tuple(axes[axis % len(axes)] for axis in named)
-
-
-def _extreme(call: Call) -> Axes:
-    """Of a reduction whose result is only subtracted, from the exponents of a softmax, nothing depends on it."""
-    readers = call.node.outputs[0].consumers()
-    return () if readers and all(_is_exponent(reader) for reader in readers) else _reduced(call)
-
-
-def _is_exponent(node: ir.Node) -> bool:
-    """Whether a node gives a difference that is read as an exponent."""
-    return node.op_type == "Sub" and any(reader.op_type in _EXPONENTIAL for reader in node.outputs[0].consumers())
-
-
-def _contracted(call: Call) -> Axes:
-    return call.axes(0)[-1:] if len(call.axes(1)) > 0 else ()
-
-
-def _contracted_by_gemm(call: Call) -> Axes:
-    return (call.axes(0)[0 if call.attribute("transA", 0) else 1],)
-
-
-def _summed_by_einsum(call: Call) -> Axes:
-    terms, _, result = str(call.attribute("equation")).replace(" ", "").partition("->")
-    if "->" not in str(call.attribute("equation")) or "..." in terms:
-        return ()
-    pairs = [
-        (letter, axis) for index, term in enumerate(terms.split(",")) for letter, axis in zip(term, call.axes(index), strict=True)
-    ]
-    return tuple(axis for letter, axis in pairs if letter not in result)
-
-
-def _time(call: Call) -> Axes:
-    return (call.axes()[1 if call.attribute("layout", 0) else 0],)
-
-
-def _keys(call: Call) -> Axes:
-    """The axis of an attention along which its softmax is taken."""
-    return (call.axes(1)[-2],)
-
-
-def _scanned(call: Call) -> Axes:
-    """The axes that are gone along, where each round reads what the one before it leaves."""
-    number = int(call.attribute("num_scan_inputs"))
-    states = len(call) - number
-    along = call.attribute("scan_input_axes", [0] * number)
-    return tuple(call.axes(states + index)[axis] for index, axis in enumerate(along)) if states else ()
-
-
-def _cumulated(call: Call) -> Axes:
-    at = call.integers(1)
-    return () if not at else (call.axes()[at[0] % call.rank()],)
-
-
-_ALONG: dict[str, Callable[[Call], Axes]] = {
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), _named),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _following),
-    **dict.fromkeys(
-        [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare")], _reduced
-    ),
-    **dict.fromkeys(("ReduceMax", "ReduceMin"), _extreme),
-    **dict.fromkeys(RECURRENT, _time),
-    "InstanceNormalization": lambda call: call.axes()[2:],
-    "MatMul": _contracted,
-    "Gemm": _contracted_by_gemm,
-    "Einsum": _summed_by_einsum,
-    "CumSum": _cumulated,
-    "Attention": _keys,
-    "Scan": _scanned,
-}
-"""The axes whose places go into one element of a result together."""

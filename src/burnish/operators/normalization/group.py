@@ -364,6 +364,7 @@ OPERATORS = [
         training_form=instance_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        mixes=axis_rules.places_of_instance,
         reopen=reopen_rules.images,
     ),
     Operator(

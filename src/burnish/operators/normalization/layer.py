@@ -97,6 +97,7 @@ OPERATORS = [
         training_form=layer_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        mixes=axis_rules.following_axes,
         reopen=reopen_rules.last_axes,
     ),
     Operator(
@@ -105,6 +106,7 @@ OPERATORS = [
         training_form=root_mean_square_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        mixes=axis_rules.following_axes,
         reopen=reopen_rules.last_axes,
     ),
     Operator(
@@ -112,6 +114,7 @@ OPERATORS = [
         training_form=lp_normalization,
         axes=axis_rules.like_first,
         precision=Precision.WIDENED,
+        mixes=axis_rules.named_axis,
         reopen=reopen_rules.along_axis,
     ),
 ]
