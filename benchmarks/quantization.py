@@ -48,8 +48,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import burnish
 from burnish import losses, surgery
 from burnish.data.digits import digits_arrays
-from burnish.finetuning import Quantization
-from burnish.finetuning.quantization import DISTILLED
+from burnish.finetuning.quantization import DISTILLED, Quantization
 from burnish.losses import LossLike
 from burnish.models import residual_network
 from torch_models import MobileNetV2, export_onnx, mobilenet_v2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from burnish.errors import ConfigurationError
@@ -34,6 +34,7 @@ class Declaration:
         several: may be given several times: ``read`` takes a list.
         kind: the type of a value on the command line.
         least: the smallest number.
+        spelled: how the command line writes it; by default its name, with dashes.
         read: returns the value of what the command line gives; raises ConfigurationError for a text that says none.
     """
 
@@ -43,12 +44,19 @@ class Declaration:
     several: bool = False
     kind: type = str
     least: int | None = None
+    spelled: str | None = None
     read: Callable[[Any], Any] = lambda given: given
 
 
 def option(default: Any = MISSING, **declared: Any) -> Any:
     """Declare an option, as a field of a subclass of ``Options``; ``declared`` is what ``Declaration`` takes."""
     return field(default=default, metadata={DECLARED: Declaration(**declared)})
+
+
+def same_option(options: type[Any], name: str, **changed: Any) -> Any:
+    """Declare an option as another class does, but for what changes of its ``Declaration``."""
+    other, declared = declarations(options)[name]
+    return field(default=other.default, metadata={DECLARED: replace(declared, **changed)})
 
 
 def declarations(options: type[Any]) -> dict[str, tuple[Field[Any], Declaration]]:
@@ -76,6 +84,11 @@ class Taker(Protocol[Keywords, Asked]):
 
     @overload
     def __call__(self, function: Callable[[First, Asked], Result], /) -> Callable[Concatenate[First, Keywords], Result]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[First, Second, Asked], Result], /
+    ) -> Callable[Concatenate[First, Second, Keywords], Result]: ...
 
     @overload
     def __call__(

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
-from burnish.finetuning import find_rate, transfer
+from burnish.finetuning.preparation import transfer
+from burnish.finetuning.rates import find_rate
 from burnish.importer import load
 from burnish.models import residual_network
 from burnish.training.callbacks import Callback

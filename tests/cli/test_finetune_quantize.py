@@ -12,7 +12,7 @@ import pytest
 import burnish
 from burnish import losses
 from burnish.errors import ConfigurationError
-from burnish.finetuning import Quantization
+from burnish.finetuning.quantization import Quantization
 
 OPTIONS = ("--epochs", "2", "--lr", "0.05", "--threads", "1", "--batch-size", "10")
 

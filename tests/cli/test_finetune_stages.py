@@ -10,18 +10,21 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import typer
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import burnish
+from burnish import losses
 from burnish.cli.application import app
 from burnish.cli.data_options import Pixels, TextOptions
-from burnish.cli.finetune import _Stages
-from burnish.cli.finetuning_choices import QuantizedStage
 from burnish.cli.train_options import Course, Data, Results, Watching
+from burnish.cli.tuning_run import TuningRun
 from burnish.errors import ConfigurationError
-from burnish.finetuning import plan, planning, transfer
-from burnish.finetuning.planning import Stage, compiled
+from burnish.finetuning import planning
+from burnish.finetuning.choices import Choices, ChosenStage
+from burnish.finetuning.planning import Stage, compiled, plan
+from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
 from oracles import layers_in_bodies
 from oracles.small_networks import Network
@@ -143,19 +146,21 @@ def test_stages_that_train_all_layers_stop_early_the_last_is_reported_and_all_ar
             begun.append((model, arguments, options))
 
         def train(self):
-            return None
+            return object()
 
-    monkeypatch.setattr("burnish.cli.training_run.TrainingRun", Begun)
-    monkeypatch.setattr(QuantizedStage, "begun", lambda stage, is_resumed: stage)
-    monkeypatch.setattr(QuantizedStage, "end", lambda stage, written: None)
-    stage = {"epochs": 1, "cached": False, "groups": {}}
-    stages = [stage, stage, {**stage, "quantized": True}]
-    choices = {"lr": 0.1, "batch_size": 8, "samples": 8, "stages": stages, "kind": "classes", "quantize": "int8"}
-    choices |= {"schedule": "constant", "outputs": "logits", "loss": "cross_entropy"}
-    choices |= dict.fromkeys(("layer_decay", "metrics", "batch"))
+    monkeypatch.setattr("burnish.cli.tuning_run.TrainingRun", Begun)
+    stages = (ChosenStage(1, False, {}), ChosenStage(1, False, {}), ChosenStage(1, False, {}, True))
+    loss = losses.get("cross_entropy")
+    given = {"model": "", "samples": 8, "layer_decay": None, "loss": loss.options(), "metrics": (), "head": (), "batch": None}
+    chosen = {"lr": 0.1, "schedule": "constant", "batch_size": 8, "kind": "classes", "outputs": "logits", "quantize": "int8"}
+    choices = Choices(**given, **chosen, stages=stages)
+    command = typer.Context(typer.main.get_command(app), info_name="finetune")
+    command.meta["burnish.arguments"] = ()
     options = Data(data="data.npz"), Pixels(), TextOptions(), Course(epochs=2), Results(folder=tmp_path)
     watching = Watching(report=tmp_path / "r.html", tensorboard=tmp_path / "events", profile=True)
-    _Stages(tmp_path, choices, (), *options, watching, (), "").train(3, ())
+    tuning = TuningRun(tmp_path, False, command, *options, watching, 3, ())
+    for number, stage in enumerate(stages):
+        tuning.train(choices, number, tmp_path / "quantized.onnx" if stage.quantized else None, loss)
     watched = [next(value for value in arguments if isinstance(value, Watching)) for _, arguments, _ in begun]
     assert [value.tensorboard for value in watched] == [tmp_path / "events" / f"stage-{number}" for number in (1, 2, 3)]
     assert [(value.report is not None, value.profile) for value in watched] == [(False, True), (False, True), (True, True)]

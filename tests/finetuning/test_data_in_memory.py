@@ -10,7 +10,7 @@ import torch
 import burnish
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError, DataError
-from burnish.finetuning import transfer
+from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
 from oracles.small_networks import CLASSES, Network
 

@@ -13,8 +13,8 @@ import pytest
 import burnish
 from burnish.data import ArrayDataset
 from burnish.errors import NonFiniteLossError
-from burnish.finetuning import find_rate, rates, repeated
-from burnish.finetuning.rates import feature_batches
+from burnish.finetuning import rates
+from burnish.finetuning.rates import feature_batches, find_rate, repeated
 from burnish.finetuning.rates import tests_of as range_tests_of
 from oracles.small_networks import CLASSES, Network
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 import burnish
-from burnish.finetuning import transfer
+from burnish.finetuning.preparation import transfer
 from oracles.small_networks import CLASSES, Network
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
-from burnish.finetuning import transfer
 from burnish.finetuning.detectors import file_line, file_precision, find_detector, in_fractions
+from burnish.finetuning.preparation import transfer
 from burnish.importer import load
 from burnish.surgery.class_layers import class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources

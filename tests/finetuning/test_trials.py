@@ -11,8 +11,8 @@ import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.files.identity import graph_hashes
 from burnish.files.model_file import save_model
-from burnish.finetuning import Transfer, Trial, plan, transfer
-from burnish.finetuning.planning import Stage
+from burnish.finetuning.planning import Stage, Trial, plan
+from burnish.finetuning.preparation import Transfer, transfer
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
 
 SAMPLES = 12

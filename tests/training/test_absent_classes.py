@@ -10,7 +10,7 @@ import pytest
 
 import burnish
 from burnish.errors import DataError, ObjectiveWarning
-from burnish.finetuning import transfer
+from burnish.finetuning.preparation import transfer
 from burnish.finetuning.tasks import absent_classes
 from oracles.small_networks import CLASSES, Network
 

@@ -10,7 +10,8 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.finetuning import plan, transfer
+from burnish.finetuning.planning import plan
+from burnish.finetuning.preparation import transfer
 from burnish.training.run_data import batches_per_epoch, fixed_batch
 
 

@@ -14,7 +14,7 @@ import burnish
 from burnish.cli.application import app
 from burnish.data import DataDescription, DataSpec, Text, as_dataset
 from burnish.errors import ConfigurationError, DataError
-from burnish.finetuning import transfer
+from burnish.finetuning.preparation import transfer
 from burnish.importer import load
 from burnish.models import gpt2
 from burnish.training.run_data import within_the_model

@@ -93,7 +93,7 @@ def values_of(options: type[Options], **texts: Any) -> dict[str, Any]:
 def declared_option(options: type[Any], name: str, panel: str | None = None) -> Any:
     """Return the option of the command line that stands for one that ``options`` declares."""
     declared = declarations(options)[name][1]
-    spelled = f"--{name.replace('_', '-')}"
+    spelled = declared.spelled or f"--{name.replace('_', '-')}"
     return typer.Option(spelled, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel)
 
 

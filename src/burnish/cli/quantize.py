@@ -88,7 +88,7 @@ def quantize(
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
     from burnish.files.export import save_inference
-    from burnish.finetuning import calibration_batches
+    from burnish.finetuning.quantization import calibration_batches
     from burnish.quantization.quantize import remaining_line
     from burnish.sample_axes import ask_sample_axes
     from burnish.training.trained_model import open_model

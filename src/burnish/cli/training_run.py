@@ -20,7 +20,6 @@ from burnish.cli.compilation_options import FORMS, Compilation, is_program, untr
 from burnish.cli.configuration import CONFIGURATION
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import TOKENIZER, Pixels, TextOptions, pixels_line
-from burnish.cli.finetuning_choices import remove_tuning
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.program_lines import export_line, planned_line, waiting_line, what_trains
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
@@ -30,7 +29,10 @@ from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
 from burnish.files.file_writing import replacing, write_text
-from burnish.finetuning import Trial, folding_said, metrics_entry, take_best
+from burnish.finetuning.choices import remove_tuning
+from burnish.finetuning.planning import Trial
+from burnish.finetuning.preparation import folding_said
+from burnish.finetuning.tune import metrics_entry, take_best
 from burnish.program import Program
 from burnish.program.carry_over import NOT_THERE
 from burnish.training.callbacks import Callback, HtmlReport

@@ -1,42 +1,17 @@
 """Fine-tuning: a file that somebody else has trained learns other data, with as little to say as possible.
 
 ``tasks`` tells what is learned, of objects ``detectors`` what the file is, and it judges what a tuned detector gives.
-``transfer`` makes the model ready, ``planning`` chooses stages, batch and schedule, ``rates`` the learning rate, ``tune`` trains.
-``quantization`` makes integers of what is tuned.
+``preparation`` makes the model ready, ``planning`` chooses stages, batch and schedule, ``rates`` the learning rate. ``tune``
+trains, and ``quantization`` makes integers of what is tuned. ``choices`` is what the folder of a run keeps of all this.
 """
 
-from burnish.finetuning.detectors import file_line
-from burnish.finetuning.planning import Plan, Stage, Trial, plan
-from burnish.finetuning.quantization import (
-    Quantization,
-    accuracies_line,
-    calibration_batches,
-    figure_of,
-)
-from burnish.finetuning.rates import UNKNOWN_RATE, find_rate, repeated
-from burnish.finetuning.transfer import Transfer, folding_said, transfer
-from burnish.finetuning.tune import Finetuned, check_quantized, check_together, finetune, metrics_entry, take_best
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "UNKNOWN_RATE",
-    "Finetuned",
-    "Plan",
-    "Quantization",
-    "Stage",
-    "Transfer",
-    "Trial",
-    "accuracies_line",
-    "calibration_batches",
-    "check_quantized",
-    "check_together",
-    "figure_of",
-    "file_line",
-    "find_rate",
-    "finetune",
-    "folding_said",
-    "metrics_entry",
-    "plan",
-    "repeated",
-    "take_best",
-    "transfer",
-]
+from burnish.exports import exports
+
+if TYPE_CHECKING:
+    from burnish.finetuning.tune import Finetuned, finetune
+
+__all__ = ["Finetuned", "finetune"]
+
+__getattr__, __dir__ = exports(__name__, {"tune": "Finetuned finetune"})

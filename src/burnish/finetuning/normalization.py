@@ -12,6 +12,7 @@ import onnx_ir as ir
 from burnish import engines
 from burnish.data import Dataset, Loader
 from burnish.errors import BurnishError, ConfigurationError, UnsupportedOperatorError
+from burnish.finetuning.options import AUTO, KEEP
 from burnish.graph.annotations import marked_sample_axis
 from burnish.importer import folded_layers
 from burnish.norms.policies import layer_name
@@ -62,7 +63,7 @@ def _is_open(extent: int | ir.SymbolicDim) -> bool:
     return not isinstance(extent, int)
 
 
-AUTO, INSERT, KEEP = "auto", "insert", "keep"
+INSERT = "insert"
 WAYS = (AUTO, INSERT, KEEP)
 CALIBRATED, AT_ONCE = 128, 32
 """Samples of which the statistics are taken at most; of them in a batch."""

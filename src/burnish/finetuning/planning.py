@@ -18,8 +18,9 @@ from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.compiler.compile import compile
 from burnish.data import Dataset, DataSpec
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
+from burnish.finetuning.options import CONSTANT, COSINE, ONE_CYCLE
+from burnish.finetuning.preparation import Transfer, folding_said, quietly
 from burnish.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
-from burnish.finetuning.transfer import Transfer, folding_said, quietly
 from burnish.graph import garbage_kept
 from burnish.importer.reading import read_model
 from burnish.optim import schedules
@@ -35,7 +36,6 @@ PARTS = 3
 """Parts that the layers before the head are cut into, for gradual unfreezing."""
 WARMUP = 0.05
 """The part of a stage's steps in which the learning rate rises."""
-CONSTANT, COSINE, ONE_CYCLE = "constant", "cosine", "one_cycle"
 
 
 @dataclass(frozen=True)

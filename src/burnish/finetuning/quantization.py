@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from burnish import losses
 from burnish.data import Dataset
 from burnish.engines import Engine
 from burnish.errors import ConfigurationError
-from burnish.finetuning.normalization import takes_one_sample
-from burnish.finetuning.planning import Plan, Stage
 from burnish.importer import load
 from burnish.losses.distillation import reads_classes
 from burnish.losses.mixed import Mixed
@@ -132,23 +130,6 @@ class Quantization:
         batches, _ = calibration_batches(dataset, SAMPLES, batch_size, moved_inputs(model.graph))
         given = {"quantize_outputs": ends_linear, **self.options}
         return quantize(model, calibration=batches, engine=engine, **given)
-
-    def planned(self, plan: Plan, model: ir.Model, tuned: Path) -> tuple[Plan, Stage]:
-        """Return the plan of the part of a run in which the quantized model trains, and its only stage.
-
-        Args:
-            plan: of the parts before.
-            model: the quantized model.
-            tuned: that it was made of, a file.
-        """
-        last = plan.stages[-1]
-        stage = Stage(last.frozen, self.length(sum(stage.epochs for stage in plan.stages)))
-        still_one = takes_one_sample(model)
-        task = plan.transfer.task
-        task = replace(task, loss=self.objective(task.loss, tuned, task.outputs))
-        batch = plan.transfer.batch if still_one else None
-        transfer = replace(plan.transfer, model=model, task=task, is_new=False, batch=batch)
-        return replace(plan, transfer=transfer, stages=(stage,), lr=plan.lr * self.rate, layer_decay=None), stage
 
     def objective(self, loss: losses.Loss, tuned: str | Path, outputs: str | Sequence[str]) -> losses.Loss:
         """Return what the quantized model learns: for classes, what the tuned model says of them beside the labels.

@@ -18,7 +18,8 @@ from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
-from burnish.finetuning.normalization import AUTO, settle_outputs, takes_one_sample, with_normalization
+from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
+from burnish.finetuning.options import AUTO, KEEP, NEW, check_head
 from burnish.finetuning.tasks import Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
 from burnish.graph.names import other_names, select_named
@@ -33,8 +34,6 @@ from burnish.surgery.replace_head import with_a_score_for_each_class
 from burnish.training.run_data import fixed_extent, length_of, within_the_model
 
 HEAD = "head"
-NEW, KEEP = "new", "keep"
-HEADS = (AUTO, NEW, KEEP)
 HEAD_SCALE = 10.0
 """How much faster a head that was drawn anew learns than the layers that were trained already."""
 MOMENTUM = 0.9
@@ -217,12 +216,6 @@ def transfer(
         rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"
         made = replace(made, notes=(*notes, rates))
     return made, dataset
-
-
-def check_head(head: str) -> None:
-    """Raise ConfigurationError for a choice of the head that there is not."""
-    if head not in HEADS:
-        raise ConfigurationError(f"head={head!r} (--head): give {', '.join(map(repr, HEADS))}{suggestion(str(head), HEADS)}")
 
 
 def _is_drawn(head: str, task: Task, count: int, names: tuple[str, ...] | None, spec: DataSpec, data: str) -> bool:

@@ -1,0 +1,162 @@
+"""The choices of a fine-tuning run when it began, as its folder keeps them, and the files beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import CheckpointError
+from burnish.files.file_writing import write_text
+from burnish.finetuning.planning import Plan
+from burnish.finetuning.quantization import Quantization
+from burnish.training.run_files import RECORD, CheckpointFolder, remove_results
+from burnish.training.run_folder import CURVES
+from burnish.training.run_results import STAGES, TABLE
+from burnish.untrusted import UNREADABLE, read_json_file
+
+OBJECTS = "objects"
+CHOICES, START, QUANTIZED, ACCURACIES = "finetune.json", "start.onnx", "quantized.onnx", "quantization.json"
+"""In the folder of a run: what was chosen, the model with its new head, the quantized form of the tuned model before it trains as
+such, and the accuracies."""
+
+
+@dataclass(frozen=True)
+class ChosenStage:
+    """A part of a run in which the same weights train.
+
+    Attributes:
+        epochs: how long it goes on.
+        cached: whether what stands before the layers that train is computed once.
+        groups: what parameters are set to, as ``burnish.optim.groups`` takes it.
+        quantized: whether the model trains as it will compute with integers.
+        lr: the learning rate, where it is not that of the run.
+    """
+
+    epochs: int
+    cached: bool
+    groups: Mapping[str, Any]
+    quantized: bool = False
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a run chose when it began.
+
+    Attributes:
+        model: what is tuned.
+        samples: in the data.
+        lr, layer_decay, schedule, batch_size: as ``Plan`` has them.
+        kind, loss, metrics: of the task, the loss as settings.
+        outputs: what the loss reads, with commas between.
+        head: the names of the layer with the classes.
+        batch: ``open`` for a file of one sample.
+        quantize: as ``burnish.finetune`` takes it.
+        stages: one after the other.
+    """
+
+    model: str
+    samples: int
+    lr: float
+    layer_decay: float | None
+    schedule: str
+    batch_size: int
+    kind: str
+    loss: Mapping[str, Any]
+    metrics: tuple[str, ...]
+    outputs: str
+    head: Any
+    batch: str | None
+    quantize: Any
+    stages: tuple[ChosenStage, ...]
+
+    @classmethod
+    def of(cls, model: str, planned: Plan, samples: int, quantize: str | Mapping[str, Any] | None) -> Choices:
+        """Return what is kept of a plan, with the stage in which the model trains as integers, where one is asked for."""
+        prepared, task = planned.transfer, planned.transfer.task
+        stages = [ChosenStage(stage.epochs, stage.cached, prepared.groups(stage.frozen)) for stage in planned.stages]
+        if quantize is not None:
+            integers = Quantization.read(quantize)
+            epochs = integers.length(sum(stage.epochs for stage in stages))
+            held = {name: group for name, group in stages[-1].groups.items() if group == "frozen"}
+            stages.append(ChosenStage(epochs, False, held, True, planned.lr * integers.rate))
+        return cls(
+            model,
+            samples,
+            planned.lr,
+            planned.layer_decay,
+            planned.schedule,
+            planned.batch_size,
+            task.kind,
+            task.loss.options(),
+            tuple(task.metrics),
+            task.outputs if isinstance(task.outputs, str) else ",".join(task.outputs),
+            prepared.head.names,
+            prepared.batch,
+            quantize,
+            tuple(stages),
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Choices:
+        """Return what was chosen when the run in a folder began.
+
+        Raises:
+            CheckpointError: the folder holds no run that can go on.
+        """
+        try:
+            kept = read_json_file(folder / CHOICES)
+            given = {field.name: kept[field.name] for field in fields(cls)}
+            given |= {"lr": float(kept["lr"]), "batch_size": int(kept["batch_size"]), "samples": int(kept["samples"])}
+            stages = [{**stage, "epochs": int(stage["epochs"]), "groups": dict(stage["groups"])} for stage in kept["stages"]]
+            return cls(**{**given, "metrics": tuple(kept["metrics"]), "stages": tuple(ChosenStage(**each) for each in stages)})
+        except UNREADABLE as error:
+            raise CheckpointError(
+                f"'{folder}' holds no run of burnish finetune that can go on ({error}): begin one, without --resume"
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        """Write the file that ``read`` reads."""
+        write_text(folder / CHOICES, json.dumps(asdict(self), indent=1) + "\n")
+
+    def rate(self, stage: ChosenStage) -> float:
+        """Return the learning rate of a stage, the highest where it changes."""
+        return self.lr if stage.lr is None else stage.lr
+
+    def is_whole(self, number: int) -> bool:
+        """Whether all layers train in a stage that trains: the last in floating-point numbers, and the one in integers."""
+        return number + 1 == len(self.stages) or self.stages[number + 1].quantized
+
+
+def remove_tuning(folder: Path, source: Path) -> None:
+    """Remove what a run of fine-tuning has written into a folder that another run overwrites.
+
+    Args:
+        folder: of the run.
+        source: the model of the other one, which stays.
+    """
+    if (folder / CHOICES).is_file():
+        remove_stages(folder)
+        remove_results(folder, [] if source.exists() and (folder / START).resolve() == source.resolve() else [START])
+
+
+def remove_stages(folder: Path) -> None:
+    """Remove what an earlier run in a folder has written: its checkpoints would be taken for those of the last stage else."""
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    if not ((folder / CHOICES).is_file() or checkpoints.exists):
+        return
+    remove_results(folder)
+    checkpoints.clear()
+    for name in (CHOICES, RECORD, TABLE, CURVES, QUANTIZED, ACCURACIES):
+        (folder / name).unlink(missing_ok=True)
+    stages = folder / STAGES
+    for stage in list(stages.iterdir()) if stages.is_dir() else ():
+        if stage.name.isdecimal():
+            shutil.rmtree(stage, ignore_errors=True)
+    with suppress(OSError):  # something else is in it
+        stages.rmdir()
