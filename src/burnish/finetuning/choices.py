@@ -122,7 +122,11 @@ class Choices:
 
     def write(self, folder: Path) -> None:
         """Write the file that ``read`` reads."""
-        write_text(folder / CHOICES, json.dumps(asdict(self), indent=1) + "\n")
+        content = asdict(self)
+        for stage in content["stages"]:
+            if not stage["quantized"]:
+                del stage["quantized"], stage["lr"]
+        write_text(folder / CHOICES, json.dumps(content, indent=1) + "\n")
 
     def rate(self, stage: ChosenStage) -> float:
         """Return the learning rate of a stage, the highest where it changes."""
