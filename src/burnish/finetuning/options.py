@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.compiler.option_texts import read_outputs
-from burnish.compiler.options import CompileOptions
+from burnish.compiler.options import CompileOptions, read_outputs
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
 from burnish.settings import is_natural_text, suggestion
