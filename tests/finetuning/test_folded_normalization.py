@@ -13,9 +13,9 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
-from burnish.importer.export_notes import FOLDED, folded_layers
 from burnish.finetuning.planning import plan
 from burnish.finetuning.preparation import transfer
+from burnish.importer.export_notes import FOLDED, folded_layers
 from oracles.small_networks import Network
 
 
