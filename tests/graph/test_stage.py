@@ -18,11 +18,11 @@ from burnish.graph.verification import PassError
 from burnish.importer.canonical import CANONICAL, FOLDED, READ, RESTORED, SHAPES
 from burnish.modes import INFERENCE, TRAINING
 from burnish.rewriting.recognize_gelu import recognize_gelu
-from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD
+from burnish.rewriting.stages import HOISTED, JOINED, LOWERED, RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN, STANDARD
 
 STAGES = (
     *(READ, SHAPES, RESTORED, FOLDED, CANONICAL, RECOGNIZED, RECOGNIZED_TO_TRAIN, LOWERED, JOINED, STANDARD),
-    *(TRAINING, INFERENCE, DISTRIBUTED, EXPORTED, ONNXRUNTIME_KERNELS, TORCH),
+    *(HOISTED, RECOGNIZED_IN_MODE, TRAINING, INFERENCE, DISTRIBUTED, EXPORTED, ONNXRUNTIME_KERNELS, TORCH),
 )
 COUNTERPARTS = {
     "inline_functions": "InlinePass",

@@ -46,11 +46,11 @@ def _stages(engine: str) -> dict[str, Stage[Any]]:
     from burnish.files.export import EXPORTED
     from burnish.importer.canonical import CANONICAL, FOLDED, READ, SHAPES
     from burnish.modes import INFERENCE, TRAINING
-    from burnish.rewriting.stages import JOINED, LOWERED, RECOGNIZED, RECOGNIZED_TO_TRAIN
+    from burnish.rewriting.stages import HOISTED, JOINED, LOWERED, RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN
 
     engines.get(engine)  # which says what is not installed
-    stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, TRAINING, INFERENCE]
-    stages += [DISTRIBUTED, LOWERED, JOINED, EXPORTED]
+    stages: list[Stage[Any]] = [READ, SHAPES, CANONICAL, FOLDED, RECOGNIZED, RECOGNIZED_TO_TRAIN, HOISTED, TRAINING, INFERENCE]
+    stages += [RECOGNIZED_IN_MODE, DISTRIBUTED, LOWERED, JOINED, EXPORTED]
     if engine == "onnxruntime":
         from burnish.engines.onnxruntime.kernels import ONNXRUNTIME_KERNELS
 

@@ -29,6 +29,8 @@ from burnish.compiler.update import SCALE, SKIPPED, STEP
 from burnish.compiler.worker_loss import is_plain_sum, over_all, reads, terms_of_shard
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import Builder, Tensor, name_sources
+from burnish.graph.annotations import changing_masks
+from burnish.graph.constants import is_quantized
 from burnish.importer import SourceModel
 from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import (
@@ -50,12 +52,10 @@ from burnish.program.state import ROUNDED, Weights
 from burnish.quantization.graph import freezes_by_epochs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
 from burnish.rewriting.fold_constants import fold_constants
-from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.precision import FULL, MixedPrecision
-from burnish.rewriting.recognize_attention import recognize_attention
 from burnish.rewriting.recompute_request import Recompute, name_origins
 from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
-from burnish.rewriting.stages import RECOGNIZED_TO_TRAIN
+from burnish.rewriting.stages import HOISTED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN
 from burnish.rewriting.train_pruning import train_pruning
 from burnish.rewriting.train_quantization import train_quantization
 from burnish.targets import TARGETS, Target, check_has_dtypes, target_to_dict
@@ -177,7 +177,11 @@ class Compilation:
             **({} if self.backbone is None else {"cached_features": list(self.backbone.features)}),
             **({"batch": self.batch} if self.batch else {}),
             **({"bind": self.bind} if self.bind else {}),
-            **({STEPS_PER_EPOCH: self.steps_per_epoch} if freezes_by_epochs(self.model.graph) else {}),
+            **(
+                {STEPS_PER_EPOCH: self.steps_per_epoch}
+                if is_quantized(self.model.graph) and freezes_by_epochs(self.model.graph)
+                else {}
+            ),
             "norm": self.norm,
             "norm_layers": {layer: str(policy) for layer, policy in zip(self.layers, self.policies, strict=True)},
             **({"auto_frozen_layers": list(self.auto_frozen)} if self.auto_frozen else {}),
@@ -223,7 +227,7 @@ class Compilation:
         values = draft.values()
         draft.model.graph.outputs.extend(values[name] for name in names)
         bind_inference(draft.model.graph)
-        recognize_attention(draft.model)
+        RECOGNIZED_IN_MODE.run(draft.model, None)
         produced = list(draft.model.graph.outputs)
         draft.model.graph.outputs.clear()
         for name, value in zip(names, produced, strict=True):  # a running statistic may stand in for what a layer returned
@@ -238,7 +242,7 @@ class Compilation:
         def bind(bound: ir.Graph) -> None:
             self._narrow(draft)
             bind_inference(bound)
-            recognize_attention(draft.model)
+            RECOGNIZED_IN_MODE.run(draft.model, None)
 
         terms, read = self._add_loss(draft, bind, form.predictions)
         self.coefficients = {_figure(term): term.coefficient for term in terms}
@@ -269,15 +273,17 @@ class Compilation:
 
         def bind(bound: ir.Graph) -> None:
             RECOGNIZED_TO_TRAIN.run(draft.model, None)
-            hoist_gather(draft.model)
+            HOISTED.run(draft.model, None)
             self._narrow(draft)
             values = draft.values()
             places = numbered_draws(bound, self.data)  # before quantization, whose operators say nothing of samples
-            updated.update(train_pruning(bound, step))
-            updated.update(train_quantization(bound, step, self.steps_per_epoch))
-            stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
+            if changing_masks(bound):
+                updated.update(train_pruning(bound, step))
+            if is_quantized(bound):
+                updated.update(train_quantization(bound, step, self.steps_per_epoch))
+                stopped.update(simulate_quantization(bound, [values[f"param/{name}"] for name in self.state.trainable]))
             updated.update(bind_training(bound, policies, self.running_variance, key.value, step, places))
-            recognize_attention(draft.model)
+            RECOGNIZED_IN_MODE.run(draft.model, None)
 
         terms, read = self._add_loss(draft, bind, self.predictions, key)
         with builder.attributed("the loss"):
@@ -332,7 +338,8 @@ class Compilation:
         except GradientError as error:
             raise GradientError(error.problem, OPTIONS) from error
         reached = {name: gradient for name, value in wrt.items() if (gradient := gradients[value]) is not None}
-        refuse_lost_gradients(stopped, [wrt[name] for name in reached], loss.value)
+        if stopped:
+            refuse_lost_gradients(stopped, [wrt[name] for name in reached], loss.value)
         untrained = check_reached(self.state, reached, self.model.graph, [prediction.name for prediction in self.predictions])
         frozen = frozen_by_pattern(self.optimizer, untrained)
         self.untrained = {name: why for name, why in untrained.items() if name not in frozen}

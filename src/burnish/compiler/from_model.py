@@ -117,7 +117,7 @@ def program_from(source: Source, options: CompileOptions) -> Program:
         departures=departures,
         as_it_came=in_file.meta.get(SOURCE),
         batch=options.batch,
-        bind=described_bindings(options.bind or {}),
+        bind=described_bindings(options.bind) if options.bind else {},
         steps_per_epoch=options.steps_per_epoch,
         **({} if module is None else _of_module(module, objective, options, state)),
     )

@@ -13,9 +13,8 @@ from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage
 from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
 from burnish.modes import bind_as_exported
 from burnish.rewriting.change_dtypes import cast_for_readers, compute_in_float32, has_sixteen_bit_values, order_of
-from burnish.rewriting.recognize_attention import recognize_attention
 from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
-from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN, STANDARD, Lowering
+from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN, STANDARD, Lowering
 from burnish.settings import nearest
 from burnish.targets import TargetLike, target_of
 
@@ -69,7 +68,7 @@ def differentiated(source: Source, wrt: str | Sequence[str], of: str | None = No
     chosen = _choose_output(output_names, of)
     with _held_variable(model, names):
         bind_as_exported(graph)
-        recognize_attention(model)
+        RECOGNIZED_IN_MODE.run(model, None)
     builder = Builder(graph)
     values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
     operands = [_operand(name, values) for name in names]

@@ -34,7 +34,7 @@ from burnish.random import KEY_DTYPE, KEY_SHAPE, initial_key, next_key
 from burnish.rewriting.draw_dropout import draw_dropout
 from burnish.rewriting.expand_gradients import expand_gradients
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
-from burnish.rewriting.recognize_attention import recognize_attention
+from burnish.rewriting.stages import RECOGNIZED_IN_MODE
 from burnish.targets import TARGETS
 
 TARGET = "onnxruntime"
@@ -256,7 +256,7 @@ class _Foreign:
         graph = draft.model.graph
         draw_dropout(draft.model, key.value)
         bind_as_exported(graph)
-        recognize_attention(draft.model)
+        RECOGNIZED_IN_MODE.run(draft.model, None)
         lower_semantic_operators(draft.model, domains=(TRAINING_DOMAIN,))
         expand_gradients(draft.model)
         results = [draft.builder.tensor(value) for value in graph.outputs]
@@ -274,7 +274,7 @@ class _Foreign:
         names = [value.name or "" for value in draft.model.graph.outputs]
         self._name_inputs(draft)
         bind_inference(draft.model.graph)
-        recognize_attention(draft.model)
+        RECOGNIZED_IN_MODE.run(draft.model, None)
         for name, value in zip(names, list(draft.model.graph.outputs), strict=True):
             draft.add_output(draft.builder.tensor(value), name, Role.OUTPUT)
         draft.model.graph.outputs.clear()
@@ -286,7 +286,7 @@ class _Foreign:
         self._name_inputs(draft)
         graph = draft.model.graph
         bind_inference(graph)
-        recognize_attention(draft.model)
+        RECOGNIZED_IN_MODE.run(draft.model, None)
         expand_gradients(draft.model)
         loss = draft.builder.tensor(graph.outputs[0])
         graph.outputs.clear()

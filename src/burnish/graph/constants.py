@@ -121,6 +121,14 @@ NARROW_INTEGERS = frozenset(dtype for dtype in ir.DataType if dtype.name in ("IN
 """What weights are quantized to; indices and shapes are wider."""
 
 
+QUANTIZERS = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
+
+
+def is_quantized(graph: ir.Graph) -> bool:
+    """Whether a node of a graph, or of a body in it, rounds to integers, or makes numbers of them again."""
+    return any(node.op_type in QUANTIZERS for node in graph.all_nodes())
+
+
 def quantization_of(node: ir.Node) -> str | None:
     """Return, in words and with what to do, that a node computes with weights that are integers; None where it does not.
 

@@ -256,10 +256,8 @@ class _Run(Generic[C]):
 
         Where the model is verified it runs all the same, and must change nothing.
         """
-        if not item.when(self.model, self.context):
-            return False
         is_idle = bool(item.operators) and self.operators().isdisjoint(item.operators)
-        if is_idle and self.verification is None:
+        if (is_idle and self.verification is None) or not item.when(self.model, self.context):
             return False
         nodes = described(self.model.graph) if self.takes_notes else {}
         before, start = len(self.model.graph), perf_counter()

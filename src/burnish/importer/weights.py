@@ -113,7 +113,7 @@ def _statistics(graph: ir.Graph) -> set[ir.Value]:
         if (mask := product.inputs[1]) is not None:
             statistics.add(mask)
     for node in graph.all_nodes():
-        if (observed := observed_range(node)) is not None:
+        if node.op_type == "QuantizeLinear" and (observed := observed_range(node)) is not None:
             statistics.add(observed)
         for index in STATISTIC_OPERANDS.get(node.op_type, ()) if node.domain == "" else ():
             value = node.inputs[index] if index < len(node.inputs) else None

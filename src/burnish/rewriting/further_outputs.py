@@ -114,3 +114,5 @@ def _images(x: Tensor, size: int, rank: int) -> Tensor:
 
 
 _REWRITES: Mapping[str, Callable[[Operation], bool]] = {"BatchNormalization": _batch_normalization, "MaxPool": _max_pool}
+WITH_FURTHER_OUTPUTS = tuple(_REWRITES)
+"""Operators whose further outputs are computed."""

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from burnish.errors import GradientError
 from burnish.graph import FLOATING, Builder, Tensor, bodies, describe_node, replace_value
+from burnish.graph.constants import is_quantized
 from burnish.graph.uses import copy_of, read_by
 from burnish.importer.operands import QUANTIZES, may_hold_integers
 from burnish.operators import Operation
@@ -48,7 +49,7 @@ def simulate_quantization(graph: ir.Graph, wrt: Collection[ir.Value]) -> dict[ir
         GradientError: a quantization along an axis of a value of unknown rank, or one to integers that the dtype cannot hold.
     """
     simulation = _Simulation(wrt)
-    if any(node.op_type in QUANTIZES or node.op_type == "DequantizeLinear" for node in graph.all_nodes()):
+    if is_quantized(graph):
         simulation.place(graph)
     return simulation.stopped
 

@@ -18,13 +18,15 @@ from burnish.quantization.graph import simulates_quantization
 from burnish.rewriting.change_dtypes import compute_in_float32, compute_without_float64, widen_reductions
 from burnish.rewriting.complete_axes import complete_axes
 from burnish.rewriting.concatenate_padded_parts import concatenate_padded_parts
-from burnish.rewriting.further_outputs import compute_further_outputs
+from burnish.rewriting.further_outputs import WITH_FURTHER_OUTPUTS, compute_further_outputs
 from burnish.rewriting.gather_reordered_blocks import gather_reordered_blocks
+from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.join_updates import join_updates
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators, write_out_newer
 from burnish.rewriting.merge_equal_nodes import merge_casts, merge_scalars
 from burnish.rewriting.multiply_depthwise_rows import multiply_depthwise_rows
 from burnish.rewriting.raise_scalar_ranks import raise_scalar_ranks
+from burnish.rewriting.recognize_attention import recognize_attention
 from burnish.rewriting.recognize_gelu import recognize_gelu
 from burnish.rewriting.recognize_group_normalization import hold_group_normalization_constants, recognize_group_normalization
 from burnish.rewriting.recognize_layer_normalization import recognize_layer_normalization
@@ -90,9 +92,9 @@ def _is_allowed(model: ir.Model, target: Target) -> bool:
 RECOGNIZED: Stage[None] = Stage(
     "RECOGNIZED",
     (
-        rewrite(recognize_layer_normalization, operators=("Add", "Cast", "Div", "Mul", "Sub")),
+        rewrite(recognize_layer_normalization, operators=("ReduceMean",)),
         rewrite(recognize_gelu, operators=("Div", "Mul")),
-        rewrite(recognize_probabilities),
+        rewrite(recognize_probabilities, operators=("Exp", "Tanh")),
         rewrite(hold_group_normalization_constants, operators=("InstanceNormalization",)),
         # An older model is not raised to this opset: ONNX Runtime has no CPU kernels for what some operators became in opset 22.
         rewrite(
@@ -114,6 +116,12 @@ RECOGNIZED_TO_TRAIN: Stage[None] = Stage(
 )
 """What gets a form of its own in training. The opset may be raised for it: the operators are gone once the graph is bound."""
 
+HOISTED: Stage[None] = Stage("HOISTED", (rewrite(hoist_gather, operators=("Gather",)),))
+"""Rows of which the loss needs a few are selected before they are computed. Of a model that is not bound yet."""
+
+RECOGNIZED_IN_MODE: Stage[None] = Stage("RECOGNIZED_IN_MODE", (rewrite(recognize_attention, operators=("Softmax",)),))
+"""What is recognized once a graph is bound to training or inference: dropout of probabilities may be gone then."""
+
 _BECOMES_STANDARD: tuple[Pass[Lowering], ...] = (
     Pass("write_out_newer", lambda model, context: write_out_newer(model, context.target)),
     Pass("lower_semantic_operators", lambda model, context: lower_semantic_operators(model, keep=context.target.kernels)),
@@ -132,7 +140,11 @@ LOWERED: Stage[Lowering] = Stage(
         *_BECOMES_STANDARD,
         rewrite(complete_axes, operators=("Pad", "Resize")),
         rewrite(widen_reductions),
-        Pass("compute_further_outputs", lambda model, context: compute_further_outputs(model, context.target.output_limits)),
+        Pass(
+            "compute_further_outputs",
+            lambda model, context: compute_further_outputs(model, context.target.output_limits),
+            operators=WITH_FURTHER_OUTPUTS,
+        ),
         rewrite(compute_without_float64, when=lambda _, context: not context.target.float64),
         rewrite(
             merge_casts,
@@ -147,7 +159,7 @@ LOWERED: Stage[Lowering] = Stage(
             reason="CommonSubexpressionEliminationPass merges any equal nodes; activations would live longer",
         ),
         rewrite(raise_scalar_ranks, when=_has_no_kernels),
-        rewrite(multiply_depthwise_rows, when=_multiplies),
+        rewrite(multiply_depthwise_rows, operators=("Conv",), when=_multiplies),
         *_IS_RUN,
     ),
 )

@@ -21,10 +21,8 @@ from burnish.norms import get as policy_of
 from burnish.random import KEY_DTYPE, KEY_SHAPE
 from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.fold_constants import fold_constants
-from burnish.rewriting.hoist_gather import hoist_gather
 from burnish.rewriting.precision import MixedPrecision
-from burnish.rewriting.recognize_attention import recognize_attention
-from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_TO_TRAIN
+from burnish.rewriting.stages import HOISTED, RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN
 from burnish.torch.autocast import precision_of
 from burnish.torch.differentiable import DifferentiableGraph, separate_outputs
 
@@ -312,7 +310,7 @@ def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
     weights = [value for value in graph.inputs if value.name not in set(data)]
     compute_in_float32(model, keep_outputs=True)
     RECOGNIZED_TO_TRAIN.run(model, None)
-    hoist_gather(model)
+    HOISTED.run(model, None)
     if binding.precision is not None:
         binding.precision.narrow(model, weights)
     key = ir.Value(name=KEY, type=ir.TensorType(KEY_DTYPE), shape=ir.Shape(KEY_SHAPE))
@@ -324,7 +322,7 @@ def _bind(model: ir.Model, binding: Binding, data: Sequence[str]) -> list[str]:
     else:
         policies = {node: binding.policies[node.name or ""] for node in batch_normalizations(graph)}
         updated = bind_training(graph, policies, binding.running_variance, key, lambda: step, numbered_draws(graph, data))
-    recognize_attention(model)
+    RECOGNIZED_IN_MODE.run(model, None)
     moving = {statistic.name or "": value for statistic, value in updated.items() if statistic.is_graph_input()}
     graph.outputs.extend(moving.values())
     remove_unused(model)
