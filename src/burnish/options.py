@@ -150,7 +150,7 @@ def _arguments(text: str) -> str:
     return "".join(lines[:end]).rstrip("\n") + "\n"
 
 
-def read_options(options: type[Options], texts: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(options: type[Any], texts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options by name, from what the command line or a file gives; None and no texts give nothing.
 
     Raises:

@@ -15,8 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from burnish.cli.application import app
-from burnish.cli.configuration import _toml
-from burnish.cli.seeds import train_with_seeds
+from burnish.cli.repetition import _toml, train_with_seeds
 from burnish.cli.train_options import Course, Results
 from burnish.errors import CheckpointError
 from burnish.models import residual_network

@@ -16,7 +16,7 @@ import pytest
 
 import burnish
 from burnish.cli import launch
-from burnish.cli.worker_options import Exchange, join_workers
+from burnish.cli.train import Exchange, join_workers
 from oracles.combinations import spread
 
 COMMAND = (sys.executable, "-m", "burnish")

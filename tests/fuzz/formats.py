@@ -34,7 +34,7 @@ from burnish import losses, metrics, optim
 from burnish.adapters.lora_files import read_lora_file
 from burnish.adapters.peft_format import read_peft
 from burnish.cli.application import app
-from burnish.cli.configuration import OF_ONE_RUN
+from burnish.cli.repetition import OF_ONE_RUN
 from burnish.data import DataSpec, Text, open_dataset
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError

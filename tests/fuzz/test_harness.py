@@ -185,7 +185,7 @@ def test_a_file_that_is_read_against_its_digest_is_a_defect(tmp_path: Path, monk
 def test_a_run_that_trains_otherwise_than_its_file_says_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = Mutant("run.toml", dict(formats()["run.toml"].files), FILES_OF, [], Random(0))
     assert read_mutant(mutant, tmp_path)["lr"] == 0.1
-    monkeypatch.setattr("burnish.cli.configuration._text", lambda value: "0.2" if value == 0.1 else str(value))
+    monkeypatch.setattr("burnish.cli.repetition._text", lambda value: "0.2" if value == 0.1 else str(value))
     with pytest.raises(AssertionError, match=r"lr = 0\.1, and the run has 0\.2"):
         read_mutant(mutant, tmp_path)
 

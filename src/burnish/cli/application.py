@@ -14,20 +14,18 @@ from typer.core import TyperGroup
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
-from burnish.cli.configuration import RunCommand
 from burnish.cli.console import errors, warnings_in_words
 from burnish.cli.demo import demo
 from burnish.cli.doctor import doctor
 from burnish.cli.early_interrupt import stop_at_once
-from burnish.cli.evaluate import evaluate
-from burnish.cli.export import export
+from burnish.cli.export import export, package
 from burnish.cli.finetune import finetune
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
-from burnish.cli.package import package
 from burnish.cli.passes import passes
-from burnish.cli.predict import predict
+from burnish.cli.predict import evaluate, predict
 from burnish.cli.quantize import quantize
+from burnish.cli.repetition import RunCommand
 from burnish.cli.report import report
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError

@@ -11,10 +11,9 @@ import typer
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.console import cell, counted, errors, output
+from burnish.cli.console import cell, counted, errors, output, what_trains
 from burnish.cli.data_options import read_extents
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.program_lines import what_trains
 from burnish.errors import EngineError, GradientError
 
 if TYPE_CHECKING:

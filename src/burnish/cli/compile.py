@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from burnish.cli.compilation_options import Compilation, is_program
-from burnish.cli.console import counted, output
+from burnish.cli.console import counted, output, planned_line
 from burnish.cli.optimizer_options import COMPILATION, check_schedule, has_end, with_schedule
 from burnish.cli.option_groups import takes_options
-from burnish.cli.program_lines import planned_line
 from burnish.errors import ModelError
 from burnish.files.file_writing import check_output
 

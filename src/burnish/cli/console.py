@@ -1,18 +1,26 @@
-"""Where commands print, and the small words they share."""
+"""Where commands print, the small words they share, and what they say of a program."""
 
 from __future__ import annotations
 
+import csv
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from burnish.errors import escaped
+from burnish.errors import DataError, escaped
+from burnish.files.file_writing import replacing
+
+if TYPE_CHECKING:
+    from burnish.program import Program
+
 
 LONGEST_LINE = 1_000_000
 """Characters of a line where nobody sees a terminal: in a pipe or a file a row of a table is a line."""
@@ -88,3 +96,120 @@ def warn_with_rank(rank: int) -> None:
 def counted(number: int, noun: str) -> str:
     """Return ``1 tensor`` or ``1,234 tensors``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; numbers have four digits after the point. On a terminal it fits in, else a row is a line of any length."""
+    texts = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+    if not console.is_terminal:  # plain lines: a table of rich's takes a second for a thousand rows
+        lines = [[escaped(text) for text in line] for line in (header, *texts)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+        echo("\n".join(padded))
+        return
+    shown = Table(box=None)
+    for name in header:
+        shown.add_column(cell(name), overflow="fold")
+    for line in texts:
+        shown.add_row(*map(cell, line))
+    console.print(shown)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table, numbers with all their digits.
+
+    Raises:
+        DataError, CheckpointError: the file cannot be written; an earlier one is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    # Names of files that are no UTF-8 are written out, as on the screen.
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def cannot_write(path: Path, error: OSError) -> DataError:
+    """Return the error for a result that cannot be written."""
+    return DataError(f"'{path}' cannot be written: {error}; choose a file you can write to")
+
+
+LAYERS_SHOWN = 3
+"""How many layers a line names."""
+WORTH_A_HINT = 0.1
+"""From this share of time spent waiting for data on, a line says what shortens it."""
+FIRST_SHARE = 0.1
+"""From this share of the average on, a line says how much of it is still the weights before training."""
+
+
+def what_trains(program: Program, has_norm_option: bool = True) -> str:
+    """Return how much of a program trains, in words; ``has_norm_option``: whether the command has ``--norm``."""
+    from burnish.program import Role
+
+    signature = program.signature["step"]
+    parameters = signature.inputs_of(Role.PARAMETER)
+    trained = [entry for entry in parameters if entry.name in signature.updates]
+    count = sum(program.weights[entry.name].size for entry in trained)
+    rest = len(parameters) - len(trained)
+    words = f"{counted(count, 'parameter')} in {counted(len(trained), 'tensor')} train"
+    if rest:
+        words += f", {counted(rest, 'tensor')} {'stays as it is' if rest == 1 else 'stay as they are'}"
+    if frozen := program.options.get("auto_frozen_layers", []):
+        shown = ", ".join(frozen[:LAYERS_SHOWN]) + (
+            f" and {len(frozen) - LAYERS_SHOWN} more" if len(frozen) > LAYERS_SHOWN else ""
+        )
+        words += f"; batch normalization of which nothing trains keeps its statistics: {shown}"
+        words += " (--norm train lets them move)" if has_norm_option else ""
+    for name, why in program.options.get("preparing", {}).items():
+        words += f"; frozen: {name} ({why}); train it with --trainable {name}"
+    return words
+
+
+def planned_line(program: Program, batch: int | None = None) -> str:
+    """Return how much memory a step is planned to need, and how much it would need without recomputation."""
+    batch = batch or planned_batch(program)
+    peak = program.planned_peak(batch)
+    saved = f", {_size(peak.without_recompute)} without recomputation" if program.options.get("recompute") else ""
+    memory = program.options.get("memory", {})
+    measured = f"; measured: {_size(memory['measured'])} of {_size(memory['limit'])}" if "measured" in memory else ""
+    return f"planned peak of a step at batch {batch}: {_size(peak.bytes)}{saved}{measured}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+def planned_batch(program: Program) -> int:
+    """Return the batch size that memory was planned for, else 1."""
+    from burnish.rewriting import recompute_request
+
+    if memory := program.options.get("memory"):
+        return int(memory["batch"])
+    requested = recompute_request.get(program.options.get("recompute"))
+    return requested.batch or 1 if requested else 1
+
+
+def export_line(path: Path, what: str, steps: int, program: Program, fold: bool, parameters: str | None) -> str:
+    """Return what is said of an exported model, and a warning where its batch normalization is gone or its average is young."""
+    from burnish import optim
+    from burnish.program import Role
+
+    line = f"{path}: {what} after {counted(steps, 'step')}"
+    if fold and program.signature["predict"].inputs_of(Role.STATISTIC):
+        line += "; batch normalization is folded: to train it further, export with --no-fold"
+    first = optim.share_of_first(optim.get(program.options["optimizer"]), steps) if parameters is not None else 0.0
+    if first > FIRST_SHARE:
+        line += (
+            f"; {first:.0%} of the average is still the weights before training: take more steps, a smaller decay, or "
+            "bias_correction=true, or export with --no-average"
+        )
+    return line
+
+
+def waiting_line(share: float) -> str:
+    """Return a line on the share of the steps' time in which a run waited for data."""
+    line = f"waiting for data: {100 * share:.1f} % of the time of the steps"
+    return line + ("; --data-workers reads ahead in processes of its own" if share > WORTH_A_HINT else "")

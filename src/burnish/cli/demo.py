@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from burnish.cli.console import output
-from burnish.cli.program_lines import what_trains
+from burnish.cli.console import output, what_trains
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from burnish.cli.compilation_options import AdapterOptions, ModelArgument, is_program
-from burnish.cli.configuration import Repetition
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.seeds import check_seeds, train_with_seeds
+from burnish.cli.repetition import Repetition, check_seeds, train_with_seeds
 from burnish.cli.train_options import Course, Data, Results, Watching, check_results, run_folder
 from burnish.finetuning.options import FinetuneOptions, TuningOptions
 

@@ -78,7 +78,7 @@ def takes_options(
     return decorate
 
 
-def values_of(options: type[Options], **texts: Any) -> dict[str, Any]:
+def values_of(options: type[Any], **texts: Any) -> dict[str, Any]:
     """Return the values of options by name, from what the command line gives; one that it does not give is left out.
 
     Raises:
@@ -188,7 +188,7 @@ def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[
             texts = {each: values[each] for each in declared if each in values and each not in own}
             arguments[name] = parameter.annotation(**values_of(parameter.annotation, **texts))
         elif name in values:
-            arguments[name] = values[name]
+            arguments |= values_of(group, **{name: values[name]})
     return group(**arguments, named=tuple(option.name for option in _options_of(group) if option.name in named))
 
 

@@ -1,4 +1,4 @@
-"""``burnish predict``: what a model says of data."""
+"""``burnish predict`` and ``burnish evaluate``: what a model says of data, and how well."""
 
 from __future__ import annotations
 
@@ -11,28 +11,106 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from rich.console import Console
 
-from burnish.cli.console import counted, output
-from burnish.cli.data_options import Pixels, TextOptions
-from burnish.cli.model_options import (
-    DATA,
-    RESULT,
-    BatchSizeOption,
-    ImageSizeOption,
-    ModelArgument,
-    SavedModel,
-    cannot_write,
-    describe,
-    print_table,
-    write_csv,
-)
-from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.cli.compilation_options import SampleAxisOption
+from burnish.cli.console import cannot_write, counted, output, print_table, write_csv
+from burnish.cli.data_options import Pixels, TextOptions, check_data_options
+from burnish.cli.option_groups import OptionGroup, takes_options, values_of
+from burnish.cli.train_options import KernelsOption, chosen_engine
+from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output, replacing
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from burnish.data import Dataset, Text
     from burnish.data.unlabelled import Samples
     from burnish.training.trained_model import TrainedModel
+
+
+MODEL, DATA, RESULT = "Model", "Data", "Results"
+
+ModelArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="The folder of a run, a checkpoint, a saved program, or an ONNX file.", show_default=False
+    ),
+]
+ImageSizeOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
+]
+MissingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--missing",
+        help="Rows of a table in which a value is missing: error, or drop to leave them out.",
+        show_default="error",
+        rich_help_panel=DATA,
+    ),
+]
+BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Samples at once.", rich_help_panel=DATA)]
+
+
+@dataclass(frozen=True)
+class SavedModel(OptionGroup):
+    """Which weights of a model are read, and what computes it."""
+
+    panel: ClassVar = MODEL
+    program: Annotated[
+        Path | None, typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.")
+    ] = None
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--latest", help="Of a run, the best epoch or the latest state; by default the one it exported."),
+    ] = None
+    average: Annotated[
+        bool | None,
+        typer.Option(
+            "--average/--no-average",
+            help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
+        ),
+    ] = None
+    sample_axis: SampleAxisOption = None
+    engine: Annotated[str, typer.Option("--engine")] = "auto"
+    kernels: KernelsOption = None
+
+    def open(self, model: Path, **objective: Any) -> TrainedModel:
+        """Open a model to predict and to evaluate with; ``objective`` is what ``open_model`` takes besides.
+
+        Raises:
+            BurnishError: what ``open_model`` and ``chosen_engine`` raise.
+        """
+        from burnish.training.trained_model import open_model
+
+        chosen: dict[str, Any] = {"best": self.best, "average": self.average}
+        chosen["engine"] = chosen_engine(self.engine, self.kernels)
+        chosen |= values_of(CompileOptions, sample_axis=self.sample_axis)
+        return open_model(model, program=self.program, **chosen, **objective)
+
+
+def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
+    """Print which model reads how many samples, and what becomes of their pixels and why.
+
+    Args:
+        console: where to print.
+        model: the model.
+        data: where the samples are from.
+        samples: how many there are.
+        preprocessing: what is done to pixels; None where the data hold none.
+        asked: whether the command line says what is done to them.
+    """
+    console.print(f"{model.name}; {data}: {counted(samples, 'sample')}")
+    recorded = model.described.preprocessing
+    if preprocessing is not None:
+        reason = (
+            " (the model does not say; --pixels for another, such as imagenet)"
+            if recorded is None
+            else " (as recorded with the model)"
+        )
+        console.print(f"pixels: {preprocessing.text()}{'' if asked else reason}")
+    elif recorded is not None:
+        console.print(f"pixels: none, the numbers are taken as they are; those of images are {recorded.formula()}")
+
 
 SHOWN = 20
 """Rows that a terminal shows; where the output goes elsewhere, all are written."""
@@ -172,3 +250,79 @@ def _write_outputs(console: Console, path: Path, outputs: Mapping[str, np.ndarra
         np.savez(file, **outputs)  # type: ignore[arg-type]  # the names of outputs are no options
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
     console.print(f"{path}: the outputs as they are, {shapes}")
+
+
+OBJECTIVE = "What is measured of an ONNX file; a run has its own"
+
+
+@takes_options()
+def evaluate(
+    model: ModelArgument,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder of images (one subfolder per class), a COCO or PASCAL VOC folder, one of images and masks, an .npz, "
+            ".csv or .parquet file, or digits:test.",
+            show_default=False,
+        ),
+    ],
+    *,
+    saved: SavedModel,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
+    ] = None,
+    image_size: ImageSizeOption = None,
+    missing: MissingOption = None,
+    batch_size: BatchSizeOption = 32,
+    pixels: Pixels,
+    texts: TextOptions,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", help="As train takes it; by default what the file says.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option("--outputs", metavar="NAME", help="The output that the loss reads.", rich_help_panel=OBJECTIVE),
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write loss and metrics there (.csv).", rich_help_panel=RESULT)
+    ] = None,
+) -> None:
+    """Print loss and metrics of a model over labelled data."""
+    if path is not None and path.suffix != ".csv":
+        raise typer.BadParameter(f"--output {path}: figures are written as .csv")
+    if path is not None:
+        check_output(path, "--output", read=[data])
+    check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named, missing=missing)
+    opened = saved.open(model, **values_of(CompileOptions, loss=loss, metrics=metrics, outputs=outputs))
+    names, settings = opened.described.classes, pixels.settings()
+    text = texts.settings_for(model, data, opened.described)
+    options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}
+    dataset, cut = _read(opened, data, text, {**options, "pixels": settings})
+    console = output()
+    describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
+    if names is None and (classes := getattr(dataset, "classes", None)):
+        console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
+    for note in (cut, getattr(dataset, "note", None)):
+        if note is not None:
+            console.print(note)
+    figures = opened.evaluate(dataset, batch_size)
+    print_table(console, ["figure", "value"], figures.items())
+    if path is not None:
+        write_csv(path, ["figure", "value"], figures.items())
+        console.print(f"{path}: {counted(len(figures), 'figure')}")
+
+
+def _read(opened: TrainedModel, data: str, text: Text | None, options: Mapping[str, Any]) -> tuple[Dataset, str | None]:
+    """The data as the model takes them, and a line that says so where it takes texts cut off."""
+    from burnish.data import open_dataset
+    from burnish.training.run_data import within_the_opened
+
+    read = partial(open_dataset, data, opened.to_evaluate, **options)
+    return within_the_opened(opened, read(text=text), text, lambda text: read(text=text))

@@ -11,8 +11,8 @@ import typer
 from burnish.cli.compilation_options import SampleAxisOption
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import Pixels, TextOptions
-from burnish.cli.model_options import DATA, RESULT, ImageSizeOption
 from burnish.cli.option_groups import OptionGroup, takes_options, values_of
+from burnish.cli.predict import DATA, RESULT, ImageSizeOption
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from burnish.cli.configuration import CONFIGURATION, as_it_was
 from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
-from burnish.cli.model_options import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
 from burnish.cli.option_groups import takes_options
+from burnish.cli.predict import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
+from burnish.cli.repetition import CONFIGURATION, as_it_was
 from burnish.files.file_writing import check_output
 from burnish.untrusted import read_toml
 

@@ -15,7 +15,7 @@ from burnish import losses
 from burnish.analysis.dependence import left_out_weights, reasons_together, unreached_weights
 from burnish.autodiff import passes_gradient
 from burnish.cli.compilation_options import options_named
-from burnish.cli.program_lines import planned_batch, planned_line, what_trains
+from burnish.cli.console import planned_batch, planned_line, what_trains
 from burnish.compiler.compile import compile
 from burnish.compiler.predictions import Prediction, find_predictions
 from burnish.compiler.selection import why_nothing_trains

@@ -1,23 +1,155 @@
-"""``burnish train``: an ONNX file and data go in, a tuned ONNX file comes out."""
+"""``burnish train``: an ONNX file and data go in, a tuned ONNX file comes out, by one worker or by several."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, ModelArgument, for_language, is_program
-from burnish.cli.configuration import OTHERWISE, Repetition, configuration_of
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.optimizer_options import check_schedule
-from burnish.cli.option_groups import takes_options
-from burnish.cli.seeds import check_seeds, train_with_seeds
+from burnish.cli.option_groups import OptionGroup, takes_options
+from burnish.cli.repetition import OTHERWISE, Repetition, check_seeds, configuration_of, train_with_seeds
 from burnish.cli.train_options import Course, Data, Results, Watching, check_results, run_folder
-from burnish.cli.worker_options import Exchange, Workers, join_workers
+from burnish.distributed.exchange_options import ExchangeOptions
+from burnish.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from burnish.distributed import DataParallel
+    from burnish.distributed.connection.process_group import ProcessGroup
     from burnish.training import TrainingResult
+
+
+WORKERS = "Several workers"
+
+
+@dataclass(frozen=True)
+class Workers(OptionGroup):
+    """How many workers train together, and where."""
+
+    panel: ClassVar = WORKERS
+    count: Annotated[
+        int,
+        typer.Option("--workers", min=1, help="Processes on this machine that train together, each on its part of every batch."),
+    ] = 1
+    nodes: Annotated[
+        int,
+        typer.Option(
+            "--nodes",
+            min=1,
+            help="Machines; run this command on each. The network between them must be private.",
+        ),
+    ] = 1
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this machine, from 0.")] = None
+    master_address: Annotated[str | None, typer.Option("--master-address", help="Address of the first machine.")] = None
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port", min=1, max=65535, help=f"Port of the first machine where all workers meet; {launch.PORT} by default."
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="How many times to restart after a failure that may not come again.")
+    ] = 0
+    worker_timeout: Annotated[float, typer.Option("--worker-timeout", help="Seconds to wait for a worker that is late.")] = 60.0
+
+    @property
+    def total(self) -> int:
+        """Number of workers on all machines."""
+        return self.count * self.nodes
+
+    @property
+    def is_alone(self) -> bool:
+        """True if this process trains without others."""
+        return self.total == 1 and not launch.is_worker()
+
+    def machines(self) -> launch.Machines:
+        """Return the machines of the run.
+
+        Raises:
+            typer.BadParameter: as ``Machines.of_options``.
+        """
+        return launch.Machines.of_options(self.nodes, self.node_rank, self.master_address, self.master_port)
+
+    def check(self) -> None:
+        """Raise typer.BadParameter if these options contradict each other or have no effect."""
+        if self.worker_timeout <= 0:
+            raise typer.BadParameter(f"--worker-timeout {self.worker_timeout:g}: give a number of seconds above 0")
+        self.machines()
+        if self.is_alone and "worker_timeout" in self.named:
+            raise typer.BadParameter(
+                "--worker-timeout says how long workers wait for each other, and one alone trains here: give --workers 2 or "
+                "more, start with torchrun, or leave it out"
+            )
+        if self.max_restarts and self.total == 1:
+            raise typer.BadParameter(
+                "--max-restarts starts the workers of --workers again: give --workers 2 or more; torchrun has an option of its "
+                "own for its workers"
+            )
+
+
+@dataclass(frozen=True)
+class Exchange(OptionGroup, ExchangeOptions):
+    """How workers exchange gradients, statistics and the optimizer's state."""
+
+    panel: ClassVar = WORKERS
+
+    def settings(self, is_alone: bool) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as ``burnish.DataParallel`` takes them.
+
+        Args:
+            is_alone: True for a single worker, which exchanges nothing.
+
+        Raises:
+            typer.BadParameter: an option is set for a single worker, or has a wrong value.
+        """
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(ExchangeOptions)}
+        changed: dict[str, Any] = {name: value for name, (value, default) in values.items() if value != default}
+        if not changed:
+            return {}
+        if is_alone:
+            name = next(iter(changed)).replace("_", "-")
+            option = "--no-share" if name == "share" else f"--{name}"
+            raise typer.BadParameter(
+                f"{option} says how workers exchange, and one alone trains here: give --workers 2 or more, start with torchrun, "
+                "or leave it out"
+            )
+        from burnish.distributed import DataParallel
+
+        try:
+            DataParallel(**changed)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error).removeprefix("DataParallel: ")) from error
+        return changed
+
+
+def join_workers(device: str | None, timeout: float, exchange: Mapping[str, Any]) -> tuple[DataParallel | None, ProcessGroup]:
+    """Join the other workers if a launcher started several.
+
+    Args:
+        device: of this worker; None is the CPU.
+        timeout: seconds to wait for a worker that is late.
+        exchange: settings of ``burnish.DataParallel``.
+
+    Returns:
+        The ``parallel`` option of the trainer, and the group of the workers.
+    """
+    from burnish.distributed.connection.joining import join
+    from burnish.distributed.connection.process_group import ProcessGroup
+
+    if not launch.is_worker():
+        return None, ProcessGroup(0, 1)
+    from burnish.cli.console import warn_with_rank
+    from burnish.distributed import DataParallel
+
+    launch.end_with_launcher()
+    group = join(device or "cpu", timeout=timeout)
+    warn_with_rank(group.rank)
+    return DataParallel(group=group, **exchange), group
 
 
 @takes_options()

@@ -17,11 +17,10 @@ from burnish.adapters.exports import ONNX_ADAPTER, check_form
 from burnish.adapters.peft_format import check_names
 from burnish.cli import launch
 from burnish.cli.compilation_options import FORMS, Compilation, is_program, untrained_weights_named
-from burnish.cli.configuration import CONFIGURATION
-from burnish.cli.console import counted, output
+from burnish.cli.console import counted, export_line, output, planned_line, waiting_line, what_trains
 from burnish.cli.data_options import TOKENIZER, Pixels, TextOptions, pixels_line
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
-from burnish.cli.program_lines import export_line, planned_line, waiting_line, what_trains
+from burnish.cli.repetition import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
 from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset

@@ -12,11 +12,11 @@ import typer
 
 from burnish import losses
 from burnish.cli.compilation_options import Compilation, for_language
-from burnish.cli.configuration import OTHERWISE, configuration_of
 from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import OptimizerOptions
 from burnish.cli.option_groups import values_of
+from burnish.cli.repetition import OTHERWISE, configuration_of
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten
 from burnish.cli.training_run import TrainingRun
 from burnish.compiler.options import CompileOptions

@@ -20,6 +20,7 @@ from burnish.distributed.connection.environment import is_of_mpi
 from burnish.distributed.connection.joining import is_torch_group, join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.distributed.derivation import derive
+from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.distributed.local_steps import LocalSteps, check_local_steps, outer_of, worker_start
 from burnish.distributed.runner import gathered
 from burnish.distributed.samples import PartRunner
@@ -37,13 +38,12 @@ from burnish.settings import PlainSettings
 from burnish.validation import is_whole
 from burnish.version import __version__
 
-BUCKET_SIZE = 25 * 2**20
 AGREED = ("compression", "deterministic", "shard_optimizer", "shard_tables", "statistics", "synchronize_every")
 """Options that leave the training graph as it is, and must be the same on all workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallel(PlainSettings):
+class DataParallel(ExchangeOptions, PlainSettings):
     """Data-parallel training: every worker has a part of each batch, and all have the same weights after each step.
 
     Args:
@@ -74,14 +74,6 @@ class DataParallel(PlainSettings):
     """
 
     norm: str | NormPolicy | None = None
-    statistics: str = "mean"
-    bucket_size: int = BUCKET_SIZE
-    share: bool = True
-    compression: str | None = None
-    deterministic: bool = False
-    shard_optimizer: bool = False
-    shard_tables: str | Sequence[str] | None = None
-    synchronize_every: int | None = None
     group: Any = field(default=None, repr=False, compare=False)
     communicator: Communicator | None = field(default=None, repr=False, compare=False)
 

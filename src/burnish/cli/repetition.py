@@ -1,4 +1,4 @@
-"""Options in a file: ``--config run.toml`` reads them, and every run writes the file that repeats it.
+"""Runs that are repeated: with options from a file, or with other seeds.
 
 The file is TOML, with a table for the command and in it the options by their names, without the dashes in front::
 
@@ -17,21 +17,30 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
+from burnish.cli.console import output, print_table, write_csv
 from burnish.cli.option_groups import OptionGroup
+from burnish.cli.train_options import Course, Results
 from burnish.distributed.connection.environment import is_worker
+from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.errors import ConfigurationError
+from burnish.options import declarations
 from burnish.settings import suggestion
 from burnish.untrusted import read_toml_file
 from burnish.version import __version__
+
+if TYPE_CHECKING:
+    from burnish.training import TrainingResult
+
 
 CONFIGURATION = "run.toml"
 """The file in the folder of a run."""
@@ -42,10 +51,7 @@ ALWAYS = frozenset({"seed", "epochs", "batch-size"})
 OF_ONE_START = frozenset({"start-from", "reinitialize", "nodes", "node-rank", "master-address", "master-port"})
 """Options that say where a run was started, which a run that goes on does not take over."""
 OF_WORKERS = frozenset({"workers", "max-restarts"})
-OF_SEVERAL = OF_WORKERS | {
-    *("worker-timeout", "deterministic", "compression", "bucket-size", "share", "shard-optimizer", "shard-tables"),
-    *("statistics", "synchronize-every"),
-}
+OF_SEVERAL = OF_WORKERS | {"worker-timeout", *(name.replace("_", "-") for name in declarations(ExchangeOptions))}
 """Options of runs of several workers, which one that goes on alone does not take over."""
 STARTED = "burnish.started"
 """In the notes of a command: these options of the run that it goes on with, as its file has them."""
@@ -274,3 +280,66 @@ def _toml(value: Any) -> str:
     # TOML's basic strings escape as JSON's do, but for the character that JSON leaves as it is.
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+TABLE = "seeds.csv"
+
+
+def check_seeds(seeds: int, results: Results, report: Path | None, workers: int = 1) -> None:
+    """Refuse options that mean nothing for several runs.
+
+    Raises:
+        typer.BadParameter: such an option was given.
+    """
+    if seeds == 1:
+        return
+    if workers > 1:
+        raise typer.BadParameter(f"--seeds {seeds} trains one run after the other, and --workers shares each: give one of them")
+    if results.export is not None:
+        raise typer.BadParameter(
+            f"--seeds {seeds}: --export would let each run replace the model of the one before; leave it out, each folder has "
+            "its tuned.onnx"
+        )
+    if report is not None:
+        raise typer.BadParameter(
+            f"--seeds {seeds}: --report would let each run replace the report of the one before; leave it out, and report a run "
+            "by burnish report FOLDER"
+        )
+
+
+def train_with_seeds(
+    seeds: int, course: Course, results: Results, folder: Path, train: Callable[[Course, Results], TrainingResult | None]
+) -> None:
+    """Train with each seed in a folder of its own, and print and write their figures.
+
+    Args:
+        seeds: how many; the first is the course's.
+        course, results: of the command. With ``--resume``, runs that are there go on and the others begin.
+        folder: of all the runs.
+        train: trains once.
+    """
+    if seeds == 1:
+        train(course, results)
+        return
+    from burnish.training.run_files import CheckpointFolder, exported_figures
+
+    console = output()
+    figures: dict[int, dict[str, float]] = {}
+    tells_best = False
+    for seed in range(course.seed, course.seed + seeds):
+        console.print(f"seed {seed}, {len(figures) + 1} of {seeds}")
+        own = folder / f"seed-{seed}"
+        resumes = results.resume and CheckpointFolder(own / "checkpoints").exists
+        result = train(replace(course, seed=seed), replace(results, folder=own, resume=resumes))
+        if result is not None:
+            exported = exported_figures(own, [*result.metrics])
+            figures[seed] = exported or result.metrics
+            tells_best = tells_best or exported is not None
+    names = list(next(iter(figures.values())))
+    rows: list[list[Any]] = [[seed, *(values[name] for name in names)] for seed, values in figures.items()]
+    columns = [[values[name] for values in figures.values()] for name in names]
+    rows += [["mean", *map(statistics.fmean, columns)], ["standard deviation", *map(statistics.stdev, columns)]]
+    print_table(console, ["seed", *names], rows)
+    write_csv(folder / TABLE, ["seed", *names], rows)
+    which = "of the best epoch, which each tuned.onnx holds" if tells_best else "after the last epoch"
+    console.print(f"{folder / TABLE}: the figures {which}; the deviation is that of a sample, over n - 1")

@@ -1,0 +1,60 @@
+"""The options of how workers exchange, each declared once: ``burnish.DataParallel`` and the command line take them.
+
+Nothing heavy is imported here: the help of the command line lists these options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from burnish.compiler.options import read_tables
+from burnish.options import option
+
+BUCKET_SIZE = 25 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """How workers exchange gradients, statistics and the optimizer's state; ``DataParallel`` says what each option is."""
+
+    deterministic: bool = option(
+        False, help="Sum over the workers in the order of their ranks: runs have the same bits.", kind=bool
+    )
+    compression: str | None = option(None, help="Send gradients in 16 bits: float16 or bfloat16.", metavar="TYPE")
+    bucket_size: int = option(
+        BUCKET_SIZE,
+        help="Bytes of gradients in one exchange, which overlaps with the backward pass.",
+        metavar="BYTES",
+        kind=int,
+        least=1,
+    )
+    share: bool = option(
+        True,
+        help="Let batch normalization layers that do not depend on each other share an exchange.",
+        spelled="--share/--no-share",
+        kind=bool,
+    )
+    shard_optimizer: bool = option(
+        False, help="Let each worker keep the optimizer state of only a share of the parameters.", kind=bool
+    )
+    shard_tables: str | Sequence[str] | None = option(
+        None,
+        help="Let each worker keep only some rows of an embedding table of --sparse: a name or a pattern, repeatable, or auto "
+        "for all of them.",
+        metavar="NAME",
+        several=True,
+        read=read_tables,
+    )
+    statistics: str = option(
+        "mean",
+        help="Running statistics of batch normalization if those of workers differ: their mean, or those of rank0.",
+        metavar="KIND",
+    )
+    synchronize_every: int | None = option(
+        None,
+        help="Let workers step alone for this many steps, then average their weights.",
+        metavar="STEPS",
+        kind=int,
+        least=1,
+    )
