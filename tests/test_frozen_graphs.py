@@ -27,7 +27,7 @@ import pytest
 
 import burnish
 from burnish import norms
-from burnish.compiler.executable import Executable, lower
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.distributed.derivation import derive
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.onnxruntime.kernels import OPERATORS, call_kernels
@@ -97,11 +97,11 @@ def _tensor(tensor: ir.TensorProtocol | None) -> str:
     return f"{tensor.dtype} {list(array.shape)} {digest if counts else ''}".rstrip()
 
 
-def _graphs(executable: Executable, rewrite: Callable[[ir.Model], object] | None = None) -> dict[str, ir.Model]:
+def _graphs(graphs: LoweredGraphs, rewrite: Callable[[ir.Model], object] | None = None) -> dict[str, ir.Model]:
     found = {}
     for name in GRAPHS:
-        if name in executable.signature.graphs:
-            found[name] = executable.copy_of(name)
+        if name in graphs.signature.graphs:
+            found[name] = graphs.copy_of(name)
             if rewrite is not None:
                 rewrite(found[name])
     return found
@@ -112,8 +112,8 @@ def _for_torch(model: ir.Model) -> None:
 
 
 def _among_workers(program: burnish.Program) -> dict[str, ir.Model]:
-    executable = lower(program, TorchEngine().target.among_workers())
-    derived = derive(executable, 2, norms.get("sync"), bucket_size=4096, share=True)
+    graphs = program.graphs.lowered_to(TorchEngine().target.among_workers())
+    derived = derive(graphs, 2, norms.get("sync"), bucket_size=4096, share=True)
     return {name: derived.copy_of(name) for name in ("step", "grad")}
 
 
@@ -123,12 +123,12 @@ def _exported(program: burnish.Program) -> dict[str, ir.Model]:
 
 WAYS: Mapping[str, Callable[[burnish.Program], dict[str, ir.Model]]] = {
     "program": lambda program: {name: model.clone() for name, model in program.graphs.items()},
-    "reference": lambda program: _graphs(lower(program, ReferenceEngine().target)),
+    "reference": lambda program: _graphs(program.graphs.lowered_to(ReferenceEngine().target)),
     "onnxruntime": lambda program: _graphs(
-        lower(program, OnnxRuntimeEngine(kernels=False).target.with_kernels(operator.name for operator in OPERATORS)),
+        program.graphs.lowered_to(OnnxRuntimeEngine(kernels=False).target.with_kernels(operator.name for operator in OPERATORS)),
         lambda model: call_kernels(model, threads=1),
     ),
-    "torch": lambda program: _graphs(lower(program, TorchEngine().target), _for_torch),
+    "torch": lambda program: _graphs(program.graphs.lowered_to(TorchEngine().target), _for_torch),
     "workers": _among_workers,
     "exported": _exported,
 }

@@ -33,7 +33,7 @@ NOT_AT_FIRST = {
     "burnish.autodiff": "compiling differentiates",
     "burnish.cli": "the command alone has it",
     "burnish.compiler.from_model": "compiling does the work",
-    "burnish.compiler.executable": "a session that is opened lowers graphs",
+    "burnish.compiler.lowered_graphs": "a session that is opened lowers graphs",
     "burnish.data": "a trainer reads data",
     "burnish.distributed.options": "workers exchange",
     "burnish.engines.onnxruntime": "a session that is opened has an engine",

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.compiler import draft, executable, lowered_graphs
+from burnish.compiler import draft, lowered_graphs
 from burnish.models import residual_network
 from burnish.targets import Target
 from oracles.combinations import diagonal, named
@@ -32,7 +32,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counts[model.graph.name or ""] += 1
         lower(model, target)
 
-    for module in (draft, lowered_graphs, executable):
+    for module in (draft, lowered_graphs):
         monkeypatch.setattr(module, "lower_to_target", counted)
     return counts
 
@@ -85,7 +85,7 @@ def test_predicting_and_evaluating_lower_no_step(monkeypatch, engine):
         made.append(model.graph.name or "")
         lower(model, target)
 
-    for module in (draft, lowered_graphs, executable):
+    for module in (draft, lowered_graphs):
         monkeypatch.setattr(module, "lower_to_target", noted)
     session = burnish.Session(program, engine=STANDARD if engine == "onnxruntime" else engine)
     x = np.zeros((2, 1, 8, 8), np.float32)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import burnish
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA
-from burnish.compiler import executable, lowered_graphs
+from burnish.compiler import lowered_graphs
 from burnish.compiler.draft import shape_of
 from burnish.engines.communicator import COLLECTIVES
 from burnish.engines.torch.translate.rules import translated_operators
@@ -18,7 +16,7 @@ from burnish.files.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
 from burnish.models import residual_network
 from oracles.combinations import diagonal
-from oracles.kernel_graphs import kernel_graphs
+from oracles.kernel_graphs import kernel_graphs, without_semantic_graphs
 
 GRAPHS = {"step", "grad", "evaluate", "predict"}
 
@@ -56,10 +54,9 @@ def test_a_saved_program_keeps_them_and_another_optimizer_takes_them_over(progra
 def test_an_engine_with_kernels_does_not_have_the_standard_graphs_made(monkeypatch):
     made = []
     lower = lowered_graphs.lower_to_target
-    for module in (lowered_graphs, executable):
-        monkeypatch.setattr(
-            module, "lower_to_target", lambda model, target: made.append((model.graph.name, target)) or lower(model, target)
-        )
+    monkeypatch.setattr(
+        lowered_graphs, "lower_to_target", lambda model, target: made.append((model.graph.name, target)) or lower(model, target)
+    )
     program = burnish.compile(residual_network(width=4, blocks=(1,)), optimizer="adam")
     burnish.Session(program, engine="torch").step({"x": np.zeros((2, 1, 8, 8), np.float32), "labels": np.zeros(2, np.int64)})
     assert "grad" not in [name for name, target in made if not target.kernels]
@@ -96,7 +93,7 @@ def test_graphs_that_are_made_later_have_the_signature_that_was_told(optimizer, 
 
 @pytest.mark.slow
 def test_without_them_the_standard_graphs_serve(program):
-    alone = replace(program, semantic={})
+    alone = without_semantic_graphs(program)
     graphs = kernel_graphs(alone, {"ConvWeightGrad"})
     assert graphs.keys() == GRAPHS
     assert model_bytes(graphs["step"]) == model_bytes(program.step)

@@ -21,7 +21,8 @@ def program_with(*inputs: Entry, extents: tuple[ExtentRule, ...] = ()):
     program = tiny_program()
     signature = program.signature
     step = GraphSignature(inputs, signature["step"].outputs, extents)
-    return replace(program, signature=replace(signature, graphs={**signature.graphs, "step": step}))
+    changed = replace(program.graphs, signature=replace(signature, graphs={**signature.graphs, "step": step}))
+    return replace(program, graphs=changed)
 
 
 def test_they_fit_the_signature_and_follow_the_seed():

@@ -9,7 +9,6 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.compiler.executable import lower
 from burnish.distributed.derivation import derive
 from burnish.distributed.exchanges import is_exchange
 from burnish.engines.torch import TorchEngine
@@ -20,6 +19,7 @@ from burnish.graph import BURNISH_DOMAIN
 from burnish.kernels.normalization.fusion import SYNCHRONIZED
 from burnish.norms import get
 from burnish.rewriting.change_dtypes import compute_in_float64
+from oracles.kernel_graphs import without_semantic_graphs
 from oracles.normalized_networks import image_batches, inverted_residual, residual
 from oracles.several_workers import Outcome, in_threads, largest_difference, train_alone, train_in_threads
 from oracles.small_networks import CLASSES, Network
@@ -43,7 +43,7 @@ def in_one_process(norm: str) -> Outcome:
 
 def exchanges(program: burnish.Program, workers: int = 2, **options) -> list[ir.Node]:
     settings = {"bucket_size": 2**20, "share": True, **options}
-    derived = derive(lower(program, TorchEngine().target.among_workers()), workers, get("sync"), **settings)
+    derived = derive(program.graphs.lowered_to(TorchEngine().target.among_workers()), workers, get("sync"), **settings)
     return [node for node in derived.semantic["grad"].graph if is_exchange(node)]
 
 
@@ -160,8 +160,8 @@ def test_layers_that_do_not_wait_for_each_other_share_an_exchange():
 def test_synchronized_layers_take_in_what_surrounds_them():
     """Every layer in float32 becomes kernels, the addition and the activation behind it and the gradients of these included."""
     program = burnish.compile(residual(double=False), optimizer="sgd:lr=0.05")
-    executable = lower(program, TorchEngine().target.among_workers())
-    step = derive(executable, 2, get("sync"), bucket_size=2**20, share=True).copy_of("step")
+    graphs = program.graphs.lowered_to(TorchEngine().target.among_workers())
+    step = derive(graphs, 2, get("sync"), bucket_size=2**20, share=True).copy_of("step")
     nodes = list(fuse(step, True).graph)
     found = [node.op_type for node in nodes]
     parts = ("Moments", "Merge", "Apply", "GradSums", "GradMerge", "GradApply")
@@ -218,7 +218,7 @@ def test_a_group_that_does_not_divide_the_workers():
 def test_programs_that_are_refused():
     assert exchanges(burnish.Program.load(compiled().to_onnx()))
     with pytest.raises(ConfigurationError, match=r"this program was written by another tool, .*: compile the model with burnish"):
-        exchanges(compiled().changed(semantic={}))
+        exchanges(without_semantic_graphs(compiled()))
     with pytest.raises(ConfigurationError, match=r"the metric 'auc:macro' of a batch is no function of sums over its samples"):
         exchanges(compiled(metrics=("auc:macro",)))
 

@@ -14,7 +14,6 @@ import pytest
 import burnish
 from burnish import optim
 from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
-from burnish.compiler.executable import lower
 from burnish.distributed.derivation import derive
 from burnish.distributed.exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
@@ -88,8 +87,8 @@ def both(
 
 def step_of(program: burnish.Program, workers: int = 2, norm: str = "sync") -> ir.Model:
     """What a worker's engine is given to run."""
-    executable = lower(program, TARGETS["onnxruntime"].with_kernels(KERNELS))
-    return derive(executable, workers, get(norm), bucket_size=2000, share=True).copy_of("step")
+    graphs = program.graphs.lowered_to(TARGETS["onnxruntime"].with_kernels(KERNELS))
+    return derive(graphs, workers, get(norm), bucket_size=2000, share=True).copy_of("step")
 
 
 def copies(model: ir.Model) -> list[ir.Node]:
@@ -256,7 +255,8 @@ def test_a_budget_that_exchanges_do_not_fit_is_said_and_the_least_is_taken(caplo
     budget = int(1.02 * both(recompute=f"layers:batch={SAMPLES}")[1].planned_peak(SAMPLES).bytes)
     plain, program = both(recompute=f"{budget}:batch={SAMPLES}")
     assert program.planned_peak(SAMPLES).bytes <= budget < plain.planned_peak(SAMPLES).bytes
-    tight = replace(program, options={**program.options, "recompute": f"1KB:batch={SAMPLES}"})
+    options = {**program.options, "recompute": f"1KB:batch={SAMPLES}"}
+    tight = replace(program, graphs=replace(program.graphs, options=options))
     with caplog.at_level(logging.WARNING, logger="burnish"):
         assert copies(step_of(program))
         assert caplog.messages == []

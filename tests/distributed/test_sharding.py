@@ -10,7 +10,6 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.compiler.executable import lower
 from burnish.distributed.accumulation import accumulated_entries, accumulates
 from burnish.distributed.connection.communicators import scattered
 from burnish.distributed.sharded_optimizer import shares_of
@@ -270,8 +269,8 @@ def test_between_updates_no_parameters_travel(program, batches, optimizer, figur
     """Nor do the figures that an update alone is computed of."""
     changed, workers = program.with_optimizer(optimizer), 3
     slots = optim.slots_by_options(changed.options["optimizer"])
-    executable = lower(changed, TARGETS["onnxruntime"])
-    parts = accumulated_entries(executable) if accumulates(executable) else ()
+    graphs = changed.graphs.lowered_to(TARGETS["onnxruntime"])
+    parts = accumulated_entries(graphs) if accumulates(graphs) else ()
     owned = [[] for _ in range(workers)]
     for name, owner in shares_of(changed.signature, workers, slots, parts).owners.items():
         owned[owner].append(program.weights[name].nbytes)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.compiler.draft import lower_to_target
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.engines.base import LoadedModel, ProgramRunner, RunsModels
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.graph import Names, insert_behind
@@ -31,8 +31,8 @@ class FaultyEngine(RunsModels):
         self.is_faulty = is_faulty
         self.factor = factor
 
-    def open(self, executable: Executable, state: Mapping[str, np.ndarray], **options: Any) -> ProgramRunner:
-        return OnnxRuntimeEngine("none").open(executable.rewritten(self._break, *executable.signature), state, **options)
+    def open(self, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], **options: Any) -> ProgramRunner:
+        return OnnxRuntimeEngine("none").open(graphs.rewritten(self._break, *graphs.signature), state, **options)
 
     def load(self, model: ir.Model) -> LoadedModel:
         copy = model.clone()

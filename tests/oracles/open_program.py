@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from burnish.compiler.executable import lower
 from burnish.engines import Engine
 from burnish.program import Program
 
@@ -21,4 +20,4 @@ def open_program(
     threads: int | None = None,
 ) -> Any:
     """Lower a program to an engine's target, and open it there; returns the runner."""
-    return engine.open(lower(program, engine.target), state, device=device, threads=threads)
+    return engine.open(program.graphs.lowered_to(engine.target), state, device=device, threads=threads)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 import burnish
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.distributed import ArrayCommunicator
 from burnish.distributed import options as options_of_workers
 from burnish.engines.communicator import Communicator
@@ -64,11 +64,11 @@ def train_part(
 def graphs_made_once() -> Iterator[None]:
     """Let the first of several threads derive, lower and fuse a program's graphs for all: each worker's are the same."""
     lock, made, fused = threading.RLock(), [], []
-    derive, lowered, fuse = options_of_workers.derive, Executable._lowered, preparation.fuse
+    derive, lowered, fuse = options_of_workers.derive, LoweredGraphs._lowered, preparation.fuse
 
-    def once(make: Callable[[], Any], executable: Executable, *key: object) -> Any:
-        grad = executable.semantic.get("grad")
-        key = (executable.target, executable.optimizer, executable.recompute, executable.marks, *key)
+    def once(make: Callable[[], Any], graphs: LoweredGraphs, *key: object) -> Any:
+        grad = graphs.semantic.get("grad")
+        key = (graphs.target, graphs.optimizer, graphs.recompute, graphs.marks, *key)
         with lock:
             for other, others_key, result in made:
                 if other is grad and others_key == key:
@@ -77,13 +77,13 @@ def graphs_made_once() -> Iterator[None]:
             made.append((grad, key, result))
             return result
 
-    def derive_once(executable: Executable, *arguments: Any, **options: Any) -> Executable:
-        return once(lambda: derive(executable, *arguments, **options), executable, *arguments, *options.items())
+    def derive_once(graphs: LoweredGraphs, *arguments: Any, **options: Any) -> LoweredGraphs:
+        return once(lambda: derive(graphs, *arguments, **options), graphs, *arguments, *options.items())
 
-    def lowered_once(executable: Executable, name: str) -> ir.Model:
-        model = once(lambda: lowered(executable, name), executable, name)
+    def lowered_once(graphs: LoweredGraphs, name: str) -> ir.Model:
+        model = once(lambda: lowered(graphs, name), graphs, name)
         copy = model.clone()
-        copy.graph.meta["copied from"] = (model, executable.rewrites.get(name))
+        copy.graph.meta["copied from"] = (model, graphs.rewrites.get(name))
         return copy
 
     def fuse_once(model: ir.Model, *settings: object, **options: Any) -> ir.Model:
@@ -99,7 +99,7 @@ def graphs_made_once() -> Iterator[None]:
 
     with (
         mock.patch.object(options_of_workers, "derive", derive_once),
-        mock.patch.object(Executable, "_lowered", lowered_once),
+        mock.patch.object(LoweredGraphs, "_lowered", lowered_once),
         mock.patch.object(preparation, "fuse", fuse_once),
     ):
         yield

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.graph import Builder, Tensor
 from burnish.program import Entry, GraphSignature, Program, Role, Signature
 
@@ -137,7 +138,8 @@ def tiny_program(dtype: ir.DataType = ir.DataType.FLOAT, seed: int = 3) -> Progr
         "param/scale": rng.uniform(0.5, 1.5, FEATURES).astype(dtype.numpy()),
         "stat/mean": np.zeros(FEATURES, dtype.numpy()),
     }
-    return Program(**models, signature=Signature(signatures), weights=weights, options={"loss": "cross_entropy", "lr": LR})
+    options = {"loss": "cross_entropy", "lr": LR}
+    return Program(LoweredGraphs.read(models, Signature(signatures), options), weights)
 
 
 def _graph(

@@ -11,6 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import burnish
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder
 from burnish.program import Entry, GraphSignature, Program, Role, Signature, initialization
@@ -40,13 +41,10 @@ def program_of(shapes, build):
     models = {name: graph(entries, empty) for name in ("step", "grad", "apply", "evaluate")}
     signatures = {name: GraphSignature(tuple(entries), ()) for name in (*models, "predict")}
     rng = np.random.default_rng(0)
-    return Program(
-        init=graph([seed], empty),
-        predict=graph(entries, build),
-        **models,
-        signature=Signature({**signatures, "init": GraphSignature((seed,), ())}),
-        weights={name: rng.normal(size=shape).astype(np.float32) + 10 for name, shape in shapes.items()},
-    )
+    models |= {"init": graph([seed], empty), "predict": graph(entries, build)}
+    signature = Signature({**signatures, "init": GraphSignature((seed,), ())})
+    weights = {name: rng.normal(size=shape).astype(np.float32) + 10 for name, shape in shapes.items()}
+    return Program(LoweredGraphs.read(models, signature, {}), weights)
 
 
 def test_the_weights_are_kept_and_the_rest_is_computed():

@@ -207,8 +207,8 @@ def test_a_filling_that_fails_is_not_trained_on(tmp_path: Path, monkeypatch: pyt
 class Copying(ReferenceEngine):
     name = "copying"
 
-    def open(self, executable, state, **options):
-        return ArrayRunner(executable, state, lambda graph: None)
+    def open(self, graphs, state, **options):
+        return ArrayRunner(graphs, state, lambda graph: None)
 
 
 @pytest.mark.slow

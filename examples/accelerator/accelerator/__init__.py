@@ -19,11 +19,11 @@ class AcceleratorEngine:
     def __init__(self, operators=OPERATORS):
         self.operators = operators
 
-    def open(self, executable, state, *, device=None, threads=None, communicator=None):
+    def open(self, graphs, state, *, device=None, threads=None, communicator=None):
         refuse_workers(self.name, communicator)
         if device not in (None, "accelerator"):
             raise EngineError(f"The accelerator engine has the device 'accelerator' only, not '{device}': leave device out")
-        return ArrayRunner(executable, state, lambda graph: self.load(executable.graph(graph)))
+        return ArrayRunner(graphs, state, lambda graph: self.load(graphs[graph]))
 
     def load(self, model):
         """What a compiler of an accelerator would do: here a list of calls, in the graph's order."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.fault_location import Fault, FaultLocator, Location
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
-from burnish.compiler.executable import executable_of, lower
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.data.random_data import random_batches
 from burnish.engines import Arrays, Engine, ProgramRunner
 from burnish.errors import ConfigurationError, NonFiniteLossError
@@ -181,18 +181,18 @@ class _Run:
         self.engines = engines
         self.locator = locator
         self.own_state = own_state
-        semantic = lower(program, program.target.with_kernels(semantic_operators() - {mark.name for mark in MARKS}))
+        semantic = program.graphs.lowered_to(program.target.with_kernels(semantic_operators() - {mark.name for mark in MARKS}))
         self.graphs = {name: semantic.copy_of(name) for name in ("grad", "step")}
         self.first = next(iter(engines))
         self.signature = program.signature["step"]
         self.gradients = tuple(entry.name for entry in program.signature["grad"].outputs_of(Role.GRADIENT, Role.ROWS))
         threads = locator.threads
         self.runners = {
-            name: engine.open(lower(program, engine.target), state, device=None, threads=threads)
+            name: engine.open(program.graphs.lowered_to(engine.target), state, device=None, threads=threads)
             for name, engine in engines.items()
         }
         self.gradient_runners = {
-            name: engine.open(executable_of(self.graphs["grad"], engine.target), {}, device=None, threads=threads)
+            name: engine.open(LoweredGraphs.of_model(self.graphs["grad"], engine.target), {}, device=None, threads=threads)
             for name, engine in engines.items()
         }
         self.reports = {name: EngineReport(name) for name in engines if name != self.first}

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from burnish import engines as registry
 from burnish.comparison.single_nodes import single_node_model
 from burnish.comparison.tensor_difference import NONE, Difference, Tolerance, difference
-from burnish.compiler.executable import executable_of
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.compiler.update import OPTIMIZER
 from burnish.engines import Arrays, Engine
 from burnish.errors import EngineError, UnsupportedOperatorError
@@ -184,7 +184,7 @@ class FaultLocator:
 
     def _within(self, model: ir.Model, inputs: Mapping[str, np.ndarray], engines: Mapping[str, Engine]) -> str | None:
         """Return the operator at fault in the lowering of a semantic operator; None where the engine has a kernel of its own."""
-        lowered = executable_of(model, STANDARD).graph("step")
+        lowered = LoweredGraphs.of_model(model, STANDARD)["step"]
         probed = _with_outputs(lowered, _probes(lowered))
         try:
             results = [self._run(engine, probed, inputs) for engine in engines.values()]
@@ -200,7 +200,7 @@ class FaultLocator:
         a small random part of themselves, and the answer is scaled up.
         """
         try:
-            exact_model = compute_in_float64(executable_of(model, STANDARD).graph("step"))
+            exact_model = compute_in_float64(LoweredGraphs.of_model(model, STANDARD)["step"])
             wide = {name: _widened(array) for name, array in inputs.items()}
             run = self._reference.load(exact_model)
             exact = run(wide)
@@ -268,7 +268,7 @@ class FaultLocator:
         return self.tolerance.allows(difference(second, first), first.dtype)
 
     def _run(self, engine: Engine, model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        runner = engine.open(executable_of(model, engine.target), {}, device=None, threads=self.threads)
+        runner = engine.open(LoweredGraphs.of_model(model, engine.target), {}, device=None, threads=self.threads)
         return runner.step({value.name or "": np.asarray(inputs[value.name or ""]) for value in model.graph.inputs})
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.comparison.differences import DEFAULT_PROBES, DEFAULT_RTOL, Differences, TensorCheck
 from burnish.comparison.single_nodes import single_node_model
-from burnish.compiler.executable import executable_of, lower
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.data.random_data import random_batches
 from burnish.engines import Arrays, registry
 from burnish.errors import BurnishError, ConfigurationError
@@ -127,7 +127,7 @@ def check_gradients(
 def _graph_of(program: Program) -> ir.Model:
     """The graph ``grad`` with semantic operators, in which no quantization rounds."""
     kernels = semantic_operators() - {mark.name for mark in MARKS}
-    model = lower(program, program.target.with_kernels(kernels)).copy_of("grad")
+    model = program.graphs.lowered_to(program.target.with_kernels(kernels)).copy_of("grad")
     simulate_quantization(model.graph, list(model.graph.inputs))
     for node in list(model.graph):
         if STRAIGHT_THROUGH.is_of(node):
@@ -164,7 +164,7 @@ def _function(model: ir.Model, outputs: list[str]) -> Function:
     copy.graph.outputs.clear()
     copy.graph.outputs.extend(values[name] for name in outputs)
     remove_unused(copy)
-    run = registry.get("reference").load(compute_in_float64(executable_of(copy, STANDARD).graph("step")))
+    run = registry.get("reference").load(compute_in_float64(LoweredGraphs.of_model(copy, STANDARD)["step"]))
     read = [value.name or "" for value in copy.graph.inputs]
     return lambda arrays: run({name: arrays[name] for name in read})
 

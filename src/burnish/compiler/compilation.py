@@ -16,8 +16,7 @@ from burnish.compiler.cached_features import Backbone
 from burnish.compiler.distillation import teacher_rules
 from burnish.compiler.draft import Draft, entry_of, finish
 from burnish.compiler.evaluation import Evaluation
-from burnish.compiler.executable import check_extents
-from burnish.compiler.lowered_graphs import SEMANTIC_GRAPHS, lowered_graphs, semantic_target
+from burnish.compiler.lowered_graphs import LoweredGraphs, semantic_target
 from burnish.compiler.mixing import mix_inputs
 from burnish.compiler.predictions import Prediction
 from burnish.compiler.selection import (
@@ -47,7 +46,7 @@ from burnish.optim.loss_scale import LOSS_SCALE, all_finite
 from burnish.optim.row_updates import hold_rows as holding
 from burnish.optim.row_updates import without_rows
 from burnish.program.program import Program
-from burnish.program.signature import FEATURES, Entry, GraphSignature, Role, Signature
+from burnish.program.signature import FEATURES, Entry, GraphSignature, Role
 from burnish.program.state import ROUNDED, Weights
 from burnish.quantization.graph import freezes_by_epochs
 from burnish.random import KEY_DTYPE, KEY_SHAPE, next_key
@@ -140,21 +139,13 @@ class Compilation:
         check_has_dtypes(self.in_file, self.target)
         semantic: dict[str, ir.Model] = {}
         signatures: dict[str, GraphSignature] = {}
-        for name in (*SEMANTIC_GRAPHS, *([] if self.backbone is None else [FEATURES])):
+        for name in ("grad", "evaluate", "predict", *([] if self.backbone is None else [FEATURES])):
             semantic[name], signatures[name] = finish(getattr(self, name)(), name, semantic_target(self.target))
         optimizer = self.optimizer if self.precision is None else self.precision.scaled(self.optimizer)
         optimizer = holding(optimizer, self.held_rows)
-        models, update_signatures = lowered_graphs(semantic, signatures["grad"], optimizer, self.target, self.recompute)
-        signature = Signature.ordered(signatures | update_signatures)
-        check_extents(signature, self.target)
-        return Program(
-            **models,
-            signature=signature,
-            weights=self.weights,
-            options=self.options(),
-            semantic=semantic,
-            source=None if self.as_it_came is None else self.as_it_came.beside(self.weights.as_they_came()),
-        )
+        graphs = LoweredGraphs.linked(semantic, signatures, optimizer, self.target, self.options())
+        source = None if self.as_it_came is None else self.as_it_came.beside(self.weights.as_they_came())
+        return Program(graphs, self.weights, source)
 
     def program_that_computes_again(self, recompute: Recompute | None) -> Program:
         """The program, with what its backward is to compute again."""

@@ -1,28 +1,43 @@
-"""The six graphs of a program, lowered to the target that it was compiled for, each when it is first read.
+"""The graphs of a program by name, each lowered when it is first read, and kept: what a program holds, and what an engine opens.
 
-Beside them a program keeps ``grad``, ``evaluate`` and ``predict`` as they were before they were lowered: what they become for an
-engine with kernels of its own is in ``executable``. What is computed again is chosen in what the step was lowered to: nothing is
-in the graphs that are kept.
+A program keeps ``grad``, ``evaluate`` and ``predict`` as they were before they were lowered, with semantic operators in them.
+Its own graphs are lowered to the target that it was compiled for. An engine with kernels of its own for semantic operators gets
+graphs with these in them. They compute the same. What is computed again in the backward is chosen in what the step was lowered
+to: nothing of it is in the graphs that are kept.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Self
 
 import onnx_ir as ir
 
-from burnish.compiler.draft import lower_to_target
+from burnish import optim
+from burnish.compiler.draft import lower_to_target, shape_of
 from burnish.compiler.update import joined_signature, update_graphs
+from burnish.errors import ConfigurationError
+from burnish.graph import garbage_kept
+from burnish.graph.names import separate_names
 from burnish.operators import semantic_operators
+from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
-from burnish.program.signature import FEATURES, GraphSignature, Role, outputs_in_place
+from burnish.optim.row_updates import hold_rows
+from burnish.program.signature import FEATURES, GRAPH_NAMES, Entry, GraphSignature, Role, Signature, outputs_in_place
+from burnish.quantization.graph import simulates_quantization
+from burnish.rewriting import precision, recompute_request
+from burnish.rewriting.compute_integers import compute_integers
+from burnish.rewriting.fold_constants import fold_constants
+from burnish.rewriting.multiply_depthwise_rows import has_depthwise_rows, multiply_depthwise_rows
 from burnish.rewriting.recompute import recompute_activations
 from burnish.rewriting.recompute_request import Recompute
-from burnish.targets import Target
+from burnish.rewriting.stages import UPDATING
+from burnish.targets import TARGETS, Target, check_runs, target_from_dict
 
-SEMANTIC_GRAPHS = ("grad", "evaluate", "predict")
+Rewrite = Callable[[ir.Model], object]
+"""Changes a lowered graph in place."""
 
 
 def semantic_target(target: Target) -> Target:
@@ -30,85 +45,295 @@ def semantic_target(target: Target) -> Target:
     return target.with_kernels(semantic_operators())
 
 
-def lowered_graphs(
-    semantic: Mapping[str, ir.Model],
-    grad: GraphSignature,
-    optimizer: Optimizer,
-    target: Target,
-    recompute: Recompute | None = None,
-) -> tuple[dict[str, Any], dict[str, GraphSignature]]:
-    """Return the graphs of a program, lowered, or what makes them, and the signatures of those that update the state.
+@dataclass(frozen=True, eq=False, repr=False)
+class LoweredGraphs(Mapping[str, ir.Model]):
+    """Graphs by name, each lowered when it is first read, and kept. A graph that was read is not to be changed; see ``copy_of``.
 
-    An engine with kernels of its own never reads the largest, ``grad`` and ``step`` in standard operators: they are made when
-    they are asked for. Where activations are computed again, which is chosen in the lowered graph of the step, all are made here.
-
-    Args:
-        semantic: the graphs of ``SEMANTIC_GRAPHS``, and ``features`` where there is one, not lowered; left as they are.
-        grad: the signature of the graph of the gradients.
-        optimizer: what updates the parameters.
-        target: what they are lowered to.
-        recompute: which activations the backward computes again.
+    Attributes:
+        signature: every input and output of every graph.
+        options: what the program was compiled with, as JSON-compatible values.
+        target: the runtime that the graphs are lowered for.
+        semantic: graphs before they were lowered; left as they are.
+        given: graphs that are in operators of the target already.
+        base: the same graphs for another target or optimizer. They serve where they are made of the same for the same kernels,
+            or where nothing else can be made.
+        for_engine: whether an engine opens them: a step is then lowered as a whole, and ``predict`` is folded, of which a
+            program's own is exported. What fits a budget in standard operators need not with other kernels, or where workers
+            exchange gradients: what is computed again is then that of the least peak.
+        rewrites: what changes a graph after it was lowered, by its name, in order.
+        marks: names of semantic operators that these rewrites look for, which are not lowered before.
     """
 
-    def lowered(name: str) -> ir.Model:
-        model = semantic[name].clone()
-        lower_to_target(model, target)
+    signature: Signature
+    options: dict[str, Any]
+    target: Target
+    semantic: Mapping[str, ir.Model] = field(default_factory=dict)
+    given: Mapping[str, ir.Model] = field(default_factory=dict)
+    base: LoweredGraphs | None = None
+    for_engine: bool = False
+    rewrites: Mapping[str, tuple[Rewrite, ...]] = field(default_factory=dict)
+    marks: frozenset[str] = frozenset()
+    _kept: dict[str, ir.Model] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def linked(
+        cls,
+        semantic: Mapping[str, ir.Model],
+        signatures: Mapping[str, GraphSignature],
+        optimizer: Optimizer,
+        target: Target,
+        options: dict[str, Any],
+    ) -> Self:
+        """Return the graphs of a program that is compiled; those that update the state follow from ``grad`` and the optimizer.
+
+        An engine with kernels of its own never reads the largest, ``grad`` and ``step`` in standard operators: these are lowered
+        when they are first read. Where activations are computed again they are lowered here, so that a budget that is too small
+        is refused.
+
+        Args:
+            semantic: ``grad``, ``evaluate`` and ``predict``, and ``features`` where there is one, not lowered.
+            signatures: theirs.
+            optimizer: what updates the parameters; ``options`` have it without what mixed precision and held rows add to it.
+            target: what the graphs are lowered for.
+            options: of the program.
+
+        Raises:
+            ConfigurationError: the optimizer does not fit the parameters, or leaves nothing to train; the target takes fixed
+                shapes, and an input has an open dimension.
+        """
+        given = {name: _lowered_copy(semantic[name], target) for name in ("predict", "evaluate")}
+        forward = tuple(given.values())
+        if FEATURES in semantic:
+            given[FEATURES] = _lowered_copy(semantic[FEATURES], target)
+        updates, added = update_graphs(semantic["grad"], signatures["grad"], forward, optimizer, target, ("init", "apply"))
+        added["step"] = joined_signature(signatures["grad"], added["apply"])
+        signature = Signature.ordered({**signatures, **added})
+        check_extents(signature, target)
+        graphs = cls(signature, options, target, semantic, {**given, **updates})
+        if graphs.recompute is not None:
+            graphs["step"]
+        return graphs
+
+    @classmethod
+    def read(
+        cls,
+        graphs: Mapping[str, ir.Model],
+        signature: Signature,
+        options: dict[str, Any],
+        semantic: Mapping[str, ir.Model] | None = None,
+    ) -> Self:
+        """Return the graphs of a program that was read from files, whose options say what they were lowered for."""
+        target = options.get("target", "onnxruntime")
+        runtime = TARGETS[target] if isinstance(target, str) else target_from_dict(target)
+        return cls(signature, options, runtime, semantic or {}, graphs)
+
+    @classmethod
+    def of_model(cls, model: ir.Model, target: Target) -> Self:
+        """Return a single graph as a ``step`` without state: every input is data, every output is returned.
+
+        An engine opens it with no state, and runs it as it runs a step, with its own kernels, dtypes and device.
+
+        Args:
+            model: inputs and outputs with dtypes, and inputs with ranks; may hold semantic operators; left as it is.
+            target: the runtime that it is lowered for.
+
+        Raises:
+            ConfigurationError: the target takes fixed shapes, and an input has an open dimension.
+        """
+        graph = GraphSignature(
+            tuple(_entry(value, Role.DATA) for value in model.graph.inputs),
+            tuple(_entry(value, Role.OUTPUT) for value in model.graph.outputs),
+        )
+        signature = Signature({"step": graph})
+        check_extents(signature, target)
+        return cls(signature, {}, target, {"step": model}, for_engine=True)
+
+    def __getitem__(self, name: str) -> ir.Model:
+        """Return a graph.
+
+        Raises:
+            KeyError: there is none of this name.
+            UnsupportedOperatorError: it holds what the target does not run.
+        """
+        ready = None if name in self.rewrites else self._ready(name)
+        if ready is not None:
+            return ready
+        if name not in self._kept:
+            self._kept[name] = self.copy_of(name)
+        return self._kept[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.signature.graphs
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in (*GRAPH_NAMES, FEATURES) if name in self)
+
+    def __len__(self) -> int:
+        return len(self.signature.graphs)
+
+    def __repr__(self) -> str:
+        """The graphs by their numbers of nodes: whole, they are pages of text. None is lowered for it."""
+        return ", ".join(f"{name}: {self._size(name)}" for name in self)
+
+    @garbage_kept()
+    def copy_of(self, name: str) -> ir.Model:
+        """Return a graph of the caller's own, to rewrite; another one at each call.
+
+        Raises:
+            KeyError, UnsupportedOperatorError: as reading it does.
+        """
+        ready = self._ready(name)
+        model = self._lowered(name) if ready is None else ready.clone()
+        for rewrite in self.rewrites.get(name, ()):
+            rewrite(model)
+        separate_names(model.graph)
         return model
 
-    forward = {name: lowered(name) for name in ("predict", "evaluate")}
-    others = {FEATURES: lowered(FEATURES)} if FEATURES in semantic else {}
-    if recompute is not None:
-        graph = lowered("grad")
-        updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target, ("step", "apply"))
-        compute_again(graph, grad, recompute, updates["step"], outputs_in_place(updates["apply"], signatures["apply"]))
-        updates, signatures = update_graphs(graph, grad, forward.values(), optimizer, target)
-        return {**forward, **others, **updates, "grad": graph}, signatures
-    gradients = functools.cache(functools.partial(lowered, "grad"))
-    updates, signatures = updating_graphs(semantic["grad"], gradients, grad, tuple(forward.values()), optimizer, target)
-    return {**forward, **others, **updates, "grad": gradients}, signatures
+    def unlowered(self, name: str) -> ir.Model:
+        """Return a graph as it was before it was lowered, or lowered where it was not kept; not to be changed."""
+        return self.semantic[name] if name in self.semantic else self[name]
+
+    def lowered_to(self, target: Target) -> Self:
+        """Return the graphs of a program as an engine of this target opens them; nothing is lowered yet.
+
+        Raises:
+            ConfigurationError: the target takes fixed shapes, and an input of the program has an open dimension.
+        """
+        check_extents(self.signature, target)
+        if not self.target.float64:  # what the signature says is float32
+            target = replace(target, float64=False)
+        graphs = replace(self, target=target, given={}, base=self, for_engine=True)
+        predict = self.unlowered("predict").graph
+        if simulates_quantization(predict):
+            graphs = graphs.rewritten(partial(compute_integers, float64=target.float64), "predict", "evaluate")
+            # In floating-point numbers ``predict`` stays as it is saved: clients in other languages and exports have its bits.
+            if target.prefers_products and not target.kernels and has_depthwise_rows(predict):
+                graphs = graphs.rewritten(multiply_depthwise_rows, "predict", "evaluate")
+        return graphs
+
+    def with_kernels(self, kernels: Collection[str]) -> Self:
+        """Return the same for a runtime with kernels for these semantic operators alone."""
+        return replace(self, target=self.target.with_kernels(kernels))
+
+    def rewritten(self, rewrite: Rewrite, *graphs: str, marks: Collection[SemanticOperator] = (), **changes: Any) -> Self:
+        """Return the same with graphs that are rewritten, after the rewrites that there are already.
+
+        Args:
+            rewrite: changes a lowered graph in place.
+            graphs: the names of those that it changes.
+            marks: semantic operators that it looks for, which are not lowered before.
+            changes: of other fields.
+        """
+        rewrites = {**self.rewrites, **{name: (*self.rewrites.get(name, ()), rewrite) for name in graphs}}
+        return replace(self, rewrites=rewrites, marks=self.marks | {mark.name for mark in marks}, **changes)
+
+    @cached_property
+    def optimizer(self) -> Optimizer | None:
+        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        return wrapped(optim.get(self.options["optimizer"]), self.options) if "optimizer" in self.options else None
+
+    @cached_property
+    def recompute(self) -> Recompute | None:
+        """Which activations the backward computes again."""
+        return recompute_request.get(self.options.get("recompute"))
+
+    def _ready(self, name: str) -> ir.Model | None:
+        """A graph that need not be lowered; None for one that is to be."""
+        if name not in self:
+            raise KeyError(name)
+        if name in self.given:
+            return self.given[name]
+        if self.base is None or not self._is_of_base(name):
+            return None
+        model = self.base[name]
+        if not self.target.covers(self.base.target):
+            check_runs(model, self.target)
+        return model
+
+    def _is_of_base(self, name: str) -> bool:
+        """Whether the graph of ``base`` serves."""
+        base, semantic = self.base, self.semantic
+        assert base is not None
+        updates = name in UPDATING and self.optimizer is not None and ("grad" in semantic or not self.for_engine)
+        if name not in semantic and not updates:
+            return True
+        if self.marks or self.target.kernels != base.target.kernels:
+            return False
+        if name in semantic:
+            return base.semantic.get(name) is semantic[name]
+        has_same_gradients = base.semantic.get("grad") is semantic.get("grad")
+        return has_same_gradients and base.options.get("optimizer") == self.options["optimizer"]
+
+    def _lowered(self, name: str) -> ir.Model:
+        target = self.target.with_kernels(self.target.kernels | self.marks)
+        if name not in self.semantic:
+            return self._updating(self._gradients(name), target, name)
+        model = self.semantic[name].clone()
+        if name == "predict" and self.for_engine:  # the others were folded when they were compiled
+            fold_constants(model)
+        lower_to_target(model, target)
+        if name == "grad" and self.recompute is not None:
+            signature = self.signature["grad"]
+            recompute_activations(
+                model,
+                self.recompute,
+                loss=signature.outputs_of(Role.LOSS)[0].name,
+                data=[entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)],
+                keys=[entry.name for entry in signature.inputs_of(Role.KEY)],
+                planned=self._updating(model, target, "step"),
+                in_place=outputs_in_place(self["apply"], self.signature["apply"]),
+                strict=not self.for_engine,
+            )
+        return model
+
+    def _gradients(self, name: str) -> ir.Model:
+        """The graph of the gradients that one that updates the state is made of."""
+        if not self.for_engine:
+            return self["grad"]
+        # Lowered once, as a whole; what is computed again is chosen in a graph of the gradients that is lowered.
+        return self.semantic["grad"] if self.recompute is None or name == "apply" else self._lowered("grad")
+
+    def _updating(self, grad: ir.Model, target: Target, name: str) -> ir.Model:
+        """The graph ``step`` or ``apply`` that follows from a graph of the gradients, lowered or not."""
+        assert self.optimizer is not None
+        own = self if self.base is None else self.base
+        forward = (own["predict"], own["evaluate"])  # which tell what the parameters are for
+        updates, _ = update_graphs(grad, self.signature["grad"], forward, self.optimizer, target, (name,))
+        return updates[name]
+
+    def _size(self, name: str) -> str:
+        model = self.given.get(name, self._kept.get(name))
+        if model is not None:
+            return f"{sum(1 for _ in model.graph)} nodes"
+        return "not lowered yet" if self.base is None or not self._is_of_base(name) else self.base._size(name)
 
 
-def updating_graphs(
-    known: ir.Model,
-    gradients: Callable[[], ir.Model],
-    grad: GraphSignature,
-    forward: Sequence[ir.Model],
-    optimizer: Optimizer,
-    target: Target,
-) -> tuple[dict[str, Any], dict[str, GraphSignature]]:
-    """Return the graphs ``init`` and ``apply``, what makes ``step``, and the signatures of the three.
-
-    Args:
-        known: the graph of the gradients, lowered or not; left as it is.
-        gradients: gives it lowered; not called before the step is made.
-        grad: its signature.
-        forward, optimizer, target: as ``update_graphs`` takes them.
-    """
-    models, signatures = update_graphs(known, grad, forward, optimizer, target, ("init", "apply"))
-    signatures["step"] = joined_signature(grad, signatures["apply"])
-
-    def step() -> ir.Model:
-        return update_graphs(gradients(), grad, forward, optimizer, target, ("step",))[0]["step"]
-
-    return {**models, "step": step}, signatures
+def wrapped(optimizer: Optimizer, options: Mapping[str, Any]) -> Optimizer:
+    """Return an optimizer as mixed precision and the rows that are held wrap it, by the options of a program."""
+    mixed = precision.get(options.get("precision", precision.FULL))
+    return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), options.get("hold_rows", {}))
 
 
-def compute_again(
-    model: ir.Model,
-    signature: GraphSignature,
-    recompute: Recompute,
-    planned: ir.Model,
-    in_place: Collection[str],
-    strict: bool = True,
-) -> None:
-    """Rewrite the graph of the gradients, in place, by what is chosen in that of the step; ``in_place`` are outputs of this."""
-    recompute_activations(
-        model,
-        recompute,
-        loss=signature.outputs_of(Role.LOSS)[0].name,
-        data=[entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL)],
-        keys=[entry.name for entry in signature.inputs_of(Role.KEY)],
-        planned=planned,
-        in_place=in_place,
-        strict=strict,
-    )
+def check_extents(signature: Signature, target: Target) -> None:
+    """Raise ConfigurationError where a target takes fixed shapes, and an input has an open dimension."""
+    if target.symbolic_shapes:
+        return
+    for name, graph in signature.graphs.items():
+        for entry in graph.inputs:
+            if not all(isinstance(extent, int) for extent in entry.extents):
+                shape = ", ".join(str(extent or "?") for extent in entry.extents)
+                raise ConfigurationError(
+                    f"{target.name} takes fixed shapes, and the input '{entry.name}' of the {name} graph is [{shape}]: export "
+                    "the model with a number for each dimension of its inputs, the batch among them, or choose another target"
+                )
+
+
+def _lowered_copy(semantic: ir.Model, target: Target) -> ir.Model:
+    model = semantic.clone()
+    lower_to_target(model, target)
+    return model
+
+
+def _entry(value: ir.Value, role: Role) -> Entry:
+    assert value.dtype is not None
+    return Entry(value.name or "", role, value.dtype, shape_of(value))

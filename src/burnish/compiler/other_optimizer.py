@@ -1,30 +1,31 @@
-"""A program that trains in the same way with another optimizer: what follows from its gradients is made anew."""
+"""A program that trains in the same way with another optimizer: what follows from its gradients is made again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from burnish import optim
 from burnish.compiler.batch_weight import WEIGHS_ALIKE, warn_of_accumulation
-from burnish.compiler.lowered_graphs import updating_graphs
+from burnish.compiler.lowered_graphs import LoweredGraphs, wrapped
 from burnish.compiler.sparse_tables import check_optimizer
-from burnish.compiler.update import warn_of_no_effect
+from burnish.compiler.update import joined_signature, update_graphs, warn_of_no_effect
 from burnish.errors import ObjectiveWarning
 from burnish.norms.policies import Frozen
 from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.optim import Optimizer
 from burnish.optim.groups import frozen_by_pattern
-from burnish.program import Program, Role, Signature
+from burnish.program.signature import Role, Signature
 from burnish.warn import warn
 
 
-def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> Program:
-    """Return the program with another optimizer; see ``Program.with_optimizer``, which calls this."""
+def with_optimizer(graphs: LoweredGraphs, optimizer: str | Mapping[str, Any] | optim.Optimizer) -> LoweredGraphs:
+    """Return the graphs of a program with another optimizer; see ``Program.with_optimizer``, which calls this."""
     resolved = optim.get(optimizer)
-    moving = layers_left_moving(program.semantic.get("grad"), resolved) if program.options.get("norm") == "auto" else []
+    moving = layers_left_moving(graphs.semantic.get("grad"), resolved) if graphs.options.get("norm") == "auto" else []
     if moving:
         warn(
             ObjectiveWarning(
@@ -34,21 +35,21 @@ def with_optimizer(program: Program, optimizer: str | Mapping[str, Any] | optim.
                 "or with norm='frozen', to keep them; norm='train' says that this is meant"
             )
         )
-    warn_of_accumulation(resolved, program.options.get(WEIGHS_ALIKE, ""))
-    sparse = [entry.name.partition(":")[2] for entry in program.signature["grad"].outputs_of(Role.INDICES)]
-    check_optimizer(sparse, resolved, program.options.get("sparse"))
-    models, signatures = updating_graphs(
-        program.semantic.get("grad") or program.grad,
-        program.when_read("grad"),
-        program.signature["grad"],
-        (program.predict, program.evaluate),
-        program.completed(resolved),
-        program.target,
+    warn_of_accumulation(resolved, graphs.options.get(WEIGHS_ALIKE, ""))
+    grad = graphs.signature["grad"]
+    sparse = [entry.name.partition(":")[2] for entry in grad.outputs_of(Role.INDICES)]
+    check_optimizer(sparse, resolved, graphs.options.get("sparse"))
+    forward, bound = (graphs["predict"], graphs["evaluate"]), wrapped(resolved, graphs.options)
+    updates, signatures = update_graphs(graphs.unlowered("grad"), grad, forward, bound, graphs.target, ("init", "apply"))
+    signatures["step"] = joined_signature(grad, signatures["apply"])
+    warn_of_no_effect(resolved, grad, forward)
+    return replace(
+        graphs,
+        signature=Signature.ordered({**graphs.signature.graphs, **signatures}),
+        options={**graphs.options, "optimizer": resolved.options()},
+        given=updates,
+        base=graphs if graphs.base is None else graphs.base,
     )
-    warn_of_no_effect(resolved, program.signature["grad"], (program.predict, program.evaluate))
-    ordered = Signature.ordered({**program.signature.graphs, **signatures})
-    options = {**program.options, "optimizer": resolved.options()}
-    return program.changed(**models, signature=ordered, options=options)
 
 
 PARAMETER = "param/"

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish import optim
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.distributed.exchanges import check_replicated, next_order, set_order
 from burnish.distributed.runner import SpreadRunner, summed
 from burnish.engines import ProgramRunner
@@ -39,9 +39,9 @@ from burnish.program import Role
 COUNT_ENTRY = COUNT.entry()
 
 
-def accumulates(executable: Executable) -> bool:
+def accumulates(graphs: LoweredGraphs) -> bool:
     """Return True if gradients are accumulated as the reverse pass leaves them; a chain around that needs whole ones."""
-    for layer in layers_of(optim.get(executable.options["optimizer"])):
+    for layer in layers_of(optim.get(graphs.options["optimizer"])):
         if isinstance(layer, Accumulate):
             return layer.every > 1
         if not isinstance(layer, ParameterAverage):
@@ -49,23 +49,23 @@ def accumulates(executable: Executable) -> bool:
     return False
 
 
-def accumulated_entries(executable: Executable) -> tuple[str, ...]:
-    slots = optim.slots_by_options(executable.options["optimizer"])
-    return tuple(entry.name for entry in executable.signature.state if slot_of(entry.name, slots).is_partial)
+def accumulated_entries(graphs: LoweredGraphs) -> tuple[str, ...]:
+    slots = optim.slots_by_options(graphs.options["optimizer"])
+    return tuple(entry.name for entry in graphs.signature.state if slot_of(entry.name, slots).is_partial)
 
 
-def exchanging_for_updates(executable: Executable) -> Executable:
-    """Return an executable of several workers, with ``OwnGradients``, that exchanges what was accumulated of them."""
-    signature = executable.signature["step"]
+def exchanging_for_updates(graphs: LoweredGraphs) -> LoweredGraphs:
+    """Return the graphs of several workers, with ``OwnGradients``, of which the step exchanges what was accumulated of them."""
+    signature = graphs.signature["step"]
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
-    accumulated = set(accumulated_entries(executable))
+    accumulated = set(accumulated_entries(graphs))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
 
     def rewrite(model: ir.Model) -> None:
         exchange_accumulated(model.graph)
         check_replicated(model.graph, own, outputs)
 
-    return executable.rewritten(rewrite, "step", marks=(ALL_REDUCE_WHERE, PARTS_OF))
+    return graphs.rewritten(rewrite, "step", marks=(ALL_REDUCE_WHERE, PARTS_OF))
 
 
 def exchange_accumulated(graph: ir.Graph) -> None:

@@ -1,4 +1,4 @@
-"""From the executable of one worker to that of several: the same for all of them, with the exchanges in it.
+"""From the graphs of one worker to those of several: the same for all of them, with the exchanges in it.
 
 A training graph is compiled with marks where a value of the whole batch is needed (``burnish.operators.collectives``). Here the
 marks become exchanges for a number of workers, and batch normalization takes its statistics over them.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.compiler.update import joined_signature
 from burnish.distributed.accumulation import accumulates, exchanging_for_updates, join_parts
 from burnish.distributed.batch_normalization import synchronize
@@ -76,7 +76,7 @@ def _check_replicated(model: ir.Model, context: Distribution) -> bool:
 
 
 def derive(
-    executable: Executable,
+    graphs: LoweredGraphs,
     workers: int,
     norm: NormPolicy,
     *,
@@ -84,19 +84,19 @@ def derive(
     share: bool,
     statistics: str = "mean",
     shards: TableShards | None = None,
-) -> Executable:
-    """Return an executable with the exchanges of this many workers in its training graph; the given one is left as it is.
+) -> LoweredGraphs:
+    """Return the graphs with the exchanges of this many workers in that of training; the given ones are left as they are.
 
     It was lowered to a target that keeps collectives (``Target.among_workers``). The options are those of ``DataParallel``, with
     the tables of which each worker holds a part as ``shards``: ``sharded_tables.holding_rows`` makes of the result what one
     worker runs.
     """
-    if not executable.semantic:
+    if not graphs.semantic:
         raise ConfigurationError(
             "parallel=...: this program was written by another tool, and has no graph that exchanges between workers can be put "
             "into: compile the model with burnish"
         )
-    model, signature = executable.semantic["grad"].clone(), executable.signature
+    model, signature = graphs.semantic["grad"].clone(), graphs.signature
     graph, entries = model.graph, signature["grad"]
     rows = sum(ALL_REDUCE_ROWS.is_of(node) for node in graph)
     if not any(ALL_REDUCE.is_of(node) for node in graph) or rows < len(entries.outputs_of(Role.INDICES)):
@@ -104,15 +104,13 @@ def derive(
             "parallel=...: this program was compiled by an earlier version, which did not say what workers exchange: compile it "
             "again"
         )
-    accumulating = workers > 1 and accumulates(executable)
+    accumulating = workers > 1 and accumulates(graphs)
     context = Distribution(entries, workers, norm, statistics == "rank0", accumulating, share, bucket_size, shards)
     DISTRIBUTED.run(model, context)
     if (counts := context.counts(graph)) is not None:
         entries = replace(entries, inputs=(*entries.inputs, counts))
         signature = Signature({**signature.graphs, "grad": entries, "step": joined_signature(entries, signature["apply"])})
-    # The program's own step and gradients are those of one worker.
-    finished = {name: executable.finished[name] for name in ("predict", "evaluate")}
-    derived = replace(executable, semantic={**executable.semantic, "grad": model}, finished=finished, signature=signature)
+    derived = replace(graphs, semantic={**graphs.semantic, "grad": model}, signature=signature)
     return exchanging_for_updates(derived) if accumulating else derived
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.executable import Executable, lower
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.distributed.accumulation import AccumulatingRunner, accumulated_entries, accumulates, part_of
 from burnish.distributed.batch_normalization import STATISTICS
 from burnish.distributed.connection.communicators import COMPRESSIONS, Encoding, GroupCommunicator, OrderedSums, mpi
@@ -161,10 +161,10 @@ class DataParallel(ExchangeOptions, PlainSettings):
             check_local_steps(program)
             alone = self._communicator(device)
             alone = OrderedSums(alone) if self.deterministic else alone
-            executable = lower(program, engine.target)
-            self._check_agreement(alone, executable, state)
+            graphs = program.graphs.lowered_to(engine.target)
+            self._check_agreement(alone, graphs, state)
             key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
-            runner = engine.open(executable, worker_start(state, key, alone.rank), device=device, threads=threads)
+            runner = engine.open(graphs, worker_start(state, key, alone.rank), device=device, threads=threads)
             return LocalSteps(runner, alone, program, self.synchronize_every, state, self.statistics)
         if outer_of(program) is not None:
             raise ConfigurationError(
@@ -175,7 +175,7 @@ class DataParallel(ExchangeOptions, PlainSettings):
         uncompressed = self._communicator(device)
         communicator = self._ordered(uncompressed)
         rank, workers = communicator.rank, communicator.size
-        executable = lower(program, engine.target.among_workers())
+        graphs = program.graphs.lowered_to(engine.target.among_workers())
         several = workers > 1
         tables = None if self.shard_tables is None else TableShards.of(program.signature, self.shard_tables, workers)
         tables = tables if several else None
@@ -187,7 +187,7 @@ class DataParallel(ExchangeOptions, PlainSettings):
                     "'rowwise_adagrad'"
                 )
         derived = derive(
-            executable,
+            graphs,
             workers,
             self.policy,
             bucket_size=self.bucket_size,
@@ -199,7 +199,7 @@ class DataParallel(ExchangeOptions, PlainSettings):
         if tables is not None:
             derived = holding_rows(derived, tables, rank)
             state = held_by(state, tables, rank)
-        accumulated = accumulated_entries(executable) if several and accumulates(executable) else ()
+        accumulated = accumulated_entries(graphs) if several and accumulates(graphs) else ()
         slots = slots_by_options(program.options["optimizer"])
         shares = shares_of(derived.signature, workers, slots, accumulated) if self.shard_optimizer and several else None
         runner = engine.open(
@@ -235,8 +235,8 @@ class DataParallel(ExchangeOptions, PlainSettings):
             )
         return OrderedSums(communicator, deterministic=self.deterministic, compression=self._compressed())
 
-    def _check_agreement(self, communicator: Communicator, executable: Executable, state: Mapping[str, np.ndarray]) -> None:
-        check_agreement(communicator, executable, state, str({name: getattr(self, name) for name in AGREED}))
+    def _check_agreement(self, communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray]) -> None:
+        check_agreement(communicator, graphs, state, str({name: getattr(self, name) for name in AGREED}))
 
 
 def check_engine(engine: Engine) -> None:
@@ -254,10 +254,10 @@ REMEDIES = {
 """What workers have in common, and what to do if it differs."""
 
 
-def check_agreement(communicator: Communicator, executable: Executable, state: Mapping[str, np.ndarray], options: str) -> None:
+def check_agreement(communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], options: str) -> None:
     """Raise ConfigurationError unless all workers are about to train the same: none then waits for what another never sends."""
-    grad = (executable.semantic.get("grad") or executable.finished["grad"]).graph
-    signature = json.dumps([executable.signature.to_dict(), executable.options], sort_keys=True, default=str)
+    grad = graphs.unlowered("grad").graph
+    signature = json.dumps([graphs.signature.to_dict(), graphs.options], sort_keys=True, default=str)
     contents = (
         [__version__.encode()],
         [signature.encode()],

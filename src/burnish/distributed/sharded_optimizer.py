@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.distributed.exchanges import next_order, replace_by_exchanged
 from burnish.distributed.runner import SpreadRunner, as_bytes, from_bytes, gathered
 from burnish.engines import ProgramRunner
@@ -80,16 +80,16 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
     return Shares(workers, owners, shared)
 
 
-def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
-    """Return what one worker runs of an executable; the signature of its step has no state that others keep."""
+def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
+    """Return what one worker runs of such graphs; the signature of its step has no state that others keep."""
     others = shares.not_of(rank)
-    step = executable.signature["step"]
+    step = graphs.signature["step"]
     own = replace(
         step,
         inputs=tuple(entry for entry in step.inputs if entry.name not in others),
         outputs=tuple(entry for entry in step.outputs if entry.updates not in others),
     )
-    grad = executable.semantic["grad"].clone()
+    grad = graphs.semantic["grad"].clone()
     name_gradients(grad.graph)
 
     def shard(model: ir.Model) -> None:
@@ -102,8 +102,8 @@ def sharded(executable: Executable, shares: Shares, rank: int) -> Executable:
             assert not value.uses(), f"'{value.name}' is read by a worker that does not keep it"
             model.graph.inputs.remove(value)
 
-    signature = Signature({**executable.signature.graphs, "step": own})
-    return executable.rewritten(shard, "step", signature=signature, semantic={**executable.semantic, "grad": grad})
+    signature = Signature({**graphs.signature.graphs, "step": own})
+    return graphs.rewritten(shard, "step", signature=signature, semantic={**graphs.semantic, "grad": grad})
 
 
 def name_gradients(graph: ir.Graph) -> None:

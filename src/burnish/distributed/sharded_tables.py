@@ -20,7 +20,7 @@ from enum import IntEnum
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.compiler.sparse_tables import AUTO
 from burnish.distributed.exchanges import by_level, next_order, replace_by_exchanged
 from burnish.distributed.runner import SpreadRunner, gathered
@@ -199,8 +199,8 @@ def _is_summed(value: ir.Value) -> bool:
     )
 
 
-def holding_rows(executable: Executable, shards: TableShards, rank: int) -> Executable:
-    """Return what one worker runs of an executable whose training graph exchanges rows; its state has the rows that it holds."""
+def holding_rows(graphs: LoweredGraphs, shards: TableShards, rank: int) -> LoweredGraphs:
+    """Return what one worker runs of graphs of which that of training exchanges rows; its state has the rows that it holds."""
 
     def own(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         rows = [(entry, shards.rows_of(rank, entry.updates or entry.name)) for entry in entries]
@@ -216,15 +216,15 @@ def holding_rows(executable: Executable, shards: TableShards, rank: int) -> Exec
         look_up_rows(model, shards)
         set_extents(model.graph)
 
-    graphs = executable.signature.graphs.items()
-    signature = Signature({name: replace(graph, inputs=own(graph.inputs), outputs=own(graph.outputs)) for name, graph in graphs})
-    grad = executable.semantic["grad"].clone()
+    entries = graphs.signature.graphs.items()
+    signature = Signature({name: replace(graph, inputs=own(graph.inputs), outputs=own(graph.outputs)) for name, graph in entries})
+    grad = graphs.semantic["grad"].clone()
     set_extents(grad.graph)
-    return executable.rewritten(
+    return graphs.rewritten(
         lambda model: sum_over_workers(model.graph, shards),
         "step",
         signature=signature,
-        semantic={**executable.semantic, "grad": grad},
+        semantic={**graphs.semantic, "grad": grad},
     ).rewritten(evaluate, "evaluate", "predict")
 
 

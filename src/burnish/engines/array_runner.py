@@ -16,29 +16,29 @@ from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 
 class ArrayRunner(ProgramRunner):
     """A runner made of graphs that an engine loads, each when it is first run. Every step reads and returns the state.
 
     Args:
-        executable: the program.
+        graphs: those of the program, lowered to the engine's target.
         state: every state entry by name; copied.
-        load: returns a graph of the executable, by its name, as something to call.
-        load_model: returns a graph that is made of one of the executable's as something to call. With it, tables that are updated
+        load: returns one of the graphs, by its name, as something to call.
+        load_model: returns a graph that is made of one of them as something to call. With it, tables that are updated
             by rows are written in place; without, each step makes new ones.
     """
 
     def __init__(
         self,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         load: Callable[[str], LoadedModel],
         load_model: Callable[[ir.Model, str], LoadedModel] | None = None,
     ):
-        self._executable = executable
-        self._signature = executable.signature
+        self._graphs = graphs
+        self._signature = graphs.signature
         self._load = load
         self._load_model = load_model
         self._row_writes: list[RowWrite] = []
@@ -100,7 +100,7 @@ class ArrayRunner(ProgramRunner):
         signature = self._signature["step"]
         if self._load_model is None or not written_by_rows(signature):
             return self._load("step")
-        model = self._executable.copy_of("step")
+        model = self._graphs.copy_of("step")
         self._row_writes = take_row_writes(model.graph, [entry.name for entry in signature.outputs], signature)
         return self._load_model(model, "step")
 

@@ -25,7 +25,7 @@ from burnish.targets import Target
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 
 Arrays = dict[str, np.ndarray]
@@ -192,7 +192,7 @@ class Engine(Protocol):
 
     def open(
         self,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         *,
         device: str | None,
@@ -202,7 +202,7 @@ class Engine(Protocol):
         """Open a program with copies of its state on the device.
 
         Args:
-            executable: the program, lowered to the target; its signature says which inputs are state.
+            graphs: those of the program, lowered to the target; their signature says which inputs are state.
             state: every state entry by name, already checked; what is ``HandedOver`` may be emptied.
             device: where to run, such as ``cpu``; None is the engine's choice.
             threads: threads used inside one operator; None is the engine's choice.

@@ -13,7 +13,7 @@ from burnish.engines.base import Engine
 from burnish.errors import EngineError
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 OPTIMIZER = "the optimizer"
 """The source of what updates parameters, as ``burnish.graph.annotations.source_of`` gives it."""
@@ -85,7 +85,7 @@ def updated_entries(
 
 def record_steps(
     engine: Engine,
-    executable: Executable,
+    graphs: LoweredGraphs,
     state: Mapping[str, np.ndarray],
     inputs: Mapping[str, np.ndarray],
     *,
@@ -97,7 +97,7 @@ def record_steps(
 
     Args:
         engine: ``onnxruntime`` or ``torch``.
-        executable: the program, lowered to the engine's target, for one worker.
+        graphs: those of the program, lowered to the engine's target, for one worker.
         state, inputs: what the first step begins with, and what each is given.
         device, threads: as the engine's ``open`` takes them.
         steps: how many are recorded, after one that is not.
@@ -111,4 +111,4 @@ def record_steps(
             "(--engine)"
         )
     recorder: Any = import_module(PROFILERS[engine.name])
-    return recorder.record_steps(engine, executable, state, inputs, device, threads, steps)
+    return recorder.record_steps(engine, graphs, state, inputs, device, threads, steps)

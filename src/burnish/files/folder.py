@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.errors import CheckpointError
 from burnish.files.consistency import inconsistency
 from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, stamped
@@ -217,7 +218,7 @@ def load_program(directory: Path) -> Program:
         raise _damaged(directory, f"{problem} ({MANIFEST})")
     source = _read_source(directory, signature) if SOURCE_FILE in manifest["files"] else None
     options = dict(manifest["options"])
-    return Program(**models, semantic=semantic, signature=signature, weights=weights, options=options, source=source)
+    return Program(LoweredGraphs.read(models, signature, options, semantic), weights, source)
 
 
 def _read_manifest(directory: Path, is_to_be_replaced: bool = False) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from burnish.compiler.draft import Draft, entry_of, finish
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.compiler.update import update_graphs
 from burnish.errors import CheckpointError
 from burnish.graph import FLOATING, TRAINING_DOMAIN, Builder, Tensor, attribute_value, describe_node, model_proto, replace_uses
@@ -94,7 +95,7 @@ class _Foreign:
         }
         saved = {entry.name: _array(self.held[names[entry.name]]) for entry in signature.state if entry.name in names}
         options = {"optimizer": update.options(), "target": TARGET}
-        program = Program(**graphs, signature=signature, weights=weights, options=options)
+        program = Program(LoweredGraphs.read(graphs, signature, options), weights)
         program.saved_state = self._with_counters(signature, saved)
         return program
 

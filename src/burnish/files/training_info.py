@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.errors import CheckpointError, UnsupportedOperatorError
 from burnish.files.consistency import inconsistency
 from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, check_version, digest_text
@@ -349,7 +350,7 @@ class _Reader:
         }
         options = dict(self.metadata["options"])
         semantic = {name: self._unpacked(name, text) for name, text in self.metadata["semantic"].items()}
-        program = Program(**models, semantic=semantic, signature=self.signature, weights=weights, options=options)
+        program = Program(LoweredGraphs.read(models, self.signature, options, semantic), weights)
         program.saved_state = state
         return program
 

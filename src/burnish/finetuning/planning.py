@@ -383,7 +383,7 @@ class Trial:
             return self
         moved = weights.read_from({name: value.const_value for name, value in held.items() if value.const_value is not None})
         moved.release()
-        return replace(self, program=self.program.changed(weights=moved))
+        return replace(self, program=replace(self.program, weights=moved))
 
     def optimizer(self, rate: Rate) -> optim.Optimizer:
         """Return the optimizer of the program at another rate, a number or a schedule, for ``Program.with_optimizer``."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -16,11 +15,12 @@ from burnish.errors import ConfigurationError
 from burnish.graph import garbage_kept
 from burnish.program.signature import FEATURES, GRAPH_NAMES, GraphSignature, Signature
 from burnish.program.state import LazyArrays, Weights
-from burnish.targets import TARGETS, Target, target_from_dict
+from burnish.targets import Target
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish.analysis.memory_plan import PlannedPeak
+    from burnish.compiler.lowered_graphs import LoweredGraphs
     from burnish.importer import SourceModel
     from burnish.optim import Optimizer
     from burnish.program.carry_over import CarriedState
@@ -29,120 +29,101 @@ if TYPE_CHECKING:
 __all__ = ["GRAPH_NAMES", "Program"]
 
 
-class _Graph:
-    """A graph of a program, which may be given as what makes it: it is then made when it is first read, and kept."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, program: Program | None, owner: type) -> ir.Model:
-        if program is None:
-            raise AttributeError(f"'{self._name}' is of a program, not of its class")
-        given = program.__dict__[self._name]
-        if not isinstance(given, ir.Model):
-            with garbage_kept():
-                given = program.__dict__[self._name] = given()
-        return given
-
-    def __set__(self, program: Program, given: ir.Model | Callable[[], ir.Model]) -> None:
-        # Programs that differ in something else share what makes a graph, and it makes one.
-        program.__dict__[self._name] = given if isinstance(given, ir.Model) else functools.cache(given)
-
-
-class _Graphs(Mapping[str, ir.Model]):
-    """The graphs of a program by name, each made when it is read."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def __getitem__(self, name: str) -> ir.Model:
-        if name not in self._names:
-            raise KeyError(name)
-        model: ir.Model = getattr(self._program, name)
-        return model
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return GRAPH_NAMES if self._program.features is None else (*GRAPH_NAMES, FEATURES)
-
-
 @dataclass(repr=False)
 class Program:
     """A training program: pure graphs over explicit state, in standard ONNX operators.
 
     Attributes:
-        init: (seed, param/*) -> opt/*, rng/key, step: the state that training starts from, beside the model's own.
-        step: one training step: grad followed by apply, in one graph; returns the learning rate too where it computes it.
-        grad: (data, label, param/*, stat/*, rng/key, step) -> loss, metrics, grad:*, next statistics, next key.
-        apply: (param/*, grad:*, opt/*, step, hyperparameters) -> next parameters, next optimizer state, next step.
-        evaluate: (data, label, param/*, stat/*) -> loss and metrics, and for each ``sum:<name>`` and ``count:<name>``,
-            from which a data set's figures are added up exactly.
-        predict: (data, param/*, stat/*) -> the outputs of the model, under their own names.
-        features: (data) -> what the frozen part of the model computes, which ``step``, ``grad`` and ``evaluate`` then take for
-            data; None for a program that was compiled without ``cached_features``.
-        signature: every input and output of every graph.
+        graphs: the six graphs by name, and ``features`` where there is one, each lowered when it is first read.
         weights: the source's parameters and statistics, by state name (``param/...``, ``stat/...``); see ``release_weights``.
-        options: what the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics.
-        semantic: ``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again, for
-            engines with kernels of their own (``executable``); empty where there are none.
         source: the model that it was made of, as it came, which takes its weights from the state; None for a program that was
             made of none, or read from one ONNX file.
         saved_state: the state that came with a program in one ONNX file, to train on from there: ``Session(program,
             state=program.saved_state)``; else None.
     """
 
-    init: ir.Model
-    step: ir.Model
-    grad: ir.Model
-    apply: ir.Model
-    evaluate: ir.Model
-    predict: ir.Model
-    signature: Signature
+    graphs: LoweredGraphs
     weights: Mapping[str, np.ndarray]
-    options: dict[str, Any] = field(default_factory=dict)
-    semantic: Mapping[str, ir.Model] = field(default_factory=dict, repr=False)
-    features: ir.Model | None = field(default=None, repr=False)
-    source: SourceModel | None = field(default=None, repr=False, compare=False)
+    source: SourceModel | None = field(default=None, compare=False)
     saved_state: Mapping[str, np.ndarray] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        """The graphs by their numbers of nodes: whole, they are pages of text. None is lowered for it."""
-        given = ((name, self.__dict__[name]) for name in GRAPH_NAMES)
-        nodes = (
-            f"{name}: {sum(1 for _ in graph.graph)} nodes" if isinstance(graph, ir.Model) else f"{name}: not lowered yet"
-            for name, graph in given
-        )
-        return f"Program({', '.join(nodes)})"
+        """The graphs by their numbers of nodes; none is lowered for it."""
+        return f"Program({self.graphs!r})"
 
     @property
-    def graphs(self) -> Mapping[str, ir.Model]:
-        """The six graphs by name, and ``features`` where there is one, each lowered when it is first read."""
-        return _Graphs(self)
+    def init(self) -> ir.Model:
+        """(seed, param/*) -> opt/*, rng/key, step: the state that training starts from, beside the model's own."""
+        return self.graphs["init"]
 
-    def when_read(self, name: str) -> Callable[[], ir.Model]:
-        """Return what gives a graph, which need not be lowered yet. It holds the graph alone, and not the program."""
-        graph = self.__dict__[name]
-        return (lambda: graph) if isinstance(graph, ir.Model) else graph
+    @property
+    def step(self) -> ir.Model:
+        """One training step: ``grad`` and then ``apply``, in one graph; returns the learning rate too where it computes it."""
+        return self.graphs["step"]
+
+    @property
+    def grad(self) -> ir.Model:
+        """(data, label, param/*, stat/*, rng/key, step) -> loss, metrics, grad:*, next statistics, next key."""
+        return self.graphs["grad"]
+
+    @property
+    def apply(self) -> ir.Model:
+        """(param/*, grad:*, opt/*, step, hyperparameters) -> next parameters, next optimizer state, next step."""
+        return self.graphs["apply"]
+
+    @property
+    def evaluate(self) -> ir.Model:
+        """(data, label, param/*, stat/*) -> loss and metrics, and for each ``sum:<name>`` and ``count:<name>``.
+
+        From these a data set's figures are added up exactly.
+        """
+        return self.graphs["evaluate"]
+
+    @property
+    def predict(self) -> ir.Model:
+        """(data, param/*, stat/*) -> the outputs of the model, under their own names."""
+        return self.graphs["predict"]
+
+    @property
+    def features(self) -> ir.Model | None:
+        """(data) -> what the frozen part of the model computes, which ``step``, ``grad`` and ``evaluate`` then take for data.
+
+        None for a program that was compiled without ``cached_features``.
+        """
+        return self.graphs.get(FEATURES)
+
+    @property
+    def signature(self) -> Signature:
+        """Every input and output of every graph."""
+        return self.graphs.signature
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the program was compiled with, as JSON-compatible values: loss, optimizer, norm, metrics."""
+        return self.graphs.options
+
+    @property
+    def semantic(self) -> Mapping[str, ir.Model]:
+        """``grad``, ``evaluate`` and ``predict`` before they were lowered, and before activations are computed again.
+
+        They are for engines with kernels of their own; empty where there are none.
+        """
+        return self.graphs.semantic
+
+    @property
+    def target(self) -> Target:
+        """The runtime that the graphs are lowered for."""
+        return self.graphs.target
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
+        return self.graphs.optimizer
 
     @property
     def metadata(self) -> dict[str, str]:
         """The ``metadata_props`` of the source model, which an exported model keeps; nothing is lowered for it."""
-        predict = self.semantic.get("predict") or self.predict
-        return dict(predict.metadata_props)
-
-    def changed(self, **changes: Any) -> Self:
-        """Return a program that differs in these fields, without lowering a graph for it; ``dataclasses.replace`` reads all."""
-        values = {entry.name: self.__dict__[entry.name] for entry in fields(self) if entry.init}
-        return type(self)(**{**values, **changes})
+        return dict(self.graphs.unlowered("predict").metadata_props)
 
     def planned_peak(self, batch: int = 1, graph: str = "step", extents: Mapping[str, int] | None = None) -> PlannedPeak:
         """Return how many bytes a graph is planned to need when its nodes run in their order; nothing is run.
@@ -231,28 +212,7 @@ class Program:
         """
         from burnish.compiler.other_optimizer import with_optimizer
 
-        return with_optimizer(self, optimizer)
-
-    @property
-    def target(self) -> Target:
-        """The runtime that the graphs are lowered for."""
-        options = self.options.get("target", "onnxruntime")
-        return TARGETS[options] if isinstance(options, str) else target_from_dict(options)
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """What updates the parameters, as mixed precision and the rows that are held wrap it; None where that is not known."""
-        from burnish import optim
-
-        return self.completed(optim.get(self.options["optimizer"])) if "optimizer" in self.options else None
-
-    def completed(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer as mixed precision and the rows that are held wrap it."""
-        from burnish.optim.row_updates import hold_rows
-        from burnish.rewriting import precision
-
-        mixed = precision.get(self.options.get("precision", precision.FULL))
-        return hold_rows(optimizer if mixed is None else mixed.scaled(optimizer), self.options.get("hold_rows", {}))
+        return replace(self, graphs=with_optimizer(self.graphs, optimizer))
 
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
         """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.
@@ -379,11 +339,6 @@ class Program:
         from burnish.files.saving import load
 
         return load(source)
-
-
-# Set here, they are not taken for the defaults of the fields.
-for _name in GRAPH_NAMES:
-    setattr(Program, _name, _Graph(_name))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _has_no_kernels(model: ir.Model, context: Lowering) -> bool:
 
 
 def _multiplies(model: ir.Model, context: Lowering) -> bool:
-    """Integers are computed of convolutions: where that is to come, ``burnish.compiler.executable`` multiplies after it."""
+    """Integers are computed of convolutions: where that is to come, ``LoweredGraphs`` multiplies after it."""
     graph, target = model.graph, context.target
     is_later = graph.name == "predict" or (graph.name == "evaluate" and simulates_quantization(graph))
     return target.prefers_products and not target.kernels and not is_later

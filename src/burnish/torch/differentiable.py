@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from burnish.autodiff import differentiate
-from burnish.compiler.executable import executable_of
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.runtime import memory
 from burnish.engines.torch.runtime.autograd_node import graph_calls, request_graph_calls
@@ -214,8 +214,8 @@ class DifferentiableGraph:
         return _Passes(parts.forward, parts.backward, joint.results, joint.differentiated, constant, joint.reached, wanted)
 
     def _translated(self, model: ir.Model, device: torch.device) -> fx.GraphModule:
-        executable = executable_of(model, self._engine.target)
-        module = self._engine.open(executable, {}, device=str(device)).translated("step")
+        graphs = LoweredGraphs.of_model(model, self._engine.target)
+        module = self._engine.open(graphs, {}, device=str(device)).translated("step")
         memory.release_unused()
         return module
 

@@ -84,12 +84,10 @@ class Features:
             look(batch)
         with self._lock:
             if self._runner is None:
-                from burnish.compiler.executable import executable_of
+                from burnish.compiler.lowered_graphs import LoweredGraphs
 
-                graph = self.program.semantic.get(FEATURES) or self.program.features
-                assert graph is not None
-                executable = executable_of(graph, self._engine.target)
-                self._runner = self._engine.open(executable, {}, device=self._device, threads=self._threads)
+                graphs = LoweredGraphs.of_model(self.program.graphs.unlowered(FEATURES), self._engine.target)
+                self._runner = self._engine.open(graphs, {}, device=self._device, threads=self._threads)
             computed = dict(self._runner.step({**inputs, **without_samples}))
         return {name: self._none_of(name, array) for name, array in computed.items()} if without_samples else computed
 

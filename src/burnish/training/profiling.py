@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from burnish import engines
-from burnish.compiler.executable import lower
 from burnish.engines import Engine
 from burnish.engines.profiling import OPTIMIZER, UPDATES, NodeRun, Recording, record_steps
 from burnish.errors import CheckpointError, ConfigurationError
@@ -198,9 +197,9 @@ def profile(
     runs_on = engines.get(engine)
     signature = program.signature["step"]
     inputs = {**BatchCheck(signature)(batch), **HyperparameterCheck(signature)({})}
-    executable, state = lower(program, runs_on.target), program.initial_state(seed)
+    graphs, state = program.graphs.lowered_to(runs_on.target), program.initial_state(seed)
     sizes = {name: array.nbytes for name, array in state.items()}
-    recording = record_steps(runs_on, executable, state, inputs, device=device, threads=threads, steps=steps)
+    recording = record_steps(runs_on, graphs, state, inputs, device=device, threads=threads, steps=steps)
     return Profile(runs_on.name, recording, owners_of(program), sizes)
 
 

@@ -137,9 +137,7 @@ class Session(TakesPart):
         self._predicted_batch = BatchCheck(program.signature["predict"], ignored=labels)
         self._runner: ProgramRunner | None
         if parallel is None:
-            from burnish.compiler.executable import lower
-
-            self._runner = self.engine.open(lower(program, self.engine.target), state, device=device, threads=threads)
+            self._runner = self.engine.open(program.graphs.lowered_to(self.engine.target), state, device=device, threads=threads)
         else:
             self._runner = parallel.open(program, self.engine, state, device=device, threads=threads)
         if self._tables is not None:

@@ -13,7 +13,6 @@ import torch
 
 import burnish
 from burnish import optim
-from burnish.compiler.executable import lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.kernels.compiling import find_compiler
@@ -303,7 +302,7 @@ def test_a_network_of_many_layers_trains_as_with_standard_operators():
     model = with_drawn_weights(AROUND, random)
     program = burnish.compile(model, loss="cross_entropy", optimizer=optim.sgd(lr=0.05, momentum=0.9))
     engines = OnnxRuntimeEngine(kernels=True), OnnxRuntimeEngine(kernels=False)
-    step = lower(program, engines[0].target).copy_of("step")
+    step = program.graphs.lowered_to(engines[0].target).copy_of("step")
     counts = called(step)
     assert counts["ChannelsLastConv"] == counts["ChannelsLastConvGrad"] == 5
     assert counts["Conv"] == counts["ConvTranspose"] == 0

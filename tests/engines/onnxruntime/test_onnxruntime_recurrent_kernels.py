@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import burnish
-from burnish.compiler.executable import lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.kernels.compiling import find_compiler
@@ -70,7 +69,7 @@ g (float["T", "N", {FEATURES}] x{extra}) => (float["T", {count}, "N", {hidden}] 
 def gradients(layer: str):
     """The program, and the graph of its gradients."""
     program = burnish.compile(model_of(layer), loss="mse", optimizer="sgd")
-    return program, lower(program, engine().target).graph("grad")
+    return program, program.graphs.lowered_to(engine().target)["grad"]
 
 
 def called(graph) -> Counter[str]:
@@ -177,7 +176,7 @@ def test_no_sequences(layer):
 @pytest.mark.parametrize("layer", ["LSTM", "GRU"])
 def test_lengths_of_sequences_are_left_to_standard_operators(layer):
     program = burnish.compile(model_of(layer, ', int32["N"] lengths', ", lengths"), loss="mse", optimizer="sgd")
-    counts = called(lower(program, engine().target).graph("grad"))
+    counts = called(program.graphs.lowered_to(engine().target)["grad"])
     assert counts["Scan"] == 4
     assert not any(name.startswith("Fused") and name.endswith(("Steps", "StepsGrad")) for name in counts)
 

@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 import burnish
-from burnish.compiler.executable import lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, kernels
 from burnish.errors import EngineError
 from burnish.kernels.compiling import find_compiler
@@ -58,7 +57,7 @@ def compiled(layer: str, dtype: str = "float", **options):
 def gradients(layer: str):
     """The graph of the gradients, and what each of its nodes of burnish's own is called."""
     program = compiled(layer)
-    graph = lower(program, engine().target).graph("grad")
+    graph = program.graphs.lowered_to(engine().target)["grad"]
     copy = graph.clone()
     kernels.call_kernels(copy)
     return program, graph, Counter(node.op_type for node in copy.graph if node.domain == "burnish")
@@ -124,7 +123,7 @@ def test_cross_entropy_beside_float64():
     x = random.normal(0, 20, (300, CLASSES)).astype(np.float32)
     labels = random.integers(0, CLASSES, 300)
     labels[::7] = -100
-    graph = lower(program, engine().target).graph("grad")
+    graph = program.graphs.lowered_to(engine().target)["grad"]
     copy = graph.clone()
     kernels.call_kernels(copy)
     called = Counter(node.op_type for node in copy.graph if node.domain == "burnish")
@@ -149,7 +148,7 @@ def test_cross_entropy_beside_float64():
 
 
 def test_a_label_that_is_out_of_range_is_an_error():
-    graph = lower(classifier(), engine().target).graph("grad")
+    graph = classifier().graphs.lowered_to(engine().target)["grad"]
     feeds = {**classifier().initial_state(0), "x": np.zeros((3, CLASSES), np.float32), "labels": np.array([0, 1, CLASSES])}
     with pytest.raises(EngineError, match=rf"label {CLASSES} in row 2 is out of range for {CLASSES} classes"):
         run(graph, feeds)

@@ -13,7 +13,6 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.compiler.executable import lower
 from burnish.engines.onnxruntime import OnnxRuntimeEngine, measured_step
 from burnish.engines.onnxruntime.bound_graph import BoundGraph
 from burnish.engines.onnxruntime.engine import SPINS_NO_LONGER
@@ -185,12 +184,11 @@ def test_a_state_that_cannot_be_read_to_its_end_changes_nothing(steps: int) -> N
 
 @pytest.mark.usefixtures("large")
 def test_a_profile_has_both_graphs_of_a_step_one_after_the_other() -> None:
-    from burnish.compiler.executable import lower
 
     engine = OnnxRuntimeEngine(kernels=False)
-    executable = lower(program(), engine.target)
+    graphs = program().graphs.lowered_to(engine.target)
     inputs = next(batches()) | {"lr": np.float32(0.01)}
-    recording = record_steps(engine, executable, program().initial_state(0), inputs, threads=1, steps=2)
+    recording = record_steps(engine, graphs, program().initial_state(0), inputs, threads=1, steps=2)
     assert len(recording.steps) == 2
     for step in (0, 1):
         runs = [run for run in recording.runs if run.step == step]
@@ -228,12 +226,12 @@ def spins_on(opened: OpenedGraph) -> bool:
 def test_threads_of_two_graphs_leave_the_cores_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each graph has threads of its own: those of ``grad`` would wait actively where those of ``apply`` are to run."""
     runner = OnnxRuntimeEngine(kernels=False).open(
-        lower(program(), OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
+        program().graphs.lowered_to(OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
     )
     assert [spins_on(opened) for opened in runner.graphs_of_step()] == [True]
     monkeypatch.setattr(signatures, "LEAST_SAVED", -1 << 40)
     runner = OnnxRuntimeEngine(kernels=False).open(
-        lower(program(), OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
+        program().graphs.lowered_to(OnnxRuntimeEngine(kernels=False).target), program().initial_state(0)
     )
     assert [spins_on(opened) for opened in runner.graphs_of_step()] == [False, False]
 

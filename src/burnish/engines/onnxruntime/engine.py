@@ -42,7 +42,7 @@ from burnish.rewriting.raise_scalar_ranks import has_low_scalars, raise_scalar_r
 from burnish.targets import ANY_DOMAIN, TARGETS
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 SILENT = 4
 
@@ -176,7 +176,7 @@ class OnnxRuntimeEngine(RunsModels):
 
     def open(
         self,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         *,
         device: str | None = None,
@@ -186,7 +186,7 @@ class OnnxRuntimeEngine(RunsModels):
         """Open a program with copies of ``state``; graphs are loaded when they are first run.
 
         Args:
-            executable: the program, lowered to this engine's target.
+            graphs: those of the program, lowered to this engine's target.
             state: every state entry by name.
             device: ``cpu`` or None.
             threads: threads used inside one operator; None leaves it to ONNX Runtime (the physical cores).
@@ -202,22 +202,22 @@ class OnnxRuntimeEngine(RunsModels):
         if self._library.reason and self._library.remedy:
             tell_of_missing(self._library.reason, self._library.remedy)
         if communicator is None:
-            return OnnxRuntimeRunner(self, executable, state, threads)
+            return OnnxRuntimeRunner(self, graphs, state, threads)
         if self._exchanges_inside(communicator):
-            return OnnxRuntimeRunner(_AmongWorkers(self, communicator, executable.target.kernels), executable, state, threads)
+            return OnnxRuntimeRunner(_AmongWorkers(self, communicator, graphs.target.kernels), graphs, state, threads)
 
         # How many samples count is known before the logits are: in one node the exchange of their number would wait for these.
         waiting = {operator.name for operator in PARTS}
-        executable = executable.lowered_to(executable.target.with_kernels(executable.target.kernels - waiting))
+        graphs = graphs.with_kernels(graphs.target.kernels - waiting)
 
         def load_part(model: ir.Model) -> LoadedModel:
             return self.load(model, threads)
 
         def load_split(model: ir.Model, graph: str) -> LoadedModel:
             # What kernels take together, and an exchange parts, is lowered in each part.
-            return SplitGraph(model, load_part, communicator, executable.target.kernels) if graph == "step" else load_part(model)
+            return SplitGraph(model, load_part, communicator, graphs.target.kernels) if graph == "step" else load_part(model)
 
-        return ArrayRunner(executable, state, lambda graph: load_split(executable.copy_of(graph), graph), load_split)
+        return ArrayRunner(graphs, state, lambda graph: load_split(graphs.copy_of(graph), graph), load_split)
 
     def _exchanges_inside(self, communicator: Communicator) -> bool:
         """Return True if all workers can make their exchanges inside the graph, with its kernels.

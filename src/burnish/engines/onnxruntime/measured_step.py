@@ -54,7 +54,6 @@ def _drawn(entry: Entry, batch: int, generator: np.random.Generator) -> np.ndarr
 
 def main() -> None:
     """Run steps of a saved program, and print by how much the peak of memory is above what it was before."""
-    from burnish.compiler.executable import lower
 
     program, batch = Program.load(sys.argv[1]), int(sys.argv[2])
     engine, generator = OnnxRuntimeEngine(), np.random.default_rng(0)
@@ -67,7 +66,7 @@ def main() -> None:
     state = program.initial_state(0)
     held = sum(array.nbytes for array in state.values())
     program.release_weights()
-    runner = engine.open(lower(program, engine.target), HandedOver(state), device=None, threads=None)
+    runner = engine.open(program.graphs.lowered_to(engine.target), HandedOver(state), device=None, threads=None)
     del state
     assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
     runner.load_step()

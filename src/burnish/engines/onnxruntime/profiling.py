@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.engines.onnxruntime.engine import OnnxRuntimeEngine
 from burnish.engines.onnxruntime.runner import OnnxRuntimeRunner
 from burnish.engines.profiling import UPDATES, NodeRun, Recording, updated_entries
@@ -29,7 +29,7 @@ SIZES = ("output_size", "activation_size", "parameter_size")
 
 def record_steps(
     engine: OnnxRuntimeEngine,
-    executable: Executable,
+    graphs: LoweredGraphs,
     state: Mapping[str, np.ndarray],
     inputs: Mapping[str, np.ndarray],
     device: str | None,
@@ -40,7 +40,7 @@ def record_steps(
     with tempfile.TemporaryDirectory(prefix="burnish-profile-") as folder:
         profiled = copy.copy(engine)
         profiled.profile_prefix = str(Path(folder, "step"))
-        runner = profiled.open(executable, state, device=device, threads=threads)
+        runner = profiled.open(graphs, state, device=device, threads=threads)
         assert isinstance(runner, OnnxRuntimeRunner)  # there are no other workers
         for _ in range(steps + 1):
             runner.step(inputs)
@@ -48,7 +48,7 @@ def record_steps(
         for opened in runner.graphs_of_step():
             path = Path(opened.session.end_profiling())
             events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-            recordings.append(recording_of(events, opened.model, executable.signature["step"].updates, steps))
+            recordings.append(recording_of(events, opened.model, graphs.signature["step"].updates, steps))
     return joined_recording(recordings)
 
 

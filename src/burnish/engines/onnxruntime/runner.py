@@ -41,7 +41,7 @@ from burnish.program.state import LazyArrays, blocks
 from burnish.rewriting.change_dtypes import compute_in_float32
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 ELEMENTWISE = (FUSED_ELEMENTWISE.name, FUSED_ELEMENTWISE_GROUPS.name)
 """Kernels whose results may lie in the memory of operands."""
@@ -56,19 +56,19 @@ class _Opens(Protocol):
 class OnnxRuntimeRunner(ProgramRunner):
     """A program opened on ONNX Runtime. A session is made when a graph is first run; again only where it is opened anew."""
 
-    def __init__(self, engine: _Opens, executable: Executable, state: Mapping[str, np.ndarray], threads: int | None):
+    def __init__(self, engine: _Opens, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], threads: int | None):
         self._engine = engine
-        self._executable = executable
+        self._graphs = graphs
         self._threads = threads
-        self._signatures = dict(executable.signature.graphs)
+        self._signatures = dict(graphs.signature.graphs)
         self._row_writes: list[RowWrite] = []
         self.row_changes = RowChanges()
         by_rows = written_by_rows(self._signatures["step"])
         # What is written by rows has one buffer alone: it is as large as all else together.
         self._updates = {name: output for name, output in self._signatures["step"].updates.items() if name not in by_rows}
-        self._in_place = self._applied() if _writes_in_place(executable) else frozenset()
+        self._in_place = self._applied() if _writes_in_place(graphs) else frozenset()
         self._training = ("grad", "apply") if self._in_place else ("step",)
-        self._entries = {entry.name: entry for entry in executable.signature.state}
+        self._entries = {entry.name: entry for entry in graphs.signature.state}
         take = state.pop if isinstance(state, HandedOver) else state.__getitem__
         current = {name: Buffer.copy_of(take(name), entry) for name, entry in self._entries.items()}
         following = {
@@ -227,7 +227,7 @@ class OnnxRuntimeRunner(ProgramRunner):
     def _open(self, graph: str) -> OpenedGraph:
         opened = self._opened.get(graph)
         if opened is None:
-            model = self._updating_graph(graph) if graph in self._training else self._executable.graph(graph)
+            model = self._updating_graph(graph) if graph in self._training else self._graphs[graph]
             if graph == "predict" and has_bfloat16(model):
                 # It is the file's own dtype; whoever asks for it as a precision is told that there are no kernels.
                 model = model.clone()
@@ -252,18 +252,18 @@ class OnnxRuntimeRunner(ProgramRunner):
         """A graph of the step, without what writes rows of the state where it has such."""
         signature = self._signatures[graph]
         if not written_by_rows(signature):
-            return self._executable.graph(graph)
-        model = self._executable.copy_of(graph)
+            return self._graphs[graph]
+        model = self._graphs.copy_of(graph)
         names = [entry.name for entry in signature.outputs]
         self._row_writes = take_row_writes(model.graph, names, signature)
         self._signatures[graph] = signature_of_writes(signature, self._row_writes)
         return model
 
 
-def _writes_in_place(executable: Executable) -> bool:
+def _writes_in_place(graphs: LoweredGraphs) -> bool:
     """Whether the state is large, and ``grad`` and ``apply`` make the step."""
-    signatures = executable.signature.graphs
-    if not {"grad", "apply"} <= signatures.keys() or executable.rewrites.get("step"):
+    signatures = graphs.signature.graphs
+    if not {"grad", "apply"} <= signatures.keys() or graphs.rewrites.get("step"):
         return False
     takes_text = any(entry.dtype == ir.DataType.STRING for entry in signatures["step"].inputs_of(Role.DATA, Role.LABEL))
     return not takes_text and is_updated_in_place(signatures["apply"])

@@ -24,7 +24,7 @@ from burnish.stopping import PythonStop, stoppable
 from burnish.targets import TARGETS
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 ABSENT = "burnish:absent"
 """Begins the names of outputs that nodes leave out; no name that a builder or an exporter gives begins so."""
@@ -38,7 +38,7 @@ class ReferenceEngine(RunsModels):
 
     def open(
         self,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         *,
         device: str | None = None,
@@ -53,7 +53,7 @@ class ReferenceEngine(RunsModels):
         refuse_workers(self.name, communicator)
         if device not in (None, "cpu"):
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
-        return ArrayRunner(executable, state, lambda graph: _loaded(executable.graph(graph), graph), _loaded)
+        return ArrayRunner(graphs, state, lambda graph: _loaded(graphs[graph], graph), _loaded)
 
     def load(self, model: ir.Model) -> LoadedModel:
         """Load a model, to be run any number of times.

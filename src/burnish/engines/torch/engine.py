@@ -60,7 +60,7 @@ from burnish.stopping import PythonStop, in_python, stoppable
 from burnish.targets import TARGETS, Target
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
     from burnish.program.signature import Entry
 
 Tensors = dict[str, torch.Tensor]
@@ -139,7 +139,7 @@ class TorchEngine(RunsModels):
 
     def open(
         self,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         *,
         device: str | None = None,
@@ -149,7 +149,7 @@ class TorchEngine(RunsModels):
         """Open a program with copies of ``state``; graphs are translated when they are first run.
 
         Args:
-            executable: the program, lowered to this engine's target; with collectives where there is a communicator.
+            graphs: those of the program, lowered to this engine's target; with collectives where there is a communicator.
             state: every state entry by name.
             device: as PyTorch names it; None is the engine's.
             threads: threads inside one operator, of the whole process; None leaves PyTorch's setting.
@@ -168,7 +168,7 @@ class TorchEngine(RunsModels):
             )
         if self.compile == "inductor":
             check_compiler(place, "compile='inductor'")
-        return TorchRunner(self, executable, state, place, threads, communicator)
+        return TorchRunner(self, graphs, state, place, threads, communicator)
 
     def describe(self, device: str | None = None, threads: int | None = None) -> dict[str, Any]:
         """What sessions of this engine run on (``burnish.engines.base.described``); waits for kernels that are being built."""
@@ -227,7 +227,7 @@ class TorchRunner(ProgramRunner):
     def __init__(
         self,
         engine: TorchEngine,
-        executable: Executable,
+        graphs: LoweredGraphs,
         state: Mapping[str, np.ndarray],
         device: torch.device,
         threads: int | None,
@@ -235,13 +235,13 @@ class TorchRunner(ProgramRunner):
     ):
         self._communicator = communicator
         self._engine = engine
-        self._executable = executable
+        self._graphs = graphs
         self._device = device
         self._threads = threads
-        self._entries = {entry.name: entry for entry in executable.signature.state}
+        self._entries = {entry.name: entry for entry in graphs.signature.state}
         self._runnables: dict[str, Runnable] = {}
         self._recorder: Recorder | None = None
-        self._by_rows = written_by_rows(executable.signature["step"])
+        self._by_rows = written_by_rows(graphs.signature["step"])
         # How many rows a step writes depends on the batch's numbers: it cannot be recorded.
         if device.type == "cuda" and engine.capture and communicator is None and not self._by_rows:
             self._recorder = CudaRecorder(device)
@@ -253,14 +253,14 @@ class TorchRunner(ProgramRunner):
         self._increments: Tensors = {}
         self._lying_in_state: list[str] = []
         self._lying_in_exchange_buffers: list[str] = []
-        graphs = executable.signature.graphs
-        self._inputs = {name: [_GraphInput.of(entry) for entry in graph.inputs] for name, graph in graphs.items()}
-        self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in graphs.items()}
-        self._reported = [(entry.name, entry.dtype) for entry in graphs["step"].outputs if entry.updates is None]
+        signatures = graphs.signature.graphs
+        self._inputs = {name: [_GraphInput.of(entry) for entry in graph.inputs] for name, graph in signatures.items()}
+        self._output_names = {name: [entry.name for entry in graph.outputs] for name, graph in signatures.items()}
+        self._reported = [(entry.name, entry.dtype) for entry in signatures["step"].outputs if entry.updates is None]
         self._memory: AbstractContextManager[None] = _NULL_CONTEXT
         if engine.keep_pages and device.type == "cpu":
             if self._has_kernels and any(map(kernels.is_awaited, kernels.EARLY)):
-                kernels.request(*_kernels_of_layers(executable))
+                kernels.request(*_kernels_of_layers(graphs))
             self._memory = memory.keep_pages(self)
         with self._memory:
             self._state = self._tensors_of(state)
@@ -277,7 +277,7 @@ class TorchRunner(ProgramRunner):
         return self
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        signature = self._executable.signature["step"]
+        signature = self._graphs.signature["step"]
         if self._recorder is not None:
             with self._settings():
                 outputs = _guarded("step", lambda: self._recorded.run(inputs))
@@ -323,7 +323,7 @@ class TorchRunner(ProgramRunner):
     @cached_property
     def _state_update(self) -> tuple[StateUpdate | None, list[tuple[str, str]]]:
         """What writes over state entries in place; and those that get a new tensor instead, each with the output that it is."""
-        signature = self._executable.signature["step"]
+        signature = self._graphs.signature["step"]
         updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         if not self._updates:
             return None, list(updates.items())
@@ -390,7 +390,7 @@ class TorchRunner(ProgramRunner):
         """A copy of a graph of the program, rewritten for the engine's own kernels (``fused``), or for ATen's alone."""
         engine = self._engine
         model = prepared(
-            self._executable,
+            self._graphs,
             name,
             self._device,
             fused,
@@ -409,7 +409,7 @@ class TorchRunner(ProgramRunner):
 
     def _take_updates_out(self, graph: ir.Graph, fused: bool) -> None:
         """Take the updates of the state out of the step's graph, where kernels run them, and note which results to copy."""
-        signature = self._executable.signature["step"]
+        signature = self._graphs.signature["step"]
         updates = {name: output for name, output in signature.updates.items() if name not in self._by_rows}
         names = [entry.name for entry in signature.outputs]
         self._updates, self._increments, self._lying_in_state = [], {}, []
@@ -431,7 +431,7 @@ class TorchRunner(ProgramRunner):
     @cached_property
     def _recorded(self) -> RecordedStep:
         assert self._recorder is not None
-        signature = self._executable.signature["step"]
+        signature = self._graphs.signature["step"]
         in_place = None
         if self._engine.compile == "inductor":
             module = self.translated("step")
@@ -445,7 +445,7 @@ class TorchRunner(ProgramRunner):
     def _arrays(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Arrays:
         with self._memory:
             results = self._run(graph, inputs, instead)
-        return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._executable.signature[graph].outputs}
+        return {entry.name: array_of(results[entry.name], entry.dtype) for entry in self._graphs.signature[graph].outputs}
 
     def _run(self, graph: str, inputs: Mapping[str, np.ndarray], instead: Mapping[str, str] = NOTHING) -> Tensors:
         runnable = self._runnable(graph)
@@ -486,7 +486,7 @@ class TorchRunner(ProgramRunner):
     def _make_runnable(self, graph: str) -> Runnable:
         module = self.translated(graph)
         whole = self._engine.compile == "inductor"
-        inputs = self._executable.signature[graph].inputs
+        inputs = self._graphs.signature[graph].inputs
         runnable = CompiledGraph(module, inputs, graph) if whole else _without_autograd(module)
         self._runnables[graph] = runnable
         memory.release_unused()
@@ -501,12 +501,12 @@ class TorchRunner(ProgramRunner):
         return cuda_settings(self._engine.tf32, self._engine.kernel_choice == "measured")
 
 
-def _kernels_of_layers(executable: Executable) -> tuple[str, ...]:
+def _kernels_of_layers(graphs: LoweredGraphs) -> tuple[str, ...]:
     """Of the kernels that a program will call those that take longest to compile; its translated graphs tell all of them."""
-    grad = executable.semantic.get("grad")
+    grad = graphs.semantic.get("grad")
     if grad is None or not any(BATCH_NORM_TRAINING.is_of(node) for node in grad.graph):
         return ()
-    suffix = "_bfloat16" if executable.options.get("precision") == "bfloat16" else ""
+    suffix = "_bfloat16" if graphs.options.get("precision") == "bfloat16" else ""
     return f"batch_norm_gradient{suffix}", f"batch_norm{suffix}"
 
 

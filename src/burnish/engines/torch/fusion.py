@@ -60,7 +60,7 @@ from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 from burnish.rewriting.recompute import run_in_order, wait_by_selection
 
 if TYPE_CHECKING:
-    from burnish.compiler.executable import Executable
+    from burnish.compiler.lowered_graphs import LoweredGraphs
 
 
 def sum_whole_rows(graph: ir.Graph) -> None:
@@ -222,7 +222,7 @@ KernelChoice = Literal["measured", "fixed"]
 
 
 def prepared(
-    executable: Executable,
+    graphs: LoweredGraphs,
     name: str,
     device: torch.device,
     fused: bool,
@@ -235,23 +235,22 @@ def prepared(
     """Return a copy of a graph of a program, rewritten.
 
     Args:
-        executable: the program, lowered to the engine's target.
+        graphs: those of the program, lowered to the engine's target.
         name: of the graph.
         device: where it runs.
         fused: for the engine's own kernels; else for ATen's alone.
         compilation, channels_last, winograd, kernel_choice: as ``TorchEngine`` has them.
     """
     attended = cuda.dtypes(device) if device.type == "cuda" and compilation != "none" else ()
-    lowered = executable
     if not fused:
-        kernels = executable.target.kernels & translated_operators(BURNISH_DOMAIN)
+        kernels = graphs.target.kernels & translated_operators(BURNISH_DOMAIN)
         if attended:
             kernels |= {ATTENTION.name, ATTENTION_GRAD.name}
-        lowered = lowered.lowered_to(executable.target.with_kernels(kernels))
+        graphs = graphs.with_kernels(kernels)
     # Activations that are computed again wait for the backward pass: in what way depends on what orders the nodes.
     place_waits = wait_by_selection if compilation == "inductor" else run_in_order
     chooses = compilation == "regions" and device.type == "cpu" and channels_last
-    model = lowered.copy_of(name)
+    model = graphs.copy_of(name)
     place_waits(model)
     return fuse(
         model,

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from burnish.compiler.executable import lower
 from burnish.engines.torch.bindings.precision import narrow_dtypes, widened
 from burnish.engines.torch.engine import TorchEngine
 from burnish.engines.torch.fusion import fuse
@@ -65,8 +64,8 @@ def package(program: Program, path: Path, graph: str, extents: Mapping[str, int]
 
 
 def _translated(program: Program, graph: str, device: torch.device) -> fx.GraphModule:
-    executable = lower(program, TorchEngine(compile="none").target)
-    model = executable.copy_of(graph)
+    graphs = program.graphs.lowered_to(TorchEngine(compile="none").target)
+    model = graphs.copy_of(graph)
     wait_by_selection(model)
     if graph not in ("init", "apply"):
         return translate(fuse(model, kernels=False, narrow=narrow_dtypes(device)), device)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from burnish.compiler.executable import Executable
+from burnish.compiler.lowered_graphs import LoweredGraphs
 from burnish.engines.profiling import OPTIMIZER, UPDATES, NodeRun, Recording, updated_entries
 from burnish.engines.torch.engine import TorchEngine, TorchRunner
 from burnish.engines.torch.translate.failures import PLACE, SOURCE
@@ -23,7 +23,7 @@ CALLS = ("call_function", "call_method", "call_module")
 
 def record_steps(
     engine: TorchEngine,
-    executable: Executable,
+    graphs: LoweredGraphs,
     state: Mapping[str, np.ndarray],
     inputs: Mapping[str, np.ndarray],
     device: str | None,
@@ -49,7 +49,7 @@ def record_steps(
         tf32=engine.tf32,
         capture=False,
     )
-    runner = plain.open(executable, state, device=device, threads=threads)
+    runner = plain.open(graphs, state, device=device, threads=threads)
     module = runner.translated("step")
     timed = _TimedGraph(module, _updated(module, runner))
     runner._runnables["step"] = timed
@@ -104,7 +104,7 @@ class _TimedGraph(fx.Interpreter):
 def _updated(module: fx.GraphModule, runner: TorchRunner) -> dict[Any, tuple[str, ...]]:
     """The state entries that each of the optimizer's calls in the translated graph updates, or is read for by its kernel."""
     entries: dict[str, list[str]] = {}
-    for entry, output in runner._executable.signature["step"].updates.items():
+    for entry, output in runner._graphs.signature["step"].updates.items():
         entries.setdefault(output, []).append(entry)
     for update in runner._updates:
         for operands, written in update.groups:
