@@ -254,8 +254,8 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         """Whether the graph of ``base`` serves."""
         base, semantic = self.base, self.semantic
         assert base is not None
-        updates = name in UPDATING and self.optimizer is not None and ("grad" in semantic or not self.for_engine)
-        if name not in semantic and not updates:
+        has_gradients = "grad" in semantic or not self.for_engine
+        if name not in semantic and not (name in UPDATING and has_gradients and self.optimizer is not None):
             return True
         if self.marks or self.target.kernels != base.target.kernels:
             return False

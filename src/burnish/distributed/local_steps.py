@@ -97,7 +97,7 @@ class LocalSteps(SpreadRunner):
         self._of_rank0 = {entry.updates for entry in taken}
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
         self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
-        self._masks = changing_masks((program.semantic.get("predict") or program.predict).graph)
+        self._masks = changing_masks(program.graphs.unlowered("predict").graph)
         self._step_entry = next((entry.name for entry in signature.inputs_of(Role.STEP)), None)
         self._key = next((entry.name for entry in signature.inputs_of(Role.KEY)), None)
         self._counted = next(iter(sample_axes(signature.inputs_of(Role.DATA)).items()))

@@ -108,7 +108,7 @@ class _Sorting:
         self._held = program.options.get("hold_rows", {})
         self._slots = slots_of(program.optimizer)
         self._layers = list(normalizations(program))
-        self._masks = changing_masks((program.semantic.get("predict") or program.predict).graph)
+        self._masks = changing_masks(program.graphs.unlowered("predict").graph)
         self._staying = self._staying_initializers()
 
     def rules(self) -> Rules:
@@ -174,7 +174,7 @@ class Normalization:
 
 def normalizations(program: Program) -> Iterator[Normalization]:
     """The batch normalizations of a program, read off its inference graph; in bodies of control flow too."""
-    predict = program.semantic.get("predict") or program.predict
+    predict = program.graphs.unlowered("predict")
     for node in ir.traversal.RecursiveGraphIterator(predict.graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
             scale, bias, mean, variance = (_state_entry(value) for value in node.inputs[1:5])

@@ -301,7 +301,7 @@ def chosen_batch(program: Program, samples: Mapping[str, np.ndarray], count: int
         why = f"for {STEPS_OF_AN_EPOCH} steps or so in an epoch of {count:,} samples"
     free = available_memory()
     extents = _extents(program, samples)
-    graph = program.semantic.get("grad") or program.grad
+    graph = program.graphs.unlowered("grad")
     peak = planned_peak(graph, size, extents).bytes
     while free is not None and size > 1 and BESIDE_THE_PLAN * peak > free:
         size //= 2

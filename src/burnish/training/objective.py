@@ -93,7 +93,7 @@ def _first_normalizations(program: Program) -> Iterator[tuple[ir.Node, str, floa
         return
     updates = program.signature["step"].updates
     behind: set[ir.Value] = set()
-    for node in (program.semantic.get("predict") or program.predict).graph:
+    for node in program.graphs.unlowered("predict").graph:
         if not behind.isdisjoint(value for value in node.inputs if value is not None):
             behind.update(node.outputs)
         elif node.op_type == "BatchNormalization" and node.domain == "":
@@ -365,7 +365,7 @@ def _runner(file: Path | bytes, threads: int | None) -> Callable[[Mapping[str, n
 
 def _tolerance(program: Program) -> float:
     """How much rounding may explain, by the digits that the file computes with."""
-    graph = (program.semantic.get("predict") or program.predict).graph
+    graph = program.graphs.unlowered("predict").graph
     values = [value for node in graph.all_nodes() for value in node.outputs]
     if any("Quantize" in node.op_type or node.op_type.endswith("Integer") for node in graph.all_nodes()):
         return OF_INTEGERS
@@ -375,7 +375,7 @@ def _tolerance(program: Program) -> float:
 
 def _least_sizes(program: Program) -> dict[str, float]:
     """The size that outputs are taken to have at least, by name."""
-    graph = (program.semantic.get("predict") or program.predict).graph
+    graph = program.graphs.unlowered("predict").graph
     return {value.name or "": LEAST for value in graph.outputs if producer_of(value, "Sigmoid") is not None}
 
 

@@ -205,7 +205,7 @@ def profile(
 
 def owners_of(program: Program) -> dict[str, str]:
     """Return, for parameters, their slots and statistics, the node of the model that reads them first."""
-    graph = (program.semantic.get("grad") or program.grad).graph
+    graph = program.graphs.unlowered("grad").graph
     readers: dict[str, str] = {}
     entries = {value: value.name or "" for value in graph.inputs if (value.name or "").startswith((PARAMETER, STATISTIC))}
     for node in graph:
