@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import FrameType
 
 import numpy as np
@@ -231,7 +232,8 @@ def test_bfloat16_state_and_outputs_are_carried():
     doubled.value.name = "y"
     graph.outputs.append(doubled.value)
     program = tiny_program()
-    program.predict = ir.Model(graph, ir_version=10)
+    given = {**program.graphs.given, "predict": ir.Model(graph, ir_version=10)}
+    program = replace(program, graphs=replace(program.graphs, given=given))
     from burnish.program import Entry, GraphSignature, Role
 
     program.signature.graphs["predict"] = GraphSignature(
