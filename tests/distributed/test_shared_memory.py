@@ -169,7 +169,7 @@ def _switched_off(rank, how):
         os.memfd_create = _no_file
     if how == "another place" and rank == 1:
         offered = shared_memory._offered
-        shared_memory._offered = lambda size: (lambda file, offer: (file, {**offer, "network": 1}))(*offered(size))
+        shared_memory._offered = lambda size: (lambda file, offer: (file, {**offer, "system": "another"}))(*offered(size))
     if how == "another file" and rank == 1:
         offered = shared_memory._offered
         shared_memory._offered = lambda size: (lambda file, offer: (file, {**offer, "token": "00" * 32}))(*offered(size))

@@ -1,11 +1,9 @@
 """Data-parallel training: several workers train one model as one worker with the whole batch would.
 
-``options`` is where a session begins: it joins the workers, derives the graph that each of them runs, and opens it on an engine.
-``derivation`` puts the exchanges between workers into a training graph, in one order that is the same for all of them.
-``connection`` is how workers meet and exchange numbers; an engine sees it as a ``Communicator``. The other modules are one
-feature each, its rewrites of the graph and what it puts around the engine's runner.
-
-Nothing here reads data or keeps a run, and nothing imports PyTorch before it is used.
+``options`` is where a session begins: it joins the workers, derives the graph that each runs, and opens it on an engine.
+``derivation`` puts the exchanges into a training graph. ``connection`` is how workers meet and exchange numbers, as a
+``Communicator``. Each other module is one feature: its rewrites of the graph, and a runner around the engine's. Nothing here
+reads data, or imports PyTorch before it is used.
 """
 
 from typing import TYPE_CHECKING

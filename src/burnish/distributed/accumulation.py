@@ -1,7 +1,6 @@
 """Gradient accumulation on several workers: each adds up its own gradients, and one exchange sums them for the update.
 
-The sums over micro-batches and over workers may be taken in either order. Until the update, what a worker has accumulated is its
-own, and the state of the run is the sum over the workers.
+Until then what a worker has accumulated is its own, and the state of the run is the sum over the workers.
 """
 
 from __future__ import annotations
@@ -55,10 +54,8 @@ def accumulated_entries(graphs: LoweredGraphs) -> tuple[str, ...]:
 
 
 def exchanging_for_updates(graphs: LoweredGraphs) -> LoweredGraphs:
-    """Return the graphs of several workers, with ``OwnGradients``, of which the step exchanges what was accumulated of them."""
-    signature = graphs.signature["step"]
+    signature, accumulated = graphs.signature["step"], accumulated_entries(graphs)
     own = {entry.name for entry in signature.inputs_of(Role.DATA, Role.LABEL, Role.SAMPLES)}
-    accumulated = set(accumulated_entries(graphs))
     outputs = {entry.name: entry for entry in signature.outputs if entry.updates not in accumulated}
 
     def rewrite(model: ir.Model) -> None:
@@ -69,16 +66,12 @@ def exchanging_for_updates(graphs: LoweredGraphs) -> LoweredGraphs:
 
 
 def exchange_accumulated(graph: ir.Graph) -> None:
-    """Exchange, in place, the accumulated gradients of a step's graph, in the buckets of the gradients.
-
-    What adds the gradients of a bucket is moved to just after what computes them, and its exchange begins there.
-    """
+    """Exchange, in place, a step's accumulated gradients by their buckets, each as soon as it is added up."""
     join_parts(graph, accumulating=True)
     needed: dict[ir.Node, set[ir.Node]] = {}
     for mark in [node for node in graph if ALL_REDUCE_WHERE.is_of(node)]:
         read = [ancestors_of(value, back_to=OWN_GRADIENTS.is_of) for value in mark.inputs if value is not None]
-        producers = (value.producer() for value in set[ir.Value]().union(*read))
-        needed[mark] = {producer for producer in producers if producer is not None}
+        needed[mark] = {node for value in set[ir.Value]().union(*read) if (node := value.producer()) is not None}
     for bucket in [node for node in graph if OWN_GRADIENTS.is_of(node)]:
         members = [mark for mark, nodes in needed.items() if bucket in nodes]
         if members:
@@ -90,14 +83,14 @@ def exchange_accumulated(graph: ir.Graph) -> None:
 
 
 def join_parts(graph: ir.Graph, accumulating: bool) -> None:
-    """Exchange, in place, figures of gradients that are each worker's own; leave those of whole gradients alone."""
+    """Exchange, in place, figures of gradients that are each worker's own."""
     for node in [node for node in graph if PARTS_OF.is_of(node)]:
         own = Builder(graph, before=node).tensors(node.inputs)
         replace_node(node, all_reduce(own, "count") if accumulating else own)
 
 
 def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed: set[ir.Node]) -> None:
-    """Put one exchange of the operands of some marks after a bucket, and wait for it at the last mark."""
+    """Put one exchange of some marks' operands after a bucket, and wait for it at the last mark."""
     position = {node: index for index, node in enumerate(graph)}
     moved = sorted((node for node in needed if position[node] > position[bucket]), key=position.__getitem__)
     graph.remove(moved)
@@ -117,10 +110,10 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
 
 
 class AccumulatingRunner(SpreadRunner):
-    """A runner that adds what its worker accumulated to what the others did, when the state is asked for.
+    """A runner that adds up what the workers accumulated when the state is asked for.
 
-    ``runner`` was opened with ``part_of`` the state of the run, in which each worker has its part of the ``accumulated`` entries.
-    Between an update and the next micro-batch there is nothing to add, and nothing is exchanged.
+    ``runner`` was opened with ``part_of`` the state of the run. After an update there is nothing to add, and nothing is
+    exchanged.
     """
 
     def __init__(
@@ -131,15 +124,11 @@ class AccumulatingRunner(SpreadRunner):
         self._known = self._sums_of(state)
 
     def _spread(self) -> Sequence[str]:
-        return () if self._holds_all else self._accumulated
+        return self._accumulated if int(self._runner.state_entry(COUNT_ENTRY)) else ()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._runner.load_state(part_of(state, self._accumulated, self._communicator.rank))
         self._known = self._sums_of(state)
-
-    @property
-    def _holds_all(self) -> bool:
-        return int(self._runner.state_entry(COUNT_ENTRY)) == 0
 
     def _sums_of(self, state: Mapping[str, np.ndarray]) -> Arrays:
         return {name: np.array(state[name]) for name in self._accumulated} if int(state[COUNT_ENTRY]) else {}
@@ -151,5 +140,5 @@ class AccumulatingRunner(SpreadRunner):
 
 
 def part_of(state: Mapping[str, np.ndarray], accumulated: Sequence[str], rank: int) -> Mapping[str, np.ndarray]:
-    """Return the state that a worker begins with: the first has what was accumulated, the others nothing."""
+    """Return what a worker begins with: the first has what was accumulated, the others nothing."""
     return state if rank == 0 else {**state, **{name: np.zeros_like(state[name]) for name in accumulated}}

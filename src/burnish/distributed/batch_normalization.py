@@ -1,8 +1,8 @@
 """Synchronized batch normalization: workers exchange the moments of their parts of the batch, and the sums of its gradient.
 
-With S1 = Σ dy and S2 = Σ dy (x - mean) over all workers and n their elements per channel, r the inverse deviation:
-``dx = scale r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. The sums that dx needs are the gradients
-of scale and bias: these take no exchange of their own.
+With S1 = Σ dy and S2 = Σ dy (x - mean) over all workers, n their elements per channel, and r the inverse deviation: ``dx = scale
+r (dy - S1 / n - (x - mean) r² S2 / n)``, ``dbias = S1``, ``dscale = r S2``. So the gradients of scale and bias need no exchange
+of their own.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 
 
 def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
-    """Return the policy that each policy of the graph's layers, as text, means for this many workers; ``norm`` is ``train``.
-
-    Raises ConfigurationError for a group that does not divide the workers, and for a layer in a branch that not all may take.
-    """
+    """Return what each policy of the graph's layers means for this many workers; ``norm`` is what ``train`` means."""
     for node in graph.all_nodes():
         if (layer := node.metadata_props.get(BRANCH_METADATA)) is not None:
             raise ConfigurationError(
@@ -58,7 +55,6 @@ def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[
 
 
 def check_group(policy: NormPolicy, workers: int) -> None:
-    """Raise ConfigurationError if the size of a policy's groups of workers does not divide the number of workers."""
     if isinstance(policy, Sync) and policy.group is not None and workers % policy.group:
         raise ConfigurationError(
             f"norm: '{policy}' takes statistics over groups of {policy.group} workers, and there are {workers}: give a size "
@@ -69,18 +65,29 @@ def check_group(policy: NormPolicy, workers: int) -> None:
 def synchronize(
     graph: ir.Graph, norm: NormPolicy, workers: int, updates: Mapping[str, str], *, of_rank0: bool = False, spare: bool = True
 ) -> None:
-    """Rewrite, in place, layers that normalize by statistics of several workers, their gradients, and running statistics.
+    """Rewrite, in place, layers with statistics of several workers, their gradients, and running statistics.
 
-    ``updates`` has, by the output with the next value of a running statistic, the input with its present one. If workers have
-    different statistics, running ones take those of rank 0 (``of_rank0``), or the average by elements. ``spare`` gives scale and
-    bias the gradients of the whole batch at once, without an exchange of their own.
+    ``updates`` has a running statistic's input by the output with its next value. If workers have different statistics, running
+    ones take rank 0's (``of_rank0``) or the average by elements. ``spare`` gives scale and bias the whole batch's gradients at
+    once, without an exchange of their own.
     """
     made = _Synchronization(graph, effective_policies(graph, norm, workers), workers, spare)
     groups = dict.fromkeys(updates, workers) | (made.groups_of_statistics(updates) if of_rank0 else {})
     whole = made.synchronize_layers()
-    given = made.join_statistics(of_rank0) | whole
-    if workers > 1:
-        _keep_statistics(graph, {output: given[group] for output, group in groups.items() if group in given}, updates)
+    counts = made.join_statistics(of_rank0) | whole
+    builder, present = Builder(graph), {value.name: value for value in graph.inputs}
+    has_samples: dict[int, Tensor] = {}
+    for index, output in enumerate(graph.outputs):
+        name = output.name or ""
+        if workers == 1 or (group := groups.get(name)) not in counts:
+            continue
+        # In a step without samples for it, with a count of 0, a running statistic stays as it is.
+        if group not in has_samples:
+            has_samples[group] = builder.op("Greater", builder.tensor(counts[group].value), 0.0, shape=[1])
+        before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
+        kept = builder.op("Where", has_samples[group], following, before, like=before)
+        graph.outputs[index] = kept.value
+        output.name, kept.value.name = None, name
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class _Synchronization:
     spare: bool
 
     def _group_of(self, node: ir.Node) -> int | None:
-        """How many workers a node's statistics are taken over: 0 for all; None if each has its own."""
+        """How many workers a node's statistics are taken over; 0 for all, None if each has its own."""
         policy = self.policies[node.metadata_props[POLICY_METADATA]]
         if isinstance(policy, Renorm):
             return 0
@@ -104,12 +111,11 @@ class _Synchronization:
         return 1 if group is None else group or self.workers
 
     def synchronize_layers(self) -> dict[int, Tensor]:
-        """Rewrite layers; return, by number of workers, how many elements a layer of the whole batch has, float64 [1]."""
+        """Rewrite layers; return how many elements one of the whole batch has, float64 [1], by the number of workers."""
         counts: dict[int, Tensor] = {}
         for node in [node for node in self.graph if semantic_operator(node) in LAYERS]:
-            if POLICY_METADATA not in node.metadata_props:
-                continue  # groups of samples within a worker's part
-            group = self._group_of(node)
+            # One without a policy normalizes groups of samples within a worker's part.
+            group = self._group_of(node) if POLICY_METADATA in node.metadata_props else None
             if group is not None:
                 count = self._synchronize_layer(node, group)
                 if group == 0:
@@ -165,7 +171,7 @@ class _Synchronization:
         replace_node(node, (dx, *own))
 
     def groups_of_statistics(self, updates: Mapping[str, str]) -> dict[str, int]:
-        """Return, for each running statistic, how many workers, from rank 0 on, have the statistics that rank 0 has."""
+        """Return, for each running statistic, how many workers, from rank 0 on, share rank 0's statistics."""
         groups: dict[str, int] = {}
         for node in [node for node in self.graph if SHARD_MEAN.is_of(node)]:
             found, pending = set(node.outputs), list(node.outputs)
@@ -186,10 +192,10 @@ class _Synchronization:
         return groups
 
     def join_statistics(self, of_rank0: bool) -> dict[int, Tensor]:
-        """Exchange the statistics that running ones take in, if workers have those of their own parts.
+        """Exchange the statistics that running ones take in, if each worker has its own.
 
-        With ``of_rank0``, a group of rank 0 gives those that it has in common: they are there too if rank 0's part is empty.
-        Returns numbers that are 0 if all parts are empty, float64 [1], by how many workers give theirs.
+        With ``of_rank0``, a group that shares rank 0's gives them, as rank 0's own part may be empty. Returns numbers that are 0
+        if all parts are empty, float64 [1], by how many workers give theirs.
         """
         counts: dict[int, Tensor] = {}
         rank = WORKER_RANK(builder=Builder(self.graph, before=next(iter(self.graph)))) if of_rank0 else None
@@ -219,20 +225,3 @@ class _Synchronization:
             total = builder.op("Max", total, 1.0)
             replace_node(node, (builder.cast(means / total, mean.dtype), builder.cast(variances / total, variance.dtype)))
         return counts
-
-
-def _keep_statistics(graph: ir.Graph, counts: Mapping[str, Tensor], updates: Mapping[str, str]) -> None:
-    """Leave running statistics as they are in a step without samples for them: with a count, a number [1], of 0."""
-    builder = Builder(graph)
-    present = {value.name: value for value in graph.inputs}
-    has_samples: dict[ir.Value, Tensor] = {}
-    for index, output in enumerate(graph.outputs):
-        name = output.name or ""
-        if name in counts:
-            count = counts[name].value
-            if count not in has_samples:
-                has_samples[count] = builder.op("Greater", builder.tensor(count), 0.0, shape=[1])
-            before, following = builder.tensor(present[updates[name]]), builder.tensor(output)
-            kept = builder.op("Where", has_samples[count], following, before, like=before)
-            graph.outputs[index] = kept.value
-            output.name, kept.value.name = None, name

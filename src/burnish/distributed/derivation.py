@@ -1,8 +1,4 @@
-"""From the graphs of one worker to those of several: the same for all of them, with the exchanges in it.
-
-A training graph is compiled with marks where a value of the whole batch is needed (``burnish.operators.collectives``). Here the
-marks become exchanges for a number of workers, and batch normalization takes its statistics over them.
-"""
+"""From one worker's graphs to those of several: marks of values of the whole batch become exchanges."""
 
 from __future__ import annotations
 
@@ -31,9 +27,9 @@ from burnish.program.signature import Entry, GraphSignature, Signature
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the passes of DISTRIBUTED are told: the signature of the graph of the gradients, and the options of ``DataParallel``.
+    """The context of DISTRIBUTED: the signature of the graph of the gradients, and the options of ``DataParallel``.
 
-    Gradients that accumulate stay each worker's own: with ``accumulating`` no sums of them are taken in this graph.
+    With ``accumulating``, gradients stay each worker's own in this graph.
     """
 
     entries: GraphSignature
@@ -51,7 +47,7 @@ class Distribution:
         return () if self.shards is None else self.shards.extents
 
     def counts(self, graph: ir.Graph) -> Entry | None:
-        """Return the input that the graph got for the numbers of samples; None if they are as many in every step."""
+        """Return the input with the numbers of samples; None if they are as many in every step."""
         known = {entry.name for entry in self.entries.inputs}
         return next((samples_entry(value) for value in graph.inputs if value.name not in known), None)
 
@@ -62,9 +58,9 @@ def _synchronize(model: ir.Model, context: Distribution) -> None:
 
 
 def _look_up_rows(model: ir.Model, context: Distribution) -> None:
-    if context.shards is not None:
-        look_up_rows(model, context.shards)
-        sum_over_workers(model.graph, context.shards)
+    assert context.shards is not None
+    look_up_rows(model, context.shards)
+    sum_over_workers(model.graph, context.shards)
 
 
 def _check_replicated(model: ir.Model, context: Distribution) -> bool:
@@ -85,11 +81,10 @@ def derive(
     statistics: str = "mean",
     shards: TableShards | None = None,
 ) -> LoweredGraphs:
-    """Return the graphs with the exchanges of this many workers in that of training; the given ones are left as they are.
+    """Return graphs of which that of training has the exchanges of this many workers; the given ones stay as they are.
 
-    It was lowered to a target that keeps collectives (``Target.among_workers``). The options are those of ``DataParallel``, with
-    the tables of which each worker holds a part as ``shards``: ``sharded_tables.holding_rows`` makes of the result what one
-    worker runs.
+    They were lowered to a target that keeps collectives (``Target.among_workers``). The options are those of ``DataParallel``;
+    ``shards`` are the tables that are divided: ``holding_rows`` then makes what one worker runs.
     """
     if not graphs.semantic:
         raise ConfigurationError(
@@ -117,9 +112,8 @@ def derive(
 def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> None:
     """Exchange, in place, the gradients of tables that are kept as rows: those of all tables in one exchange.
 
-    A worker adds up its own rows first, so that each travels once, however many of its samples read it. What the workers have of
-    one row is added up in the order of their ranks. Every worker gets the rows of all, and one worker its own back; of the tables
-    in ``spread``, those of the part that it holds, in a second exchange.
+    A worker adds up its own rows first, so that each travels once; what the workers have of a row is added in the order of the
+    ranks. Each gets all rows, but of the tables in ``spread`` only those that it holds, in a second exchange.
     """
     marks = [node for node in graph if ALL_REDUCE_ROWS.is_of(node)]
     held = [node for node in marks if attribute_value(node, "table", "") in spread]
@@ -127,8 +121,7 @@ def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> Non
         if nodes:
             builder = Builder(graph, before=nodes[-1])
             every = operator.emit(*builder.tensors(value for node in nodes for value in node.inputs))
-            for place, node in enumerate(nodes):
-                pair = every[2 * place : 2 * place + 2]
+            for node, pair in zip(nodes, zip(every[::2], every[1::2], strict=True), strict=True):
                 replace_node(node, pair if workers == 1 else COALESCE_ROWS.emit(*pair))
     graph.sort()
 

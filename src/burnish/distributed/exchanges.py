@@ -1,11 +1,8 @@
-"""Rewrites of a graph's exchanges: merging those that need not wait for each other, buckets of gradients, their order.
+"""Rewrites of a graph's exchanges: merging, buckets of gradients, and their order.
 
-A small exchange costs its latency. Two exchanges can be one if neither waits for the other, such as those of the first layers of
-two branches. Each exchange has a level: one more than the highest level that its operands depend on. Exchanges of one level never
-depend on each other, and become one. Nothing in a step waits for reported figures and averaged running statistics: they are one
-exchange at its end.
-
-Gradients travel in buckets. The reverse pass comes to the last layers first; a bucket is exchanged while it goes on.
+A small exchange costs its latency, so exchanges that do not wait for each other become one: those of one level, which is one more
+than the highest that their operands depend on. Nothing in a step waits for reported figures and averaged statistics: they are one
+exchange at the end. Gradients travel in buckets while the reverse pass goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from burnish.program.signature import Entry, Role
 
 LATE = frozenset({"figure", "average"})
 ALONE = frozenset({ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS})
-"""Exchanges of rows, which were put in for all tables that they are of."""
+"""Exchanges of rows, made for all of their tables together."""
 BEGINNING = frozenset({ALL_REDUCE, ALL_GATHER, ALL_REDUCE_START}) | ALONE
 """Operators that begin an exchange."""
 JOINING = frozenset({ALL_REDUCE, ALL_REDUCE_FINISH, ALL_GATHER, ALL_GATHER_ROWS, GATHER_OWNED})
@@ -47,7 +44,7 @@ def is_exchange(node: ir.Node) -> bool:
 
 
 def share_exchanges(graph: ir.Graph) -> None:
-    """Merge, in place, exchanges that do not wait for each other; those of gradients have rules of their own."""
+    """Merge, in place, exchanges that do not wait for each other; gradients have rules of their own."""
     exchanges = {node: attribute_value(node, "purpose", "") for node in graph if is_exchange(node)}
     awaited = {node for node, purpose in exchanges.items() if purpose not in LATE and purpose != "gradient"}
     levels = by_level(graph, awaited) | {-1: [node for node, purpose in exchanges.items() if purpose in LATE]}
@@ -57,32 +54,24 @@ def share_exchanges(graph: ir.Graph) -> None:
             if semantic_operator(node) not in ALONE:
                 kind = (node.op_type, attribute_value(node, "group", 0), attribute_value(node, "counted", 0))
                 merged.setdefault((level, *kind), []).append(node)
-    for nodes in merged.values():
-        if len(nodes) > 1:
-            _merge(graph, nodes)
+    for nodes in [nodes for nodes in merged.values() if len(nodes) > 1]:
+        last = nodes[-1]
+        operator = semantic_operator(last)
+        assert operator is not None
+        counted = attribute_value(last, "counted", 0)
+        operands = [value for node in nodes for value in node.inputs[: len(node.inputs) - counted]]
+        results = operator.emit(
+            *Builder(graph, before=last).tensors([*operands, *last.inputs[len(last.inputs) - counted :]]),
+            **{name: attribute_value(last, name, None) for name in ("purpose", "group", "workers", "counted")},
+        )
+        for node in nodes:
+            own, results = results[: len(node.outputs)], results[len(node.outputs) :]
+            replace_node(node, own)
     graph.sort()
 
 
-def _merge(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Put one exchange in place of several, at the last of them."""
-    last = nodes[-1]
-    operator, builder = semantic_operator(last), Builder(graph, before=last)
-    assert operator is not None
-    counted = attribute_value(last, "counted", 0)
-    operands = [value for node in nodes for value in node.inputs[: len(node.inputs) - counted]]
-    results = operator.emit(
-        *builder.tensors([*operands, *last.inputs[len(last.inputs) - counted :]]),
-        **{name: attribute_value(last, name, None) for name in ("purpose", "group", "workers", "counted")},
-    )
-    start = 0
-    for node in nodes:
-        end = start + len(node.outputs)
-        replace_node(node, results[start:end])
-        start = end
-
-
 def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[ir.Node]]:
-    """Return exchanges of a graph in order, by how many others, one after another, their operands wait for."""
+    """Return exchanges in order, by how many others, one after another, their operands wait for."""
     found: dict[int, list[ir.Node]] = {}
     levels: dict[ir.Value, int] = {}
     for node in graph:
@@ -95,7 +84,6 @@ def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[i
 
 
 def number_exchanges(graph: ir.Graph) -> None:
-    """Give every exchange its place in the one order of all workers, in place; ``OwnGradients`` become exchanges later."""
     for order, node in enumerate(node for node in graph if is_exchange(node) or OWN_GRADIENTS.is_of(node)):
         set_order(node, order)
 
@@ -109,7 +97,6 @@ def next_order(graph: ir.Graph) -> int:
 
 
 def replace_by_exchanged(values: Sequence[ir.Value], results: Sequence[Tensor], order: int) -> None:
-    """Let all but the exchange itself read, in place of its operands, its results; ``order`` is its place."""
     exchange = results[0].value.producer()
     assert exchange is not None
     set_order(exchange, order)
@@ -118,31 +105,28 @@ def replace_by_exchanged(values: Sequence[ir.Value], results: Sequence[Tensor], 
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> None:
-    """Replace, in place, the exchange of each gradient by one for each bucket of at least ``bucket_size`` bytes.
+    """Replace, in place, the exchanges of gradients by one for each bucket of at least ``bucket_size`` bytes.
 
-    ``accumulating`` puts ``OwnGradients`` in place of the exchange of a bucket; what is accumulated is exchanged instead.
+    ``accumulating`` puts ``OwnGradients`` there instead: what is accumulated is exchanged.
     """
     nodes = list(graph)
-    position = {node: index for index, node in enumerate(nodes)}
+    position: dict[ir.Node | None, int] = {None: -1, **{node: index for index, node in enumerate(nodes)}}
 
     def ready(exchange: ir.Node) -> int:
         """The position of the node that computes the last operand."""
-        producers = [value.producer() for value in exchange.inputs if value is not None]
-        return max((position[producer] for producer in producers if producer is not None), default=-1)
+        return max((position[value.producer()] for value in exchange.inputs if value is not None), default=-1)
 
     exchanges = [node for node in nodes if node.domain == BURNISH_DOMAIN and attribute_value(node, "purpose", "") == "gradient"]
     buckets: list[list[ir.Node]] = []
-    size = 0
+    size, dtype = bucket_size, None
     for node in sorted(exchanges, key=ready):
         value = node.inputs[0]
         assert value is not None
-        first = buckets[-1][0].inputs[0] if buckets else None
-        if first is None or size >= bucket_size or first.dtype != value.dtype:
+        if size >= bucket_size or dtype != value.dtype:
             buckets.append([])
-            size = 0
+            size, dtype = 0, value.dtype
         buckets[-1].append(node)
-        size += int(math.prod(static_shape(value) or ()) * (4 if value.dtype is None else value.dtype.itemsize))
-
+        size += int(math.prod(static_shape(value) or ()) * (4 if dtype is None else dtype.itemsize))
     operator, purpose = (OWN_GRADIENTS, None) if accumulating else (ALL_REDUCE_START, "gradient")
     begun = []
     for bucket in buckets:
@@ -158,20 +142,14 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:
-    """Raise ConfigurationError if an output is computed from a worker's own part of the batch without an exchange.
-
-    ``own`` names the inputs of which each worker has its own; ``outputs`` are those that must not differ, by name.
-    """
+    """Raise ConfigurationError if one of ``outputs`` depends, without an exchange, on the inputs ``own`` of each worker."""
     differing = {value for value in graph.inputs if value.name in own}
     for node in graph:
         if semantic_operator(node) in JOINING and not attribute_value(node, "group", 0):
             continue
         if WORKER_RANK.is_of(node) or any(value in differing for value in read_by(node)):
             differing.update(node.outputs)
-    for value in graph.outputs:
-        entry = outputs.get(value.name or "")
-        if value not in differing or entry is None:
-            continue
+    for entry in [outputs[value.name or ""] for value in graph.outputs if value in differing and value.name in outputs]:
         if entry.role is Role.METRIC:
             raise ConfigurationError(
                 f"parallel=...: the metric '{entry.name}' of a batch is no function of sums over its samples, and workers cannot "

@@ -1,18 +1,14 @@
-"""Local steps: workers step alone for a number of steps, and then average their states (local SGD, DiLoCo).
+"""Local steps: workers step alone for some steps, and then average their states (local SGD, DiLoCo).
 
-Sources: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo: distributed
-low-communication training of language models", 2023. A round begins with one state on all workers. In it each trains on its own
-parts of the batches, and nothing is exchanged. At its end, with n_r the samples that worker r saw in it and N their sum, every
-number x of the state that steps change (parameters, running statistics, the optimizer's) becomes::
+Sources: Stich, "Local SGD converges fast and communicates little", 2019; Douillard et al., "DiLoCo: distributed low-communication
+training of language models", 2023. All workers begin a round with one state, and train on their own parts of the batches. With
+n_r the samples that worker r saw in the round and N their sum, every number x of the state that steps change then becomes::
 
     x + sum over r of n_r / N (x_r - x)                  in the order in which the communicator adds
 
-Running statistics may be those of rank 0 instead. Parameters under ``burnish.optim.diloco`` take an outer step, and rows that the
-program holds stay. Whole numbers, such as counters, and masks are those of the first of the workers that have taken the most
-steps. Random keys differ between workers by an offset of the rank.
-
-If a runtime's optimizations broke the graph on one worker, and it was opened again with fewer there, all workers have the next
-round's graph with as few.
+Running statistics may be rank 0's instead. Parameters under ``burnish.optim.diloco`` take an outer step, and rows that the
+program holds stay. Whole numbers and masks are those of the first worker that has taken the most steps. Random keys differ by an
+offset of the rank. If one worker had to open its graph again with fewer of its runtime's optimizations, all do in the next round.
 """
 
 from __future__ import annotations
@@ -50,7 +46,6 @@ def outer_of(program: Program) -> DiLoCo | None:
 
 
 def check_local_steps(program: Program) -> None:
-    """Raise ConfigurationError if a program cannot be trained by workers that step alone."""
     layers = program.options.get("norm_layers", {})
     synchronized = next((name for name, policy in layers.items() if isinstance(get(policy), Sync)), None)
     if synchronized is not None:
@@ -73,10 +68,10 @@ def check_local_steps(program: Program) -> None:
 
 
 class LocalSteps(SpreadRunner):
-    """A runner whose worker steps alone, and is averaged with the others at the end of each round.
+    """A runner that steps alone, and is averaged with the others at the end of each round.
 
-    A round ends after ``every`` steps, and when the state is asked for. An empty part counts as a step in which the worker does
-    nothing, and reports NaN. ``runner`` was opened with ``worker_start(state, rank)``.
+    A round ends after ``every`` steps, and when the state is asked for. An empty part is a step that does nothing, and reports
+    NaN. ``runner`` was opened with ``worker_start``.
     """
 
     def __init__(
@@ -124,7 +119,6 @@ class LocalSteps(SpreadRunner):
         return outputs
 
     def synchronize(self) -> None:
-        """End the round, if one has begun; all workers do so at the same time."""
         if self._steps:
             self.load_state(self._joined())
 
@@ -153,7 +147,6 @@ class LocalSteps(SpreadRunner):
         return {name: np.full((), np.nan, dtype) for name, dtype in self._reported}
 
     def _common_key(self) -> Arrays:
-        """The random key without the worker's offset."""
         key = self._key
         return {} if key is None else {key: self._runner.state_entry(key) - offset_of(self._communicator.rank)}
 
@@ -193,19 +186,18 @@ class LocalSteps(SpreadRunner):
         return {**state, **joined}
 
     def _moved(self, name: str, value: np.ndarray, weight: Any) -> np.ndarray:
-        """Return this worker's term of the sum over the workers for an entry of the state."""
         if name not in self._of_rank0:
             return (value - self._start[name].astype(value.dtype)) * weight
         return value if self._communicator.rank == 0 else np.zeros_like(value)
 
 
 def worker_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
-    """Return the state that a worker begins a round with: the common one, with a random key of its own."""
+    """Return what a worker begins a round with: the common state, with a random key of its own."""
     return state if key is None else {**state, key: state[key] + offset_of(rank)}
 
 
 def offset_of(rank: int) -> np.ndarray:
-    """Return the difference of a worker's random key from the common one: uint32, shape [2]; 0 for the first worker."""
+    """Return how a worker's random key differs from the common one: uint32 [2], 0 for the first."""
     offset: np.ndarray = mix_array(RANK_WORDS + np.uint32(rank)) - mix_array(RANK_WORDS)
     return offset
 

@@ -128,7 +128,6 @@ class DataParallel(ExchangeOptions, PlainSettings):
 
     @property
     def policy(self) -> NormPolicy:
-        """The policy that ``train`` means for batch normalization layers."""
         return get(self.norm or ("sync" if self.synchronize_every is None else "local"))
 
     @staticmethod
@@ -138,7 +137,6 @@ class DataParallel(ExchangeOptions, PlainSettings):
             raise ConfigurationError(f"parallel={parallel!r}: give burnish.DataParallel(), or None to train alone")
 
     def joined(self, device: str | None) -> DataParallel:
-        """Return these options with the workers of the run in ``group``, which are joined if it is not given."""
         if self.communicator is not None:
             raise ConfigurationError(
                 "DataParallel: communicator=... connects the steps of a session alone: leave it out for a trainer, or "
@@ -152,10 +150,10 @@ class DataParallel(ExchangeOptions, PlainSettings):
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
     ) -> ProgramRunner:
-        """Open the program on an engine, as every worker runs it; all workers call this together.
+        """Open the program on an engine as this worker runs it; all workers call this together.
 
-        ``state``, ``device`` and ``threads`` are as ``Engine.open`` takes them. Raises ConfigurationError if workers cannot train
-        the program, or differ in program, options, version or state, and EngineError if the engine cannot exchange values.
+        Arguments are those of ``Engine.open``. Raises ConfigurationError if workers cannot train the program, or differ in
+        program, options, version or state, and EngineError if the engine cannot exchange values.
         """
         if self.synchronize_every is not None:
             check_local_steps(program)
@@ -218,7 +216,6 @@ class DataParallel(ExchangeOptions, PlainSettings):
         return AccumulatingRunner(runner, communicator, accumulated, state) if accumulated else runner
 
     def _communicator(self, device: str | None) -> Communicator:
-        """Reach the workers; without PyTorch, those that MPI has started by MPI."""
         if self.communicator is not None:
             return self.communicator
         if self.group is None and is_of_mpi() and importlib.util.find_spec("torch") is None:
@@ -240,7 +237,6 @@ class DataParallel(ExchangeOptions, PlainSettings):
 
 
 def check_engine(engine: Engine) -> None:
-    """Raise EngineError if an engine cannot exchange values with other workers."""
     if not engine.target.collectives:
         raise cannot_exchange(engine.name)
 
@@ -255,7 +251,7 @@ REMEDIES = {
 
 
 def check_agreement(communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], options: str) -> None:
-    """Raise ConfigurationError unless all workers are about to train the same: none then waits for what another never sends."""
+    """Raise ConfigurationError unless all workers are about to train the same, so that none waits for ever."""
     grad = graphs.unlowered("grad").graph
     signature = json.dumps([graphs.signature.to_dict(), graphs.options], sort_keys=True, default=str)
     contents = (
@@ -281,7 +277,7 @@ def check_agreement(communicator: Communicator, graphs: LoweredGraphs, state: Ma
 
 
 def _structure(graph: ir.Graph) -> Iterator[bytes]:
-    """A graph without the names of its values: what is computed, of what, in which order."""
+    """What a graph computes, of what, in which order, without the names of values."""
     numbers: dict[ir.Value, int] = {value: index for index, value in enumerate(graph.inputs)}
     for node in graph.all_nodes():
         operands = [None if value is None else numbers.get(value, -1) for value in node.inputs]

@@ -1,4 +1,4 @@
-"""The base of runners around an engine's own, for workers that hold different parts of the state."""
+"""The base of the runners around an engine's own, for workers that hold different parts of the state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from burnish.engines.communicator import Communicator, array_of, buffer_of
 
 
 class SpreadRunner(ProgramRunner):
-    """A runner of one worker's part of the state, that looks to its session like one of the whole.
-
-    ``state`` is an exchange, which all workers make at the same time. A subclass says what of the state is spread.
-    """
+    """A runner of one worker's part of the state that looks like one of the whole; all workers ask for ``state`` together."""
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator):
         self._runner, self._communicator = runner, communicator
@@ -64,7 +61,6 @@ class SpreadRunner(ProgramRunner):
         return state
 
     def state_entry(self, name: str) -> np.ndarray:
-        """As for any runner; for an entry that is spread this is an exchange, like ``state``."""
         return self.state()[name] if name in self._spread() else self._runner.state_entry(name)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -72,12 +68,11 @@ class SpreadRunner(ProgramRunner):
 
 
 def gathered(communicator: Communicator, array: np.ndarray) -> np.ndarray:
-    """Return the arrays of all workers, [workers, ...]; they are of one dtype and shape."""
+    """Return the arrays of all workers, of one dtype and shape: [workers, ...]."""
     return array_of(communicator.all_gather(buffer_of(communicator, array)))
 
 
 def summed(communicator: Communicator, array: np.ndarray) -> np.ndarray:
-    """Return the sum of an array over the workers, in the memory of ``array``."""
     buffer = buffer_of(communicator, array)
     communicator.all_reduce(buffer).wait()
     return array_of(buffer)
@@ -89,7 +84,7 @@ def as_bytes(arrays: Mapping[str, np.ndarray], size: int = 0) -> np.ndarray:
 
 
 def from_bytes(content: np.ndarray, forms: Mapping[str, tuple[np.dtype, Any]]) -> Arrays:
-    """Return the arrays of these dtypes and shapes that ``as_bytes`` made a vector of."""
+    """Return arrays of these dtypes and shapes from what ``as_bytes`` made of them."""
     arrays, begin = {}, 0
     for name, (dtype, shape) in forms.items():
         end = begin + dtype.itemsize * math.prod(shape)

@@ -1,7 +1,7 @@
 """A worker's samples among those of the batch: their share of it, their random numbers, and parts without samples.
 
-A worker tells its graph how many samples it has, in an input of its own. Many operators have no result for nothing, such as a
-mean, or a reshape that infers an extent. So a part without samples runs on a stand-in, and gives zeros to every exchange.
+A worker tells its graph how many samples it has in an extra input. Many operators have no result for no samples, such as a mean,
+so an empty part runs on a stand-in, and gives zeros to every exchange.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS, SCATTER_ROWS})
 
 
 def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
-    """Return the inputs that have samples, each with the axis that they stand along."""
+    """Return the axis along which each input that has samples has them."""
     entries = {entry.name: entry for entry in data if entry.sample_axis is not None and entry.extents}
     extents = {name: samples_first(entry).extents for name, entry in entries.items()}
     return {name: entries[name].sample_axis or 0 for name in sample_inputs(extents)}
 
 
 def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
-    """Return the inputs whose samples are counted, with their axes: the first input with each symbolic extent.
-
-    There are none if the size of the model's batch is fixed: its samples are as many in every step.
+    """Return the inputs whose samples are counted, with their axes: the first with each symbolic extent, none if the size is
+    fixed.
     """
     axes, entries = sample_axes(data), {entry.name: entry for entry in data}
     symbols = {name: entries[name].extents[axis] for name, axis in axes.items()}
@@ -64,9 +63,8 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 class Samples:
     """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
 
-    ``first`` is the first input that has samples, if any. The graph gets an input, int64, with a number for each of
-    ``counted_inputs``, if there are any. Of an input's samples there are ``total`` in the batch, of which ``start`` stand
-    before this worker's; all counts are int64 [1].
+    ``first`` is the first input with samples, if any. The graph gets an int64 input with a number for each of ``counted_inputs``.
+    An input has ``total`` samples in the batch, ``start`` of them before this worker's; counts are int64 [1].
     """
 
     def __init__(self, graph: ir.Graph, data: Sequence[Entry], workers: int):
@@ -82,12 +80,10 @@ class Samples:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the graph has an input for the numbers of samples."""
         return bool(self._counted)
 
     @cached_property
     def own(self) -> Tensor:
-        """How many samples this worker has."""
         builder = self._builder
         if not self._counted:
             assert self.first is not None
@@ -98,7 +94,7 @@ class Samples:
         return builder.op("Slice", numbers, builder.integers([0]), builder.integers([1]), shape=[1])
 
     def rows(self, name: str) -> Tensor:
-        """How many samples of an input the values of this worker's graph are of: its own, or those of a stand-in."""
+        """How many samples of an input this worker's graph runs on: its own, or a stand-in's."""
         builder, axis = self._builder, self._axes[name]
         value = builder.tensor(self._inputs[name])
         return builder.once(("rows", name), lambda: builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
@@ -115,8 +111,6 @@ class Samples:
         return self._builder.once(("start", name), emit)
 
     def _counts(self, name: str) -> Tensor:
-        """How many samples of an input each worker has, int64 [workers]."""
-
         def emit() -> Tensor:
             everyone, column = self._gathered, self._counted.index(name) if self._counted else 0
             return self._builder.op("Gather", everyone, self._builder.scalar(column, INT64), axis=1, shape=[self._workers])
@@ -136,16 +130,12 @@ class Samples:
 
 
 def samples_entry(value: ir.Value) -> Entry:
-    """Return the entry of the input that ``place_samples`` gives a graph: int64, one number for each of ``counted_inputs``."""
     assert value.shape is not None
     return Entry(value.name or "", Role.SAMPLES, INT64, value.shape.numpy())
 
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> None:
-    """Rewrite, in place, what depends on which samples of the batch a worker has; ``data`` are the model's inputs.
-
-    The graph gets an input for the numbers of samples, unless they are as many in every step.
-    """
+    """Rewrite, in place, what depends on which samples a worker has; a batch of open size gets an input for their numbers."""
     samples = Samples(graph, data, workers)
     if workers > 1:
         _refuse_other_draws(graph)
@@ -162,7 +152,6 @@ def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> None:
 
 
 def _refuse_other_draws(graph: ir.Graph) -> None:
-    """Raise ConfigurationError if a body draws, or a loss graph does, from the runtime's own generator."""
     in_body = next((node for body in graph.subgraphs() for node in body if Places.read(node) is not None), None)
     if in_body is not None:
         raise ConfigurationError(
@@ -191,10 +180,10 @@ def _put_share(graph: ir.Graph, node: ir.Node, samples: Samples, workers: int) -
 
 
 def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Samples) -> None:
-    """Number rows or columns as those of the whole batch are, if samples are among them.
+    """Number rows or columns as in the whole batch, if samples are among them.
 
-    A worker's place ``(a n + i) f + b``, of slower place a, the i-th of its n samples and faster place b out of f, is
-    ``(a N + s + i) f + b`` among those of all N samples, of which s stand before the worker's own.
+    A worker's place ``(a n + i) f + b``, of slower place a, the i-th of n samples and faster place b out of f, is ``(a N + s + i)
+    f + b`` in the batch of N samples, s of them before the worker's own.
     """
     if places.problem:
         raise ConfigurationError(
@@ -223,10 +212,10 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
 
 
 class PartRunner(SpreadRunner):
-    """A runner that tells the step how many samples its worker has, and gives it others if it has none.
+    """A runner that tells the step how many samples its worker has, and gives it a stand-in if it has none.
 
-    The stand-in is the last part that had samples. A worker that has had none yet gets the part of one that has: all workers say
-    what they have in the first step, and in those that follow it until one of them has had samples.
+    That is the last part with samples. A worker that has had none gets another's: all say what they have in each step until one
+    of them has had samples.
     """
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):
@@ -256,7 +245,6 @@ class PartRunner(SpreadRunner):
         return self._runner.step({**inputs, **part, self._numbers: counts})
 
     def _share_stand_in(self, part: Arrays) -> None:
-        """Give the workers that have had no samples yet the part of the first one that has had some; all do this together."""
         given = self._last or part
         form = [self._last is not None, *(extent for array in given.values() for extent in array.shape)]
         forms = gathered(self._communicator, np.array(form, np.int64))

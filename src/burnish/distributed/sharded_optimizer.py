@@ -1,9 +1,8 @@
 """Sharded optimizer state (ZeRO, stage 1): each worker keeps and updates only its share of the parameters.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020. A gradient is
-summed on the worker that updates its parameter, and what the update computes of it is computed there. If something depends on
-what different workers have, such as the norm of all gradients, they exchange what enters it: sums of squares, not gradients. So
-the numbers are those of workers that have all gradients.
+summed, and used, on the worker that updates its parameter. Where something depends on several workers' gradients, such as their
+norm, they exchange sums of squares, not gradients: the numbers are those of workers that have all gradients.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.program.signature import Entry, Role, Signature
 
 GRADIENT, NEXT = "grad:", "next:"
-"""How the names of a training graph's outputs begin, for gradients and for the next values of state entries."""
+"""Prefixes of a training graph's outputs: gradients, and the next values of state entries."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Which of the ``workers`` keeps what: ``owners`` is the rank by parameter, named as in the state.
+    """Which worker keeps what: ``owners`` is the rank by parameter, named as in the state.
 
-    ``slots`` has the parameter of every state entry that one worker alone keeps. A worker keeps those ``of`` its rank.
+    ``slots`` has the parameter of every state entry that one worker alone keeps.
     """
 
     workers: int
@@ -57,10 +56,10 @@ class Shares:
 
 
 def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
-    """Divide the trained parameters among workers, so that each has about as many bytes of gradients and optimizer state.
+    """Divide the trained parameters, so that each worker has about as many bytes of gradients and optimizer state.
 
-    Averages of parameters, which are evaluated with, stay on all workers, and so do tables of which a step writes some rows, and
-    ``parts``: entries of which each worker has its own part. ``slots`` are those that the optimizer declares.
+    Averages of parameters, which are evaluated with, stay on all workers; so do tables that are updated by rows, and ``parts``:
+    entries of which each worker has its own part. ``slots`` are those that the optimizer declares.
     """
     by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
     trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
@@ -81,7 +80,7 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
 
 
 def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
-    """Return what one worker runs of such graphs; the signature of its step has no state that others keep."""
+    """Return what one worker runs; the signature of its step leaves out what others keep."""
     others = shares.not_of(rank)
     step = graphs.signature["step"]
     own = replace(
@@ -107,7 +106,7 @@ def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
 
 
 def name_gradients(graph: ir.Graph) -> None:
-    """Write to the exchange of every bucket, in place, the names of the parameters whose gradients it exchanges."""
+    """Write to each bucket's exchange, in place, the parameters whose gradients it exchanges."""
     names: dict[ir.Value, str] = {}
     for output in graph.outputs:
         if (output.name or "").startswith(GRADIENT):
@@ -127,10 +126,7 @@ def _start_of(finish: ir.Node) -> ir.Node:
 
 
 class _Plan:
-    """Which worker computes what of a step, the same on all: each value is computed by all, or by one.
-
-    The graph of the step is rewritten in place.
-    """
+    """Which worker computes what of a step, the same on all: each value is computed by all, or by one."""
 
     def __init__(self, graph: ir.Graph, shares: Shares):
         self._graph, self._shares = graph, shares
@@ -155,7 +151,7 @@ class _Plan:
         return self._shares.owners.get(self._shares.slots.get(name, name))
 
     def scatter(self) -> None:
-        """Let each gradient be added up on the worker that updates its parameter; one that nobody needs is not exchanged."""
+        """Sum each gradient on the worker that updates its parameter; one that nobody needs is not exchanged."""
         for finish in [node for node in self._graph if ALL_REDUCE_FINISH.is_of(node)]:
             start = _start_of(finish)
             names = attribute_value(start, "parameters", ())
@@ -182,7 +178,7 @@ class _Plan:
             replace_uses(output, total.value)
 
     def gather(self) -> None:
-        """Put in the exchanges of what one worker computes and others need: those that wait for as many others are one."""
+        """Exchange what one worker computes and others need, in one exchange for each number of others that it waits for."""
         conditions = self._conditions()
         exchanges: dict[tuple[int, int], list[ir.Value]] = {}
         for value, level in self._crossing().items():
@@ -212,7 +208,7 @@ class _Plan:
         return [_Condition(self._graph, when) for when in found]
 
     def _crossing(self) -> dict[ir.Value, int]:
-        """The values that one worker computes and others need, each with how many exchanges, one after another, it takes."""
+        """The values that one worker computes and others need, each with how many exchanges in a row it takes."""
         crossing: dict[ir.Value, int] = {}
         levels: dict[ir.Value, int] = {}
         following = {value for value in self._graph.outputs if (value.name or "").startswith(f"{NEXT}param/")}
@@ -247,7 +243,6 @@ class _Condition:
                 self._needed.update(list(dict.fromkeys(read_by(node)))[2 * self._decides(node) :])
 
     def leaves(self, value: ir.Value) -> bool:
-        """Return True if workers need not be given a value while the scalar is false."""
         return value not in self._needed or self._is_present(value, self._present.get(value.name or ""))
 
     def _decides(self, node: ir.Node) -> bool:
@@ -270,7 +265,6 @@ def _rows_of(node: ir.Node) -> list[int]:
 
 
 def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
-    """Remove what other workers compute; ``others`` are the state entries that they keep."""
     graph.outputs[:] = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
     gathers = [node for node in graph if GATHER_OWNED.is_of(node)]
@@ -290,7 +284,7 @@ def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
 
 
 def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
-    """Let a worker wait for the sums of its own gradients; returns a value that is there when it has."""
+    """Let a worker wait for its own sums; returns a value that is there when it has."""
     own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
     operands = Builder(graph, before=node).tensors(node.inputs[index] for index in (0, *(1 + index for index in own)))
     *sums, end = REDUCE_SCATTER_FINISH.emit(*operands)

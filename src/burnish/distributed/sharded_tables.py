@@ -1,12 +1,12 @@
 """Sharded embedding tables: each worker holds some rows of a table and of its slots, and looks up those of others.
 
 Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019: dense layers are
-replicated and tables divided. Row ``r`` is held by worker ``r % workers``, at place ``r // workers``, so that the rows that are
-read most, which tend to have the lowest indices, are spread evenly. A step asks the holders for each row that its samples look
-up, once, and sends them its gradients; the holder adds up what comes for a row in the order of the ranks, and updates it.
+replicated and tables divided. Worker ``r % workers`` holds row ``r``, at place ``r // workers``, which spreads the rows that are
+read most, often the first ones. A step asks for each row that its samples look up once, and sends its gradient to the holder,
+which adds up what comes for a row in the order of the ranks.
 
-To evaluate, and to take the state, all workers act together: each first says what it is about to do. A worker that wants nothing
-itself takes part in what another does: it evaluates on an earlier batch, or gives the rows of a state entry that is asked for.
+To evaluate, and to take the state, all workers act together: each first says what it is about to do. One that wants nothing takes
+part in what another does: it evaluates on an earlier batch, or gives the rows that are asked for.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from burnish.settings import matches_pattern, nearest
 
 PARAMETER = "param/"
 SUMMED = ("ReduceSum", "ReduceSumSquare")
-"""Reductions that are the sum of what the workers have of them."""
+"""Reductions that are the sum of the workers' results."""
 SIZES = ("Shape", "Size")
 INT64 = ir.DataType.INT64
 
 
 @dataclass(frozen=True)
 class TableShards:
-    """The number of rows of each table that is sharded (``extents``), and of each state entry with it (``entries``)."""
+    """The number of rows of each sharded table (``extents``), and of each state entry with it (``entries``)."""
 
     workers: int
     extents: Mapping[str, int]
@@ -55,7 +55,6 @@ class TableShards:
 
     @classmethod
     def of(cls, signature: Signature, option: str | Sequence[str], workers: int) -> TableShards:
-        """Read ``DataParallel(shard_tables=...)`` for a program, or raise ConfigurationError."""
         entries = {entry.name: entry for entry in signature.state}
         by_rows = [entry.updates for entry in signature["step"].outputs if entry.by_rows and entry.updates is not None]
         tables = [name.removeprefix(PARAMETER) for name in by_rows if name.startswith(PARAMETER)]
@@ -76,7 +75,6 @@ class TableShards:
         return cls(workers, {name: rows[f"{PARAMETER}{name}"] for name in tables}, rows)
 
     def rows_of(self, rank: int, entry: str) -> int | None:
-        """Return how many rows of a state entry a worker holds; None if the entry is not sharded."""
         return len(range(rank, self.entries[entry], self.workers)) if entry in self.entries else None
 
     def part(self, array: np.ndarray, rank: int) -> np.ndarray:
@@ -84,7 +82,7 @@ class TableShards:
 
 
 def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[str]) -> list[str]:
-    """Return the tables that patterns name; each has to match some, and only tables that are updated by rows."""
+    """Return the tables that patterns name: each matches some, and only tables updated by rows."""
     chosen: list[str] = []
     for pattern in patterns:
         matching = [name for name in parameters if matches_pattern(name, pattern)]
@@ -102,10 +100,7 @@ def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[
 
 
 def look_up_rows(model: ir.Model, shards: TableShards) -> None:
-    """Let a training, ``evaluate`` or ``predict`` graph ask the workers for the rows that it looks up, in place.
-
-    Lookups whose indices do not depend on each other's rows are one exchange.
-    """
+    """Let a graph, in place, ask the workers for rows; lookups that do not depend on each other's rows are one exchange."""
     graph = model.graph
     tables = _lookups(graph, shards)
     for nodes in by_level(graph, tables).values():
@@ -132,7 +127,7 @@ def look_up_rows(model: ir.Model, shards: TableShards) -> None:
 
 
 def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
-    """Return the nodes that look up rows, with the table of each; nodes that ask for a table's size get that of the whole."""
+    """Return the nodes that look up rows, with their tables; nodes that ask for a size get the whole table's."""
     found: dict[ir.Node, str] = {}
     tables = {f"{PARAMETER}{name}": name for name in shards.extents}
     for value in [value for value in graph.inputs if value.name in tables]:
@@ -200,8 +195,6 @@ def _is_summed(value: ir.Value) -> bool:
 
 
 def holding_rows(graphs: LoweredGraphs, shards: TableShards, rank: int) -> LoweredGraphs:
-    """Return what one worker runs of graphs of which that of training exchanges rows; its state has the rows that it holds."""
-
     def own(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         rows = [(entry, shards.rows_of(rank, entry.updates or entry.name)) for entry in entries]
         return tuple(entry if held is None else replace(entry, shape=(held, *entry.extents[1:])) for entry, held in rows)
@@ -229,7 +222,6 @@ def holding_rows(graphs: LoweredGraphs, shards: TableShards, rank: int) -> Lower
 
 
 BLOCK_BYTES = 2**26
-"""Bytes of a table that are sent at once when the whole of it goes to all workers."""
 
 
 class _Request(IntEnum):
@@ -241,7 +233,7 @@ DOING = ("takes part", "has all it wants of the state", "asks for the state", "a
 
 
 class SpreadTablesRunner(SpreadRunner):
-    """A runner of one worker's rows of tables and of their slots; ``runner`` was opened with ``held_by`` the state."""
+    """A runner of one worker's rows of tables and their slots; ``runner`` was opened with ``held_by`` the state."""
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, shards: TableShards, signature: Signature):
         super().__init__(runner, communicator)
@@ -278,7 +270,7 @@ class SpreadTablesRunner(SpreadRunner):
         return self._runner.predict(inputs, instead)
 
     def take_part(self) -> None:
-        """Do what another worker asks for: one evaluation or prediction, or entries of the state until that has all it wants."""
+        """Do what another worker asks for: one evaluation or prediction, or entries of the state until it has all."""
         while True:
             request, place = self._agree(_Request.NOTHING)
             if request is _Request.STATE:
@@ -294,7 +286,7 @@ class SpreadTablesRunner(SpreadRunner):
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While this lasts, the others that take part wait for what is asked of them; they are told when it ends."""
+        """While this lasts, the others that take part wait for requests; they are told when it ends."""
         self._asking += 1
         others_wait = True
         try:
@@ -323,16 +315,16 @@ class SpreadTablesRunner(SpreadRunner):
         return whole
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take this worker's rows of a whole state. The first worker keeps the whole until its next step, for ``take_over``."""
+        """Take this worker's rows of a whole state. The first worker keeps the whole until it steps, for ``take_over``."""
         whole = {name: state[name] for name in state}
         rank = self._communicator.rank
         self._runner.load_state(held_by(whole, self._shards, rank))
         self._known = {name: whole[name] for name in self._shards.entries} if rank == 0 else None
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
-        """Take over the state that the first worker loaded; all workers do so together, an entry at a time.
+        """Take over the state that the first worker loaded, an entry at a time; all workers do so together.
 
-        ``given`` takes the name of an entry and an array of its form, and returns on all workers the array of the first one.
+        ``given`` takes an entry's name and an array of its form, and returns the first worker's array on all.
         """
         held = HandedOver()
         for name, entry in sorted(self._entries.items()):
@@ -346,7 +338,6 @@ class SpreadTablesRunner(SpreadRunner):
         self._runner.load_state(held)
 
     def _remember(self, inputs: Mapping[str, np.ndarray], *graphs: str) -> None:
-        """Keep a batch that has samples, to take part with."""
         for graph in graphs:
             names = [entry.name for entry in self._signature[graph].inputs_of(Role.DATA, Role.LABEL)]
             if all(name in inputs and inputs[name].size for name in names):
@@ -359,7 +350,6 @@ class SpreadTablesRunner(SpreadRunner):
         }
 
     def _agree(self, request: _Request, place: int = 0) -> tuple[_Request, int]:
-        """Tell the others what this worker is about to do, and return what they do together."""
         told = gathered(self._communicator, np.array([request, place], np.int64)).tolist()
         asked = {(kind, where) for kind, where in told if kind != _Request.NOTHING}
         if len(asked) > 1:

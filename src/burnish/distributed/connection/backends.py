@@ -1,4 +1,4 @@
-"""The exchanges of ``torch.distributed`` among some workers: by Gloo on CPUs, by NCCL on GPUs, or in a group of the caller's."""
+"""Exchanges of ``torch.distributed`` among some workers: Gloo on CPUs, NCCL on GPUs, or the caller's group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_NCCL = "This PyTorch has no NCCL, by which GPUs exchange tensors: install a b
 
 @dataclass(frozen=True)
 class Backends:
-    """The exchanges of some workers by process groups of ``torch.distributed``, for tensors on CPUs and on GPUs.
+    """Process groups of ``torch.distributed`` that exchange contiguous tensors, on CPUs and on GPUs.
 
-    Every method begins an exchange of contiguous tensors, and returns what is waited for; None if there is nothing to wait for.
-    The groups in ``owned`` were made here, and end by ``abort``.
+    A method begins an exchange and returns what to wait for, or None. ``abort`` ends the groups in ``owned``, which were made
+    here.
     """
 
     cpu: Any
@@ -32,9 +32,8 @@ class Backends:
 
     @classmethod
     def open(cls, store: Any, rank: int, size: int, device: str, limit: float) -> Backends:
-        """Connect some workers, who call this together, through a store with keys that no other group writes.
-
-        An exchange may take ``limit`` seconds. Raises RuntimeError if a worker has not come, or is not reached.
+        """Connect some workers, who call this together, for exchanges of up to ``limit`` seconds; raises RuntimeError without one
+        of them.
         """
         distributed = torch_distributed()
         seconds, gpu = timedelta(seconds=limit), None
@@ -48,7 +47,6 @@ class Backends:
 
     @classmethod
     def of_group(cls, group: Any, store: Any, device: str, limit: float) -> Backends:
-        """Take the backends that a group of ``torch.distributed`` has, and make those that it lacks."""
         has = _names_of(group)
         cpu = group if "cpu" in has else None
         gpu = group if has.get("cuda", "gloo") != "gloo" else None
@@ -59,11 +57,7 @@ class Backends:
 
     @classmethod
     def within(cls, group: Any, members: Sequence[int], store: Any, device: str, limit: float) -> Backends | None:
-        """Connect some workers of a group of the caller's by the backend that was registered for it; they call this together.
-
-        None, on all of them, without such a group, or if it has a backend of PyTorch's own, which ``open`` makes for them alone.
-        What is made of the group here ends with the caller's groups.
-        """
+        """Connect some workers of the caller's group by the backend registered for it, if it has one of its own."""
         if group is None or _names_of(group).get("cpu" if device == "cpu" else "cuda", "gloo") in ("gloo", "nccl", "mpi"):
             return None
         distributed = torch_distributed()
@@ -91,7 +85,6 @@ class Backends:
         return self._of(tensor).allgather([list(as_bytes(rows).view(len(rows), -1).unbind())], [as_bytes(tensor)])
 
     def all_to_all(self, received: torch.Tensor, gets: Sequence[int], given: torch.Tensor, gives: Sequence[int]) -> Any:
-        """Begin to give each worker so many elements of a vector, and to get as many as it gives from each."""
         width = given.itemsize
         sizes = [[count * width for count in counts] for counts in (gets, gives)]
         return self._of(given).alltoall_base(as_bytes(received), as_bytes(given), *sizes)
@@ -117,7 +110,7 @@ def _names_of(group: Any) -> dict[str, str]:
 
 
 def adds_up(tensor: torch.Tensor) -> bool:
-    """Whether backends add up numbers of this dtype; they gather any."""
+    """Whether backends add up this dtype; they gather any."""
     import torch
 
     return tensor.dtype not in (torch.int16, torch.bool)

@@ -1,12 +1,13 @@
-"""Communicators: how an engine reaches the other workers. Sums in the order of the ranks, and gradients in 16 bits.
+"""Communicators: how an engine reaches the other workers. Also sums in the order of the ranks, and gradients in 16 bits.
 
-A library that adds up while it passes numbers on is free in the order of its sums, and adds in the dtype that travels. For an
-ordered sum every worker gets a part of the buffer from all others, adds it up, and gives the sums of its part to all: as many
-bytes as a ring takes, ``2 (W - 1) / W`` of the buffer. Each element is ``((x0 + x1) + x2) + ...`` on whichever worker adds it.
+A library chooses the order of its sums, and adds in the dtype that travels. For an ordered sum each worker gets a part of the
+buffer from all others, adds it up, and gives the result to all: ``2 (W - 1) / W`` of the buffer, as in a ring. Every element is
+``((x0 + x1) + x2) + ...``, whoever adds it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 TOP_EXPONENT = 15
-"""A row of float16 is scaled so that its largest element is in [2^14, 2^15): none overflows, also by rounding."""
+"""A row of float16 is scaled so that its largest element is in [2^14, 2^15): none overflows, even by rounding."""
 EXPONENTS = (-100, 128)
-"""What rows of smaller or larger numbers are scaled by: the factor itself must be a float32."""
+"""The bounds of that scaling: the factor itself must be a float32."""
 
 
 class GroupCommunicator:
-    """The workers of a group; all of them make one at the same time.
-
-    ``gradients`` are the same workers, for exchanges of gradients: a layer's statistics do not wait for those. None makes one.
-    """
+    """The workers of a group, and again for exchanges of ``gradients``, which a layer's statistics do not wait for."""
 
     def __init__(self, group: ProcessGroup, gradients: ProcessGroup | None = None):
         self.rank, self.size = group.rank, group.world_size
@@ -68,7 +66,6 @@ class GroupCommunicator:
         return self._group(group, channel).machines
 
     def _group(self, size: int, channel: str) -> ProcessGroup:
-        """The workers of an exchange; parts of the group are made at the first exchange that needs them, by all together."""
         key = (size, channel if channel == GRADIENTS else "")
         if key not in self._groups:
             self._groups[key] = self._groups[0, key[1]].split(size)
@@ -76,7 +73,7 @@ class GroupCommunicator:
 
 
 class Encoding:
-    """Numbers travel as they are: [rows, n] ``encoded`` as [rows, m], and ``decoded`` again."""
+    """How rows of numbers travel, [rows, n] ``encoded`` as [rows, m]: here, as they are."""
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -86,17 +83,17 @@ class Encoding:
 
 
 class BFloat16(Encoding):
-    """Numbers are rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
+    """Rounded to bfloat16: the range of float32, and an error of up to 2^-8 of each number."""
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.bfloat16()
 
 
 class Float16(Encoding):
-    """Numbers are rounded to float16, each row times a power of two that travels after it.
+    """Rounded to float16, each row times a power of two that travels with it.
 
-    The error is up to 2^-11 of each number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
-    NaN and infinities stay what they are.
+    The error is up to 2^-11 of a number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
+    NaN and infinities stay.
     """
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -114,7 +111,7 @@ COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16
 
 
 class OrderedSums:
-    """A communicator whose sums are taken in the order of the ranks: all if it is ``deterministic``, else the compressed ones.
+    """A communicator that sums in the order of the ranks: everything if ``deterministic``, else what is compressed.
 
     ``compression`` is how gradients travel; None leaves them as they are.
     """
@@ -126,6 +123,8 @@ class OrderedSums:
         self.all_to_all, self.all_to_all_uneven = communicator.all_to_all, communicator.all_to_all_uneven
 
     def all_reduce(self, buffer: torch.Tensor, *, group: int = 0, channel: str = "") -> Pending:
+        import torch
+
         compression = self._compression_of(buffer.dtype, channel)
         workers = group or self.size
         if workers == 1 or (compression is None and not self._deterministic):
@@ -142,7 +141,16 @@ class OrderedSums:
             rows = self.all_gather(encoding.encoded(buffer.unsqueeze(0))[0], group=group)
             buffer.copy_(_sum_of(encoding.decoded(rows, _wide(buffer))))
             return DONE
-        return self._sum_of_parts(buffer, encoding, group, workers, channel)
+        width = -(-buffer.numel() // workers)
+        padded = torch.nn.functional.pad(buffer, (0, width * workers - buffer.numel()))
+        own, pending = scattered(self._communicator, padded, [width] * workers, compression, group=group, channel=channel)
+
+        def finish() -> None:
+            pending.wait()
+            sums = self.all_gather(encoding.encoded(own.unsqueeze(0))[0], group=group)
+            buffer.copy_(encoding.decoded(sums, _wide(buffer)).flatten()[: buffer.numel()])
+
+        return Work(finish)
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, group: int = 0, channel: str = "") -> SharedBuffer | None:
         if self._compression_of(dtype, channel) is not None or self._machines(group, channel) is not None:
@@ -158,36 +166,25 @@ class OrderedSums:
     def _machines(self, group: int, channel: str) -> Machines | None:
         return self._communicator.machines(group, channel) if isinstance(self._communicator, GroupCommunicator) else None
 
-    def _sum_of_parts(self, buffer: torch.Tensor, encoding: Encoding, group: int, workers: int, channel: str) -> Pending:
-        """Begin a sum of which every worker adds up a part; the parts are under way to them when this returns."""
-        import torch
-
-        width = -(-buffer.numel() // workers)
-        parts = torch.nn.functional.pad(buffer, (0, width * workers - buffer.numel())).view(workers, width)
-        rows, pending = self.all_to_all(encoding.encoded(parts), group=group, channel=channel)
-
-        def finish() -> None:
-            pending.wait()
-            wide = _wide(buffer)
-            part = _sum_of(encoding.decoded(rows, wide))
-            sums = self.all_gather(encoding.encoded(part.unsqueeze(0))[0], group=group)
-            buffer.copy_(encoding.decoded(sums, wide).flatten()[: buffer.numel()])
-
-        return Work(finish)
-
 
 def scattered(
-    communicator: Communicator, buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding | None = None, *, channel: str = ""
+    communicator: Communicator,
+    buffer: torch.Tensor,
+    sizes: Sequence[int],
+    encoding: Encoding | None = None,
+    *,
+    group: int = 0,
+    channel: str = "",
 ) -> tuple[torch.Tensor, Pending]:
-    """Begin to add up parts of a buffer, each on its worker: ``Communicator.reduce_scatter`` by an exchange of all with all."""
+    """Begin ``Communicator.reduce_scatter`` by an exchange of all with all."""
     import torch
 
-    own, wire, widths = _section(buffer, sizes, communicator.rank), buffer, list(sizes)
+    own, wire, widths = _section(buffer, sizes, communicator.rank % len(sizes)), buffer, list(sizes)
     if encoding is not None:
         parts = [encoding.encoded(part.unsqueeze(0))[0] for part in torch.split(buffer, widths) if part.numel()]
         wire, lengths = torch.cat(parts), iter(map(len, parts))
         widths = [next(lengths) if size else 0 for size in sizes]
-    rows, pending = communicator.all_to_all(wire, sizes=widths, channel=channel)
+    rows, pending = communicator.all_to_all(wire, sizes=widths, group=group, channel=channel)
 
     def finish() -> None:
         pending.wait()
@@ -224,15 +221,15 @@ class ArrayCommunicator:
             hvd.rank(), hvd.size(), lambda array: hvd.allreduce(array, op=hvd.Sum), lambda array: hvd.allgather(array[None])
         )
 
-    Every worker calls them in the same order, with arrays of one dtype and shape. The sums of all workers must be the same bits.
+    Every worker calls them in the same order, with arrays of one dtype and shape. All must get a sum with the same bits.
 
     Args:
         rank: of this worker, from 0.
         size: how many workers there are.
         all_reduce: returns the sum of an array over the workers.
         all_gather: returns the arrays of all workers, [workers, ...], in the order of their ranks.
-        part: given a number of consecutive ranks, returns the communicator of those that this worker is among, for
-            ``norm="sync:<n>"``. None: what goes to some of the workers is gathered from all, which takes more bytes.
+        part: given a number of consecutive ranks, returns the communicator of those with this worker, for ``norm="sync:<n>"``.
+            None: all workers exchange what is meant for some, which takes more bytes.
 
     Raises:
         ConfigurationError: a rank that is none of the workers'.
@@ -251,8 +248,8 @@ class ArrayCommunicator:
         if not is_whole(rank) or not is_whole(size) or not 0 <= rank < size:
             raise ConfigurationError(f"rank={rank!r}, size={size!r}: ranks count from 0 to one below the number of workers")
         self.rank, self.size = rank, size
-        self._sum, self._rows, self._make_part = all_reduce, all_gather, part
-        self._parts: dict[int, ArrayCommunicator] = {}
+        self._sum, self._rows = all_reduce, all_gather
+        self._part = None if part is None else functools.cache(part)
 
     def all_reduce(self, buffer: Any, *, group: int = 0, channel: str = "") -> Pending:
         array = array_of(buffer)
@@ -286,20 +283,15 @@ class ArrayCommunicator:
         return _section(buffer, sizes, self.rank), self.all_reduce(buffer, channel=channel)
 
     def shared_buffer(self, dtype: Any, count: int, *, group: int = 0, channel: str = "") -> None:
-        """Return None, as ``shared_rows`` does: the numbers may lie anywhere."""
+        """Return None, as ``shared_rows``: the numbers may lie anywhere."""
 
-    def shared_rows(self, count: int, *, channel: str = "") -> None:
-        """Return None: the bytes may lie anywhere."""
+    def shared_rows(self, count: int, *, channel: str = "") -> None: ...
 
     def _among(self, group: int) -> ArrayCommunicator:
-        if group in (0, self.size) or self._make_part is None:
-            return self
-        if group not in self._parts:
-            self._parts[group] = self._make_part(group)
-        return self._parts[group]
+        return self if group in (0, self.size) or self._part is None else self._part(group)
 
     def _gathered(self, array: np.ndarray, group: int) -> np.ndarray:
-        """The arrays of the workers of a group. All groups come to an exchange at the same time, with arrays of one shape."""
+        """The arrays of a group's workers. All groups come to an exchange together, with arrays of one shape."""
         among = self._among(group)
         rows = self._checked(among._rows(array), (among.size, *array.shape), array.dtype)
         first = 0 if among.size == (group or self.size) else self.rank // group * group
@@ -326,7 +318,7 @@ def _like(buffer: Any, array: np.ndarray) -> Any:
 def mpi(communicator: Any = None) -> ArrayCommunicator:
     """Return the workers of an MPI run, for ``burnish.DataParallel(communicator=burnish.distributed.mpi())``.
 
-    Run with ``mpiexec -n 4 python script.py``. Needs mpi4py, and no PyTorch: train on ``engine="onnxruntime"``.
+    Run with ``mpiexec -n 4 python script.py``. Needs mpi4py and no PyTorch: train on ``engine="onnxruntime"``.
 
     Args:
         communicator: of mpi4py; None is ``MPI.COMM_WORLD``.

@@ -1,7 +1,4 @@
-"""The place of this process among the workers of a run, as its launcher says it in the environment.
-
-torchrun, Open MPI, MPICH and Slurm each have variables of their own for the same three numbers.
-"""
+"""This process's place among the workers, from the variables of torchrun, Open MPI, MPICH or Slurm."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from burnish.installing import install_command
 from burnish.settings import is_natural_text
 
 FOLDER = "BURNISH_MEETING"
-"""The environment variable with the folder in which workers of ``burnish train --workers`` meet on one machine."""
+"""The variable with the folder in which workers of ``burnish train --workers`` meet."""
 LAUNCHERS = (
     ("WORLD_SIZE", "RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
-"""The variables of torchrun, Open MPI, MPICH and Slurm: the number of workers, this one's rank, and that on its machine."""
+"""For each launcher: the number of workers, this one's rank, and its rank on its machine."""
 _MPI = (LAUNCHERS[1][0], LAUNCHERS[2][0])
 # Slurm gives no port: each step of a job takes one by its numbers, as far from each other as jobs of one machine are.
 _SLURM_PORTS = range(20000, 30000)
@@ -33,11 +30,7 @@ _from_mpi: tuple[str, int] | None = None
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this worker among the others.
-
-    Workers of one machine meet in a ``folder``; if that is empty, at the store at ``host`` and ``port``, which torchrun or rank 0
-    keeps.
-    """
+    """The place of this worker. Workers meet in ``folder``, or at the store at ``host`` and ``port`` of torchrun or rank 0."""
 
     rank: int = 0
     world_size: int = 1
@@ -53,12 +46,11 @@ class Place:
 
     @property
     def keeper(self) -> str:
-        """Who keeps the store; empty if it outlives each of the workers."""
+        """Who keeps the store; empty if it outlives each worker."""
         return "" if self.folder else "the launcher (torchrun)" if self.launcher_keeps_store else "rank 0"
 
     @classmethod
     def of_environment(cls) -> Place:
-        """Read what a launcher sets, or raise ConfigurationError; without a launcher a worker is alone."""
         names = _launcher()
         if names is None:
             return cls()
@@ -78,7 +70,7 @@ class Place:
 
 
 def _launcher() -> tuple[str, str, str] | None:
-    """Return the variables of what started this process as a worker. A job of one process by others than torchrun has none."""
+    """Return the launcher's variables. A job of one process counts only with torchrun."""
     for names in LAUNCHERS:
         if names[0] in os.environ and (names is LAUNCHERS[0] or os.environ[names[0]] != "1"):
             return names
@@ -86,21 +78,16 @@ def _launcher() -> tuple[str, str, str] | None:
 
 
 def is_of_mpi() -> bool:
-    """Return True if mpirun has started this process as one of several."""
     names = _launcher()
     return names is not None and names[0] in _MPI
 
 
 def is_worker() -> bool:
-    """Return True if a launcher has started this process as a worker."""
     return _launcher() is not None
 
 
 def written() -> tuple[str, str, str]:
-    """Return, as a launcher wrote them, the number of workers, this one's rank, and that on its machine.
-
-    Without a launcher these are empty, "0" and "0"; a rank on the machine that is not written is that in the run.
-    """
+    """Return the number of workers, the rank and the local rank as the launcher wrote them; "", "0" and "0" without one."""
     names = _launcher()
     if names is None:
         return "", "0", "0"
@@ -109,26 +96,20 @@ def written() -> tuple[str, str, str]:
 
 
 def _address(launcher: str, rank: int) -> tuple[str, int]:
-    """Return where the workers meet: as the environment says, or as a launcher that sets no address lets it be found out."""
     if launcher == "WORLD_SIZE" or "MASTER_ADDR" in os.environ or "MASTER_PORT" in os.environ:
         return _text("MASTER_ADDR", launcher), _number("MASTER_PORT", 1)
     if launcher in _MPI:
         return _address_by_mpi(rank)
     step = int(os.environ.get("SLURM_JOB_ID", "0")) * _STEPS + int(os.environ.get("SLURM_STEP_ID", "0")) % _STEPS
-    return _first_node(), _SLURM_PORTS[step % len(_SLURM_PORTS)]
-
-
-def _first_node() -> str:
-    """Return the first machine of a Slurm step, whose list is written like ``node[03-05,9],other``."""
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
-        return "127.0.0.1"
-    nodes = _text("SLURM_STEP_NODELIST", LAUNCHERS[3][0])
-    found = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+        first = "127.0.0.1"
+    else:  # of a list such as node[03-05,9],other
+        first = re.sub(r"^([^\[,]*)\[?(\d*).*", r"\1\2", _text("SLURM_STEP_NODELIST", LAUNCHERS[3][0]))
+    return first, _SLURM_PORTS[step % len(_SLURM_PORTS)]
 
 
 def _address_by_mpi(rank: int) -> tuple[str, int]:
-    """Let rank 0 tell the others by MPI where it will listen; this is done once, as all of them call it."""
+    """Let rank 0 tell the others by MPI where it will listen; once, as all of them call it."""
     global _from_mpi
     if _from_mpi is not None:
         return _from_mpi

@@ -1,7 +1,5 @@
-"""How a worker joins the others of a run: by what its launcher sets, or in a process group that its script has made already.
-
-Workers find each other in the store of their launcher, of rank 0 or of a process group, or in a folder of one machine. Each
-enters where it runs, and waits until all have done so. Ranks are given in the environment; nobody is asked for one.
+"""Joining a run: workers meet in a store (of the launcher, rank 0 or a process group) or in a folder, and wait there for each
+other.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import astuple
@@ -38,12 +37,10 @@ from burnish.distributed.connection.store import (
     ranks,
     torch_distributed,
 )
-from burnish.distributed.connection.watch import Watch
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.settings import is_natural_text
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The environment variables with the network interface that the backends of ``torch.distributed`` exchange by."""
 LOOPBACKS = {"linux": "lo", "darwin": "lo0"}
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.2
@@ -53,7 +50,7 @@ _SIOCGIFADDR = 0x8915
 
 # The server of a store lives in the process of rank 0 until that ends: others may still ask it. C++ does not keep it alive.
 _stores: dict[str, Any] = {}
-_meetings: dict[str, int] = {}
+_meetings: Counter[str] = Counter()
 _joined: ProcessGroup | None = None
 _joined_in: Any = None
 
@@ -68,21 +65,20 @@ def join(
 ) -> ProcessGroup:
     """Join the other workers of the run, over ``torch.distributed``.
 
-    Without a group, and unless ``torch.distributed`` is already initialized, the environment tells who they are: that of torchrun
-    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), of srun, or of mpirun, which needs mpi4py unless
+    Without a group, and unless ``torch.distributed`` is initialized, the environment says who they are: that of torchrun
+    (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``), srun, or mpirun, which needs mpi4py unless
     ``MASTER_ADDR`` and ``MASTER_PORT`` are set. burnish then initializes ``torch.distributed``, and ``close`` ends it.
 
     Args:
-        device: ``cpu``, or ``cuda`` (NCCL; each worker of a machine uses the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
+        device: ``cpu``, or ``cuda`` (NCCL; each worker uses the GPU of its ``LOCAL_RANK``), or ``cuda:1``.
         group: a process group of ``torch.distributed``; None is its default group, if there is one.
         timeout: seconds that an exchange may take, and that a worker may be silent.
         first_contact: seconds to wait for the others to come.
-        share_memory: let workers of one machine exchange through memory, if all of them can. If it is False on one of them, or
-            ``BURNISH_SHARED_MEMORY=off`` is in its environment, ``torch.distributed`` carries everything.
+        share_memory: let workers of one machine exchange through memory. If one of them says False, or has
+            ``BURNISH_SHARED_MEMORY=off`` in its environment, ``torch.distributed`` carries everything.
 
     Returns:
-        The group; a group of one worker if no launcher started several. A process that has joined and not left gets the same
-        group again.
+        The group, of one worker if no launcher started several. A process that has joined and not left gets the same one again.
 
     Raises:
         ConfigurationError: the environment is incomplete or contradicts itself, others may enter the folder, a time is not
@@ -133,14 +129,6 @@ def join(
                 "ports between the machines"
             ) from error
     within = distributed.group.WORLD if group is None and not place.folder else group
-    joined: ProcessGroup
-
-    def abort() -> None:
-        joined.abort()
-        distributed.distributed_c10d._abort_process_group()
-
-    # A wait on GPUs blocks a thread within the driver; those on CPUs look up.
-    watch = Watch(meeting, place.rank, timeout, None if own_device == "cpu" else abort)
     joined = ProcessGroup(
         place.rank,
         place.world_size,
@@ -149,11 +137,9 @@ def join(
         first_contact,
         meeting=meeting,
         backends=None if within is None else Backends.of_group(within, meeting.torch_store, own_device, limit),
-        watch=watch,
         share_memory=share_memory,
         on_close=_end_default_group if is_initialized_here else None,
     )
-    watch.start()
     joined.connect()
     _joined, _joined_in = joined, group
     return joined
@@ -164,7 +150,6 @@ def has_joined() -> bool:
 
 
 def _end_default_group(broken: bool) -> None:
-    """End the group that ``join`` made; if the run is broken, end what is under way too, and wait for nobody."""
     distributed = torch_distributed()
     if distributed.is_initialized():
         with suppress(RuntimeError):  # the connections that it would end are broken
@@ -175,7 +160,6 @@ def _end_default_group(broken: bool) -> None:
 
 
 def is_torch_group(group: Any) -> bool:
-    """Return True for a process group of ``torch.distributed`` that this process is in."""
     module = sys.modules.get("torch.distributed")
     return module is not None and module.is_available() and isinstance(group, module.ProcessGroup)
 
@@ -208,11 +192,10 @@ def _own_device(device: str, local_rank: int) -> str:
 
 
 def _meet(place: Place, first_contact: float) -> Meeting:
-    """Reach the store, or keep it, and wait there until all workers have come, for ``first_contact`` seconds."""
     until = time.monotonic() + first_contact
     # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
     key = place.address
-    _meetings[key] = _meetings.get(key, 0) + 1
+    _meetings[key] += 1
     number = str(_meetings[key])
     if place.folder:
         folder = Path(place.folder)
@@ -239,7 +222,6 @@ def _meet(place: Place, first_contact: float) -> Meeting:
 
 
 def _meet_in_group(group: Any, first_contact: float) -> Meeting:
-    """Wait in the store of a process group of ``torch.distributed`` until all of its workers have come."""
     # A group that is written in Python does not tell its name and store itself.
     known = torch_distributed().distributed_c10d
     store = known._get_process_group_store(group)
@@ -257,12 +239,11 @@ def _meet_in_group(group: Any, first_contact: float) -> Meeting:
 
 
 def _gathered(hall: Store, number: str, place: Place, until: float, seconds: float, address: str) -> tuple[str, list[Location]]:
-    """Wait until all workers have come; return the name of their run, and where they are, by rank.
+    """Wait until all workers have come; return the run's name, and where they are, by rank.
 
-    A store may hold what earlier runs left there, or those that were ended while they waited: each worker enters a token of its
-    own, and once more under that of rank 0. Rank 0 waits for those under its own, and answers with a new name and the tokens of
-    the run's workers. Of two of one rank the later one counts. The number of starts would not tell runs apart: each agent of
-    torchrun counts those of its own workers. Raises OSError if the store is gone.
+    A store may hold what other runs left, so each worker enters a token, and enters it again under rank 0's token. Rank 0 answers
+    those under its own with a new name and their tokens; of two of one rank the later counts. (A number of starts would not do:
+    each agent of torchrun counts its own.) Raises OSError if the store is gone.
     """
     token = secrets.token_hex(16)
     hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(Location.own()), place.world_size]))
@@ -309,7 +290,7 @@ def _gathered(hall: Store, number: str, place: Place, until: float, seconds: flo
 
 
 def _entry(hall: Store, number: str, rank: int) -> list[Any] | None:
-    """Return what a worker entered: its token, its location and the number of workers; None if it has not come, or has ended."""
+    """Return a worker's token, location and number of workers; None if it has not come, or has ended."""
     text = hall.get(f"{number}/came/{rank}")
     if text is None:
         return None
@@ -318,16 +299,26 @@ def _entry(hall: Store, number: str, rank: int) -> list[Any] | None:
 
 
 def _use_interface(meeting: Meeting, place: Place) -> None:
-    """Let backends use the loopback if all workers are of one machine, else the interface that the store is reached by.
+    """Let backends use the loopback if all workers are on one machine, else the interface that leads to the store.
 
-    What the user names stays. By itself Gloo takes what the machine's own name resolves to, on many machines the loopback, which
-    no other machine reaches.
+    What the user sets stays. Gloo itself takes what the machine's name resolves to, often a loopback that no other machine
+    reaches.
     """
     if len({location.system for location in meeting.locations}) == 1:
         for variable in INTERFACES if sys.platform in LOOPBACKS else ():
             os.environ.setdefault(variable, LOOPBACKS[sys.platform])
-    elif sys.platform == "linux" and place.host and (name := _interface_towards(place.host, place.port)) is not None:
-        os.environ.setdefault(INTERFACES[0], name)
+    elif sys.platform == "linux" and place.host:
+        import fcntl
+
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((place.host, place.port))
+            address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                with suppress(OSError):
+                    if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
+                        os.environ.setdefault(INTERFACES[0], name)
+                        return
 
 
 def _open(place: Place, seconds: float, first_contact: float) -> Any:
@@ -362,7 +353,7 @@ def _open(place: Place, seconds: float, first_contact: float) -> Any:
 
 
 def _wait_for_listener(place: Place, until: float) -> None:
-    """Wait until something listens where the store is: the library would write to stderr for each attempt before."""
+    """Wait until something listens at the store's address: the library would print an error for each failed attempt."""
     while True:
         try:
             socket.create_connection((place.host, place.port), max(1.0, until - time.monotonic())).close()
@@ -386,20 +377,3 @@ def _not_reached(place: Place, seconds: float, error: Exception) -> WorkerError:
         f"Rank {place.rank} has not reached {place.keeper} at {place.address} in {seconds:g} s: {first_line(error)}. See whether "
         "it runs, and whether MASTER_ADDR and MASTER_PORT are reached from this machine"
     )
-
-
-def _interface_towards(host: str, port: int) -> str | None:
-    import fcntl
-
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
-            address = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                request = struct.pack("256s", name.encode()[:15])
-                with suppress(OSError):
-                    if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
-                        return name
-    except OSError:
-        return None
-    return None

@@ -1,15 +1,14 @@
-"""The workers of a run, and what they exchange, with a name in every error, and an end to every wait.
+"""The workers of a run and what they exchange, with a name in every error and an end to every wait.
 
-On CPUs values go through memory that workers of one machine share (``shared_memory``), or else by the backends of
-``torch.distributed`` (``backends``), as on GPUs. Workers of several machines exchange within each machine through memory, and
-once between the machines: the first worker of each exchanges for all of it. A sum is then taken in the order of the ranks on each
-machine, and after that over the machines: it has the same bits again for the same layout of workers. Nothing is pickled.
+On CPUs, workers of one machine exchange through ``shared_memory``; otherwise, and on GPUs, ``backends`` carry everything. Workers
+of several machines exchange within each machine through memory, then once between its first workers: sums are in the order of the
+ranks on a machine, then over the machines, with the same bits for the same layout. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import copy
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -37,24 +36,23 @@ GRACE_SECONDS = SEARCH_SECONDS + 1
 ASK_SECONDS = 0.002
 OPERATIONS = ("sum", "min", "max")
 SMALL_BYTES = 2**15
-"""Up to here what a worker gives to some goes to all: one exchange in place of two, where latency is what an exchange costs."""
+"""Up to here, what a worker gives to some goes to all: one exchange in place of two, where latency is the cost."""
 
 
 class ProcessGroup:
     """Workers that exchange tensors: all of a run, or some of them (``split``). ``burnish.distributed.join`` makes one.
 
-    All of its methods are to be called by all of its workers, in the same order. They raise WorkerError if a worker is gone, or
-    is late.
+    All workers call its methods in the same order. These raise WorkerError if a worker is gone or late; ``name`` is for messages.
 
     Attributes:
         rank: of this worker, from 0 to ``world_size`` - 1.
         world_size: number of workers.
         device: where tensors are exchanged: ``cpu``, or this worker's GPU.
         timeout: seconds that an exchange may take.
-        patience: seconds for what is known to take longer: the first contact, a checkpoint that rank 0 writes.
-        shares_memory: whether this worker would exchange through memory with others of its machine.
-        memory: by which the workers exchange if all of them share it.
-        machines: the workers by machine, if they exchange within each of several machines first.
+        patience: seconds for what takes longer: the first contact, a checkpoint that rank 0 writes.
+        shares_memory: whether this worker would share memory with others of its machine.
+        memory: what the workers exchange by if all of them share it.
+        machines: the workers by machine, if they exchange in two levels.
     """
 
     def __init__(
@@ -67,38 +65,31 @@ class ProcessGroup:
         *,
         meeting: Meeting | None = None,
         backends: Backends | None = None,
-        watch: Watch | None = None,
         share_memory: bool = True,
-        members: Sequence[int] | None = None,
-        name: str = "run",
-        counts: bool = True,
         on_close: Callable[[bool], None] | None = None,
     ):
         self.rank, self.world_size, self.device = rank, world_size, device
         self.timeout, self.patience, self.shares_memory = timeout, patience, share_memory
         self.memory: Memory | None = None
         self.machines: Machines | None = None
-        self._meeting, self._backends, self._watch = meeting, backends, watch
-        # Ranks of the whole run, by rank in this group.
-        self._members = tuple(range(world_size) if members is None else members)
-        self._is_part = members is not None
-        self._name, self._counts = name, counts
+        self._meeting, self._backends, self._on_close = meeting, backends, on_close
+        self._members: Sequence[int] = range(world_size)  # ranks of the whole run, by rank in this group
+        self._name, self._is_part, self._counts = "run", False, True
         self._parts = self._barriers = self._times_told = 0
         self._groups: list[ProcessGroup] = []
-        self._on_close = on_close
-        if meeting is not None and not self._is_part:
+        self._watch: Watch | None = None
+        if meeting is not None:
+            # A wait on GPUs blocks a thread within the driver; those on CPUs look up.
+            self._watch = Watch(meeting, rank, timeout, None if device == "cpu" else self._abort_all)
             atexit.register(self.close)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> torch.Tensor:
-        """Replace ``tensor``, contiguous, by its ``sum``, ``min`` or ``max`` over the workers; returns it.
-
-        It is of the same shape and dtype on all workers. ``name`` is what is exchanged, for messages; so for all methods.
-        """
+        """Replace ``tensor``, contiguous and alike on all workers, by its ``sum``, ``min`` or ``max``; returns it."""
         self.begin_all_reduce(tensor, operation, name=name).wait()
         return tensor
 
     def begin_all_reduce(self, tensor: torch.Tensor, operation: str = "sum", *, name: str = "values") -> Pending:
-        """Begin what ``all_reduce`` does, and return at once; ``tensor`` has the result when ``wait`` has returned."""
+        """Begin ``all_reduce``; ``tensor`` has the result once ``wait`` has returned."""
         if operation not in OPERATIONS:
             raise ConfigurationError(f"operation={operation!r}: give one of {', '.join(OPERATIONS)}")
         if self.world_size == 1:
@@ -111,11 +102,10 @@ class ProcessGroup:
         return self._begin(lambda backends: backends.all_reduce(tensor, operation), f"all-reduce of {name}", tensor)
 
     def all_gather(self, tensor: torch.Tensor, *, name: str = "values") -> list[torch.Tensor]:
-        """Return the tensors of all workers, in the order of their ranks; all are of one shape and dtype."""
+        """Return the tensors of all workers, of one shape and dtype, in the order of their ranks."""
         return list(self.all_gather_rows(tensor, name=name).unbind())
 
     def all_gather_rows(self, tensor: torch.Tensor, *, name: str = "values") -> torch.Tensor:
-        """Return the tensors of all workers as one, [workers, ...]."""
         if self.world_size == 1:
             return tensor.unsqueeze(0).clone()
         rows, tensor = tensor.new_empty((self.world_size, *tensor.shape)), tensor.contiguous()
@@ -128,9 +118,8 @@ class ProcessGroup:
     def begin_all_to_all(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
     ) -> tuple[torch.Tensor, Pending]:
-        """Begin to give each worker a row of ``tensor``, or with ``sizes`` its part of a vector; contiguous, of one dtype on all.
-
-        Returns what the workers gave to this one, [workers, ...] in the order of their ranks, and what is waited for.
+        """Begin to give each worker a row of ``tensor``, or with ``sizes`` its part of a vector; returns what they give,
+        [workers, ...].
         """
         if self.world_size == 1:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
@@ -140,10 +129,7 @@ class ProcessGroup:
         return received, self._begin_all_to_all(received, tensor, [gives] * self.world_size, name)
 
     def all_to_all_uneven(self, tensor: torch.Tensor, sizes: Sequence[Sequence[int]], *, name: str = "values") -> torch.Tensor:
-        """Give each worker a part of a vector, of any size, and return what the workers gave to this one, in their order.
-
-        ``sizes`` says for each worker how many elements it gives to each; the parts lie one after the other.
-        """
+        """Exchange parts of vectors; ``sizes`` says for each worker how many elements it gives to each, in order."""
         if self.world_size == 1:
             return tensor.clone()
         import torch
@@ -177,11 +163,7 @@ class ProcessGroup:
         return tensor
 
     def barrier(self, *, name: str = "the others") -> None:
-        """Wait until all workers have come here, for ``patience`` seconds at most.
-
-        It takes a hundredth of a second or more, and may last longer than an exchange: it is for what workers do at different
-        speeds, such as compiling, or waiting for rank 0 to write a checkpoint. ``name`` is what is waited for, for messages.
-        """
+        """Wait until all workers have come here, for ``patience`` seconds at most: a hundredth of a second or more."""
         if self.world_size == 1:
             return
         self.count(f"wait for {name}")
@@ -192,7 +174,7 @@ class ProcessGroup:
             raise self.late(f"wait for {name}", self.patience)
 
     def all_gather_bytes(self, content: bytes, *, name: str = "values") -> list[bytes]:
-        """Return the bytes of all workers, in the order of their ranks; each may have any number of them."""
+        """Return the bytes of all workers, of any length, in the order of their ranks."""
         if self.world_size == 1:
             return [content]
         import torch
@@ -205,12 +187,10 @@ class ProcessGroup:
 
     def all_gather_json(self, value: Any, *, name: str = "values") -> list[Any]:
         """Return the JSON-compatible values of all workers, in the order of their ranks."""
-        if self.world_size > 1 and self.memory is None and self._backends is None:
-            return self._all_told(value, f"exchange of {name}")
-        return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
-
-    def _all_told(self, value: Any, name: str) -> list[Any]:
-        """Return what all workers tell by the store: what they exchange by is not found out yet."""
+        if self.world_size == 1 or self.memory is not None or self._backends is not None:
+            return [json.loads(content) for content in self.all_gather_bytes(json.dumps(value).encode(), name=name)]
+        # Through the store, while they find out what to exchange by.
+        name = f"exchange of {name}"
         self.count(name)
         assert self._meeting is not None
         self._times_told += 1
@@ -232,12 +212,13 @@ class ProcessGroup:
         return [values[rank] for rank in range(self.world_size)]
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | MachinesBuffer | None:
-        """Return ``count`` numbers that are exchanged again and again, in shared memory; None if there is none for them."""
+        """Return shared memory for numbers that are summed again and again, or None; ``shared_rows``, for bytes that are shown to
+        all.
+        """
         carrier = self.memory or self.machines
         return None if carrier is None else carrier.shared_buffer(dtype, count, name)
 
     def shared_rows(self, count: int, *, name: str = "values") -> SharedRows | None:
-        """Return ``count`` bytes that are shown to all workers again and again; None if they share no memory."""
         return None if self.memory is None else self.memory.shared_rows(count, name)
 
     def split(self, size: int) -> ProcessGroup:
@@ -247,7 +228,9 @@ class ProcessGroup:
         return self if size >= self.world_size else self.apart(size)
 
     def apart(self, size: int) -> ProcessGroup:
-        """As ``split``, with connections of its own: exchanges of one group do not wait for those of another."""
+        """As ``split``, with connections of its own, so that its exchanges wait for no other group's; ``twin`` is of the same
+        workers.
+        """
         first = self.rank // size * size
         self._parts += 1
         group = self._part(range(first, min(first + size, self.world_size)), f"{self._parts}.{first}", counts=self._counts)
@@ -257,38 +240,29 @@ class ProcessGroup:
         return group
 
     def twin(self) -> ProcessGroup:
-        """Return a group of the same workers, whose exchanges do not wait for those of this one."""
         return self if self.world_size == 1 else self.apart(self.world_size)
 
     def _part(self, ranks: Sequence[int], name: str, counts: bool = False) -> ProcessGroup:
-        """Return a group of some of these workers, not connected yet, by a new name; all workers count the same exchanges."""
-        group = ProcessGroup(
-            list(ranks).index(self.rank),
-            len(ranks),
-            self.device,
-            self.timeout,
-            self.patience,
-            meeting=self._meeting,
-            watch=self._watch,
-            share_memory=self.shares_memory,
-            members=[self._members[rank] for rank in ranks],
-            name=f"{self._name}/{name}",
-            counts=counts,
-        )
+        group = copy.copy(self)
+        group.rank, group.world_size = ranks.index(self.rank), len(ranks)
+        group.memory = group.machines = group._backends = group._on_close = None
+        group._members = [self._members[rank] for rank in ranks]
+        group._name, group._is_part, group._counts = f"{self._name}/{name}", True, counts
+        group._parts = group._barriers = group._times_told = 0
+        group._groups = []
         self._groups.append(group)
         return group
 
     def connect(self, by_memory: bool = True) -> None:
-        """Find out by what these workers exchange: memory if all of them can, else backends; called by all of them together."""
+        """Find out what these workers exchange by: memory, memory and machines, or backends. All call this together."""
         if self.device == "cpu" and by_memory:
             self.memory = Memory.open(self)
-            if self.memory is None:
-                self.machines = self._by_machine()
+            self.machines = self._by_machine() if self.memory is None else None
         if self.memory is None and self.machines is None and self._meeting is not None and self.world_size > 1:
             self._connected()
 
     def _by_machine(self) -> Machines | None:
-        """Connect the workers in two levels; None, on all of them, if one machine has all, or workers of one share no memory."""
+        """Connect the workers in two levels; None if one machine has all, or workers of one share no memory."""
         machines: dict[str, list[int]] = {}
         for rank, member in enumerate(self._members if self._meeting is not None else ()):
             assert self._meeting is not None
@@ -325,18 +299,17 @@ class ProcessGroup:
         return self.world_size > 1 and self._meeting is None
 
     def check(self) -> None:
-        """Raise WorkerError if a worker is known to be gone; asks nobody."""
         if self._watch is not None and (cause := self._watch.cause()) is not None:
-            raise WorkerError(self._ended(cause), self._watch.comes_again)
+            raise self._ended(cause, self._watch.comes_again)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this worker stops, and why; an error that came from them is theirs already."""
+        """Tell the others why this worker stops; an error that came from them is theirs already."""
         if self._watch is not None and not isinstance(error, WorkerError):
             cause = f"rank {self._members[self.rank]} stopped: {first_line(error) or type(error).__name__}"
             self._watch.declare(cause, comes_again(error))
 
     def close(self) -> None:
-        """Leave the run. The others may go on to their own end, but exchange nothing with this worker any more."""
+        """Leave the run. The others may go on to their end, but no longer with this worker."""
         if self._meeting is None or self._is_part:
             return
         atexit.unregister(self.close)
@@ -345,6 +318,10 @@ class ProcessGroup:
         if self._watch is not None:
             self._watch.stop()
         self._leave(broken)
+
+    def _abort_all(self) -> None:
+        self.abort()
+        torch_distributed().distributed_c10d._abort_process_group()
 
     def abort(self) -> None:
         for group in self._groups:
@@ -371,82 +348,81 @@ class ProcessGroup:
         self.close()
 
     def _carrier(self, tensor: torch.Tensor) -> Memory | Machines | None:
-        """By what a tensor is exchanged; None is by the backends, as on GPUs."""
         return (self.memory or self.machines) if tensor.device.type == "cpu" else None
 
     def _begin(self, begin: Callable[[Backends], Any], name: str, tensor: torch.Tensor) -> Pending:
         self.count(name)
-        on_cpu = tensor.device.type == "cpu"
         backends = self._connected()
         try:
             work = begin(backends)
         except RuntimeError as error:
             raise self.broken(name, first_line(error)) from error
-        return DONE if work is None else Work(functools.partial(self._finish, work, name, on_cpu))
+
+        def finish() -> None:
+            began = time.monotonic()
+            while tensor.device.type == "cpu" and not work.is_completed():
+                with suppress(RuntimeError):  # of the time that it was given; another one comes again below
+                    work.wait(timedelta(seconds=LOOK_UP_SECONDS))
+                    break  # not every backend's exchange says that it is completed
+                if work.is_completed():
+                    break
+                self.check()
+                if time.monotonic() > began + self.timeout:
+                    raise self.late(name, self.timeout)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.broken(name, first_line(error)) from error
+
+        return DONE if work is None else Work(finish)
 
     def count(self, name: str) -> None:
-        """Enter that this worker has come to an exchange; refuses if it has left, or another is gone."""
+        """Note that this worker has come to an exchange; raise an error if it has left, or another is gone."""
         if self._meeting is None:
             raise EngineError(f"The {name}: this worker has left the group of workers (close): join it again, in a new run")
         self.check()
         if self._watch is not None and self._counts:
             self._watch.operations += 1
 
-    def _finish(self, work: Any, name: str, on_cpu: bool) -> None:
-        began = time.monotonic()
-        while on_cpu and not work.is_completed():
-            with suppress(RuntimeError):  # of the time that it was given; another one comes again below
-                work.wait(timedelta(seconds=LOOK_UP_SECONDS))
-                break  # not every backend's exchange says that it is completed
-            if work.is_completed():
-                break
-            self.check()
-            if time.monotonic() > began + self.timeout:
-                raise self.late(name, self.timeout)
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self.broken(name, first_line(error)) from error
-
     def broken(self, name: str, reason: str, ended: Sequence[int] = ()) -> WorkerError:
-        """Find out who is gone, and tell all; returns the error that ends this worker. ``ended`` are known to run no more."""
+        """Find out who is gone, tell all, and return the error to raise. ``ended`` are known to have ended."""
         known = {self._members[rank] for rank in ended}
         if self._meeting is not None:
             known |= {rank for rank, location in enumerate(self._meeting.locations) if location.has_ended}
-        cause = None if self._watch is None else self._watch.search(known)
-        if self._watch is not None and cause is not None:
-            return WorkerError(self._ended(cause), self._watch.comes_again)
+        if self._watch is not None and (cause := self._watch.search(known)) is not None:
+            return self._ended(cause, self._watch.comes_again)
         return self._told(f"the connection to another worker broke in the {name}: {reason}")
 
     def late(self, name: str, limit: float) -> WorkerError:
-        """Find out who has not come to an exchange, and tell all; returns the error that ends this worker."""
+        """Find out who has not come to an exchange, tell all, and return the error to raise."""
         who = "another worker has not come to it" if self._watch is None else self._watch.who_is_late()
         if self._watch is not None and who == self._watch.cause():
-            return WorkerError(self._ended(who), self._watch.comes_again)  # what another worker told meanwhile says it all
+            return self._ended(who, self._watch.comes_again)  # what another worker told meanwhile says it all
         return self._told(f"The {name} is not done after {limit:g} s: {who}")
 
     def at_odds(self, name: str) -> WorkerError:
-        """Tell all that workers gave different things to an exchange; returns the error that ends this worker."""
+        """Tell all that workers gave an exchange different things; return the error to raise."""
         return self._told(f"the workers have come to the {name} with different sizes, dtypes or operations")
 
     def _told(self, cause: str) -> WorkerError:
         if self._watch is not None:
             self._watch.declare(cause)
-        return WorkerError(self._ended(cause))
+        return self._ended(cause)
 
-    def _ended(self, cause: str) -> str:
-        return (
+    def _ended(self, cause: str, comes_again: bool = False) -> WorkerError:
+        return WorkerError(
             f"{cause[0].upper()}{cause[1:]}. Rank {self._members[self.rank]} stops too: resume from the last checkpoint, "
-            "with as many workers as there are"
+            "with as many workers as there are",
+            comes_again,
         )
 
 
 @dataclass(eq=False)
 class Machines:
-    """The workers of a group, by machine: ``ranks`` of each, ascending.
+    """The workers of a group by machine, with the ``ranks`` of each.
 
-    ``inside`` are the workers of this machine, who share memory; ``between`` the first workers of all machines, for one of them.
-    ``under_way`` are buffers that are being exchanged, in the order in which that began.
+    ``inside`` are the workers of this machine; ``between``, on its first worker, the first of each machine. ``under_way`` are the
+    buffers in exchange, oldest first.
     """
 
     group: ProcessGroup
@@ -489,12 +465,11 @@ class Machines:
 
 
 class MachinesBuffer:
-    """Numbers of which each worker has its own, and that are replaced by their sums over all machines, again and again.
+    """Numbers of each worker that are replaced by their sums over all machines, again and again.
 
-    The first worker of each machine adds up what its machine's workers have. It begins to exchange the sum as soon as a later
-    exchange begins and finds it complete: the network works while gradients are computed. ``terms`` has the numbers of all
-    workers of this machine; the first one shows ``handed`` when its terms are the sums. Both are None for a worker alone on its
-    machine.
+    The first worker of a machine adds up those of its machine, and sends the sum as soon as a later exchange begins and finds it
+    complete: the network works while gradients are computed. ``terms`` has the numbers of this machine's workers; its first
+    worker shows ``handed`` once they are the sums. Both are None for a worker alone on its machine.
     """
 
     def __init__(
@@ -511,12 +486,13 @@ class MachinesBuffer:
             self._terms.reduce_scatter([len(self.tensor), *[0] * self._others])
         self._under_way.append(self)
         for each in self._under_way:
-            if not each._send_at_once():
+            if each._sent is None and each._between is not None and (each._terms is None or each._terms.ends_at_once()):
+                each._send()
+            if each._sent is None:
                 break
         return self
 
     def reduce_scatter(self, sizes: Sequence[int]) -> MachinesBuffer:
-        """As ``all_reduce``: nothing is said of the sections of others."""
         return self.all_reduce()
 
     def wait(self) -> None:
@@ -533,11 +509,6 @@ class MachinesBuffer:
         if self._terms is not None and self._handed is not None:
             self._terms.settle()
             self._handed.settle()
-
-    def _send_at_once(self) -> bool:
-        if self._sent is None and self._between is not None and (self._terms is None or self._terms.ends_at_once()):
-            self._send()
-        return self._sent is not None
 
     def _send(self) -> None:
         if self._sent is not None:

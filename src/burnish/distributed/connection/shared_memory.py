@@ -1,12 +1,12 @@
-"""Exchanges between the workers of one machine through shared memory: small ones at once, larger ones piece by piece.
+"""Exchanges between workers of one machine through shared memory: small ones at once, larger ones piece by piece.
 
-Every worker of a group has a file in memory (``memfd_create``), which the others map too. It has no name in any folder, and is
-gone with the last process that maps it, however that ends. Workers offer each other their files through the run's store, and use
-them only if all of them can: on Linux, in one network namespace, as one user, with the engine's kernels. A container that cannot
-see another's processes cannot open their files, and a random token in each proves that it is the file that was offered.
+Each worker has a file in memory (``memfd_create``) that the others map: it has no name, and goes with the last process that maps
+it. Workers offer their files through the run's store and use them if all can: on Linux, in one network namespace, as one user,
+with the engine's kernels. A random token proves that a file is the one offered, as another container's process may have its
+number.
 
-Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits checks now and
-then what the watch knows, and whether the processes that it waits for still run.
+Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits looks up now and
+then what the watch knows, and whether the others' processes run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import sys
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from burnish.distributed.connection.store import Location
 from burnish.engines.communicator import Pending
 from burnish.errors import EngineError, WorkerError
 from burnish.settings import is_switched_off
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_BYTES = 2**18
-"""Up to this size, what a worker gives to an exchange goes through places that all exchanges of a group share."""
+"""Up to this size, an exchange goes through places that all exchanges of a group share."""
 PIECE_BYTES = 2**20
 SUM_BYTES = 4 * PIECE_BYTES
 SWITCH = "BURNISH_SHARED_MEMORY"
@@ -46,7 +45,7 @@ _F_ADD_SEALS, _SEAL_SIZE = 1033, 0x1 | 0x2 | 0x4
 
 
 class Waiting(Protocol):
-    """What an exchange asks of the group that it belongs to: ``ProcessGroup``."""
+    """What an exchange asks of its group, a ``ProcessGroup``."""
 
     rank: int
     world_size: int
@@ -62,13 +61,12 @@ class Waiting(Protocol):
 
 
 class Work:
-    """An exchange that is under way. Until ``wait`` has returned, its tensors are neither read nor written."""
+    """An exchange under way. Its tensors are not to be touched until ``wait`` has returned."""
 
     def __init__(self, finish: Callable[[], None] | None = None):
         self._finish = finish
 
     def wait(self) -> None:
-        """Wait until the exchange is done; on CUDA, until it stands in the current stream."""
         if self._finish is not None:
             self._finish()
         self._finish = None
@@ -78,7 +76,7 @@ DONE = Work()
 
 
 class Files:
-    """A file of each worker of a group, mapped by all of them; ``marks`` are their counters, int64, and ``own`` this worker's."""
+    """A file of each worker, mapped by all; ``marks`` are their counters, and ``own`` this worker's."""
 
     def __init__(self, group: Waiting, maps: Sequence[mmap.mmap], processes: Processes):
         import torch
@@ -90,12 +88,12 @@ class Files:
 
     @classmethod
     def open(cls, group: Waiting, size: int) -> Files | None:
-        """Map files with room for ``size`` bytes; all workers call this together, and all get None if one of them cannot."""
+        """Map files with room for ``size`` bytes. All call this together, and all get None if one cannot."""
         file, offer = _offered(size) if group.shares_memory else (None, None)
         try:
             offers = group.all_gather_json(offer, name="offers to share memory")
-            places = {None if each is None else (each["system"], each["network"]) for each in offers}
-            mapped = None if file is None or len(places) != 1 else _mapped(offers, file, group.rank, size)
+            is_one_place = len({None if each is None else each["system"] for each in offers}) == 1
+            mapped = _mapped(offers, file, group.rank, size) if file is not None and is_one_place else None
             usable = group.all_gather_json(mapped is not None, name="whether memory is shared")
         finally:
             if file is not None:
@@ -108,7 +106,7 @@ class Files:
         return [torch.frombuffer(each, dtype=dtype, count=count, offset=_HEADER) for each in self._maps]
 
     def finish(self, name: str, attempt: Callable[[float], int]) -> None:
-        """Try something that may take the given seconds until it is done, or raise WorkerError."""
+        """Try something for some seconds at a time until it is done, or raise WorkerError."""
         began = time.monotonic()
         while (outcome := attempt(LOOK_UP_SECONDS)) != _DONE:
             if outcome == _DIFFERS:
@@ -123,14 +121,12 @@ class Files:
 
 
 class Processes:
-    """The processes of other workers, by rank, and which of them have ended."""
-
     def __init__(self, numbers: Mapping[int, int]):
         self._ranks: dict[int, int] = {}
         self._poll = select.poll()
-        weakref.finalize(self, _close, self._ranks)
         for rank, number in numbers.items():
             handle = os.pidfd_open(number)
+            weakref.finalize(self, os.close, handle)
             self._ranks[handle] = rank
             self._poll.register(handle, select.POLLIN)
 
@@ -138,17 +134,8 @@ class Processes:
         return [self._ranks[handle] for handle, _ in self._poll.poll(0)]
 
 
-def _close(handles: Iterable[int]) -> None:
-    for handle in handles:
-        with suppress(OSError):
-            os.close(handle)
-
-
 class SharedRows:
-    """Numbers that each worker, in ``tensor``, shows to all others, again and again: ``show``, ``rows``, ``release``.
-
-    ``buffers`` are those of all workers.
-    """
+    """Numbers that each worker shows to all others, again and again. ``tensor`` is this worker's, ``buffers`` those of all."""
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str):
         import torch
@@ -165,49 +152,47 @@ class SharedRows:
         self._kernels.shared_show.default(self._files.own, self._number)
 
     def settle(self) -> None:
-        """Wait until no other worker reads or writes this one's numbers any more; before they are written again."""
+        """Wait until no other worker uses this one's numbers, so that they may be written."""
         if self._settled < self._number:
             settle, marks = self._kernels.shared_settle.default, self._files.marks
             self._files.finish(self.name, lambda seconds: settle(marks, self._number, seconds))
             self._settled = self._number
 
     def rows(self) -> list[torch.Tensor]:
-        """Wait for what the workers show, and return it, by rank; it is read only."""
+        """Wait for what the workers show; it is read only."""
         wait, marks = self._kernels.shared_await.default, self._files.marks
         self._files.finish(self.name, lambda seconds: wait(marks, self._number, seconds))
         return self.buffers
 
     def release(self) -> None:
-        """End an exchange: the rows are read no more, and the others may write over them."""
         self._kernels.shared_release.default(self._files.own, self._number)
 
 
 class SharedBuffer(SharedRows):
-    """Numbers of which each worker has its own, and that are replaced by their sums, again and again.
+    """Numbers of each worker that are replaced by their sums, again and again.
 
-    Each worker adds up a part of them, in the order of the ranks, and writes the sums of its part to all, or keeps them
-    (``reduce_scatter``). What a worker has in its buffer is its own until it begins an exchange, and again when that is settled.
-    ``under_way`` are the buffers of this group that are being exchanged.
+    Each worker adds up a part, in the order of the ranks, and writes its sums to all, or keeps them (``reduce_scatter``). A
+    worker's numbers are its own until it begins an exchange, and again once that is settled. ``under_way`` are this group's
+    buffers in exchange.
     """
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
         super().__init__(group, files, dtype, count, name)
-        self._what, self._under_way = name, under_way
+        self.what, self._under_way = name, under_way
         self._section: tuple[int, int] | None = None
 
     def all_reduce(self) -> SharedBuffer:
-        """Begin to replace the numbers by their sums; ``wait`` ends it."""
         return self._begin(None)
 
     def reduce_scatter(self, sizes: Sequence[int]) -> SharedBuffer:
-        """Begin to replace this worker's section, of these sizes by rank, by its sums; ``wait`` ends it. Other sections stay."""
+        """Begin to replace this worker's section, of these sizes by rank, by its sums; other sections stay."""
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))
 
     def _begin(self, section: tuple[int, int] | None) -> SharedBuffer:
         self.settle()
         self._section = section
-        self.name = f"{'all-reduce' if section is None else 'reduce-scatter'} of {self._what}"
+        self.name = f"{'all-reduce' if section is None else 'reduce-scatter'} of {self.what}"
         self.show()
         self._under_way.append(self)
         return self
@@ -225,7 +210,7 @@ class SharedBuffer(SharedRows):
         super().settle()
 
     def ends_at_once(self) -> bool:
-        """End the exchange if all workers have come to it; returns whether it has ended."""
+        """End the exchange if all workers have come to it; return whether it has ended."""
         if self in self._under_way and self._attempt(0.0) == _DONE:
             self._under_way.remove(self)
         return self not in self._under_way
@@ -238,11 +223,10 @@ class SharedBuffer(SharedRows):
 
 
 class Memory:
-    """The exchanges of a group. Those that return nothing to wait for are done when their method returns.
+    """The exchanges of a group, of contiguous tensors. Those that return nothing are done when their method returns.
 
-    Small values go through places that all exchanges share, one after the other. An exchange is taken at the latest when the
-    next one begins. So two places for each worker are enough: who gives to an exchange has taken from the one before, to which
-    every other gave after it had taken from the one before that. Tensors are contiguous.
+    Small values go through two places of each worker. Two are enough, as an exchange is taken before the next one begins: who
+    gives has taken from the one before, to which every other gave after taking from the one before that.
     """
 
     def __init__(self, group: Waiting, files: Files):
@@ -265,7 +249,6 @@ class Memory:
         return None if files is None else cls(group, files)
 
     def all_reduce(self, tensor: torch.Tensor, operation: str, name: str) -> Pending:
-        """Begin to replace a tensor by its ``sum``, ``min`` or ``max`` over the workers, taken in the order of the ranks."""
         name = f"all-reduce of {name}"
         if tensor.dtype in self._added and _is_small(tensor):
             return self._begin(tensor, tensor, operation, name)
@@ -277,10 +260,9 @@ class Memory:
         self._exchange(none, [0] * workers, [(0, none)] * workers, name, f"{operation} {tensor.dtype} {len(vector)}")
         if operation == "sum" and tensor.dtype in self._added:
             if tensor.dtype not in self._sums:
-                count = SUM_BYTES // tensor.itemsize
-                self._sums[tensor.dtype] = self._shared_buffer(tensor.dtype, count, name, under_way=[])
+                self._sums[tensor.dtype] = self.shared_buffer(tensor.dtype, SUM_BYTES // tensor.itemsize, name, under_way=[])
             if (buffer := self._sums[tensor.dtype]) is not None:
-                buffer._what = name
+                buffer.what = name
                 with torch.inference_mode():
                     for piece in torch.split(vector, len(buffer.tensor)):
                         buffer.settle()
@@ -294,20 +276,13 @@ class Memory:
             combine(rows, operation, piece)
         return DONE
 
-    def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
-        self._gather(rows, tensor, f"all-gather of {name}")
-
-    def _gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+    def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor, name: str, kind: str = "all-gather") -> None:
         if tensor.dtype in self._gathered and _is_small(tensor):
-            self._begin(tensor, rows, "gather", name).wait()
+            self._begin(tensor, rows, "gather", f"{kind} of {name}").wait()
         else:
-            self._gather_pieces(rows, tensor, name)
+            self._gather_pieces(rows, tensor, f"{kind} of {name}")
 
     def all_to_all(self, received: torch.Tensor, given: torch.Tensor, sizes: Sequence[Sequence[int]], name: str) -> None:
-        """Give each worker a part of a vector, and take those that are for this one, one after the other, by rank.
-
-        ``sizes`` says for each worker how many elements it gives to each.
-        """
         import torch
 
         width = given.itemsize
@@ -318,23 +293,21 @@ class Memory:
         self._exchange(as_bytes(given), lengths, wanted, f"all-to-all of {name}", kind)
 
     def broadcast(self, tensor: torch.Tensor, source: int, name: str) -> None:
-        name, ranks = f"broadcast of {name}", range(self._group.world_size)
         if tensor.dtype in self._gathered and _is_small(tensor):
-            rows = tensor.new_empty((len(ranks), *tensor.shape))
-            self._gather(rows, tensor, name)
+            rows = tensor.new_empty((self._group.world_size, *tensor.shape))
+            self.all_gather(rows, tensor, name, "broadcast")
             tensor.copy_(rows[source])
             return
-        content = as_bytes(tensor)
-        lengths = [tensor.nbytes if rank == source else 0 for rank in ranks]
+        content, ranks = as_bytes(tensor), range(self._group.world_size)
+        own, lengths = content if self._rank == source else content[:0], [tensor.nbytes * (rank == source) for rank in ranks]
         wanted = [(0, content if rank == source != self._rank else content[:0]) for rank in ranks]
-        self._exchange(content if self._rank == source else content[:0], lengths, wanted, name, f"broadcast {tensor.dtype}")
+        self._exchange(own, lengths, wanted, f"broadcast of {name}", f"broadcast {tensor.dtype}")
 
-    def shared_buffer(self, dtype: torch.dtype, count: int, name: str) -> SharedBuffer | None:
-        """Return numbers that are exchanged again and again; None if numbers of this dtype are not added up here."""
-        return self._shared_buffer(dtype, count, name, self._under_way) if dtype in self._added and count else None
-
-    def _shared_buffer(self, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]) -> SharedBuffer | None:
-        files = Files.open(self._group, count * dtype.itemsize)
+    def shared_buffer(
+        self, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer] | None = None
+    ) -> SharedBuffer | None:
+        files = Files.open(self._group, count * dtype.itemsize) if dtype in self._added and count else None
+        under_way = self._under_way if under_way is None else under_way
         return None if files is None else SharedBuffer(self._group, files, dtype, count, name, under_way)
 
     def shared_rows(self, count: int, name: str) -> SharedRows | None:
@@ -344,7 +317,7 @@ class Memory:
         return None if files is None else SharedRows(self._group, files, torch.uint8, count, f"all-gather of {name}")
 
     def _begin(self, tensor: torch.Tensor, result: torch.Tensor, operation: str, name: str) -> Pending:
-        """Give a small tensor; ``result``, [workers, ...] for ``gather``, is there when what is returned has been waited for."""
+        """Give a small tensor; ``result`` is there once the returned work has been waited for."""
         self._group.count(name)
         self._pending.wait()
         self._number += 1
@@ -367,7 +340,7 @@ class Memory:
     ) -> None:
         """Show bytes of this worker to all, and copy some of theirs, piece by piece.
 
-        Each worker shows as many as ``lengths`` says. ``wanted`` says of each where what this worker wants begins, and where it
+        Each worker shows as many as ``lengths`` says. ``wanted`` has, by rank, where what this worker wants begins, and where it
         goes. All workers must be about the same ``kind``.
         """
         import torch
@@ -403,7 +376,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def combine(rows: torch.Tensor, operation: str, into: torch.Tensor) -> None:
-    """Write the ``sum``, ``min`` or ``max`` of rows, taken from the first to the last, to a tensor; the first row is not kept."""
+    """Write the ``sum``, ``min`` or ``max`` of rows, first to last, to a tensor; the first row is not kept."""
     import torch
 
     with torch.inference_mode():
@@ -426,7 +399,7 @@ _open: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def leave() -> None:
-    """Tell whoever waits for this worker, in whatever group, that nothing more comes from it."""
+    """Tell whoever waits for this worker, in any group, that nothing more comes."""
     import torch
 
     for files in list(_open):
@@ -435,7 +408,7 @@ def leave() -> None:
 
 
 def prepare() -> bool:
-    """Have the kernels built and loaded that this worker shares memory by; returns whether it can."""
+    """Build and load the kernels; return whether this worker can share memory."""
     if is_switched_off(SWITCH) or not sys.platform.startswith("linux"):
         return False
     from burnish.engines.torch import native as kernels
@@ -444,7 +417,7 @@ def prepare() -> bool:
 
 
 def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
-    """Return a file with room for ``size`` bytes, and what others need to know to map it; None if no memory is shared here."""
+    """Return a file with room for ``size`` bytes and what others need to map it, or None twice."""
     if not prepare():
         return None, None
     import fcntl
@@ -458,9 +431,7 @@ def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
         os.pwrite(file, token, _MARKS)
         fcntl.fcntl(file, _F_ADD_SEALS, _SEAL_SIZE)
         return file, {
-            "system": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            # Containers of one machine, and namespaces that stand in for machines, are taken for machines.
-            "network": os.stat("/proc/self/ns/net").st_ino,
+            "system": Location.own().system,
             "process": os.getpid(),
             "file": file,
             "token": token.hex(),

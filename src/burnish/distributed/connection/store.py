@@ -1,7 +1,4 @@
-"""What workers know of each other before they exchange anything: where each runs, and a store of short texts by key.
-
-The store is one of ``torch.distributed``, or on one machine files in a folder.
-"""
+"""Where each worker runs, and the store of short texts that they share: of ``torch.distributed``, or files in a folder."""
 
 from __future__ import annotations
 
@@ -29,13 +26,11 @@ NO_TORCH = (
 
 
 def check_torch() -> None:
-    """Raise EngineError if PyTorch is not installed, without the seconds that importing it takes."""
     if importlib.util.find_spec("torch") is None:
         raise EngineError(NO_TORCH)
 
 
 def torch_distributed() -> Any:
-    """Return the module ``torch.distributed``, or raise EngineError."""
     try:
         import torch.distributed as distributed
     except ImportError as error:
@@ -47,7 +42,7 @@ def torch_distributed() -> Any:
 
 @dataclass(frozen=True)
 class TorchStore:
-    """A store of ``torch.distributed``, such as the one that torchrun keeps. Methods raise OSError if it is gone."""
+    """A store of ``torch.distributed``, such as torchrun's. Methods raise OSError if it is gone."""
 
     store: Any
 
@@ -55,22 +50,19 @@ class TorchStore:
         _answered(self.store.set, key, value)
 
     def get(self, key: str) -> str | None:
-        """Return a value; None if none is entered."""
         # Its own ``get`` waits for a key that is missing.
         if not _answered(self.store.check, [key]):
             return None
         return str(_answered(self.store.get, key).decode())
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 before, and return it."""
         return int(_answered(self.store.add, key, amount))
 
     def compare_set(self, key: str, expected: str, desired: str) -> None:
-        """Enter a value if none is entered, or ``expected`` is."""
         _answered(self.store.compare_set, key, expected, desired)
 
     def again(self) -> TorchStore:
-        """Return the same store for another thread, which does not wait for this one."""
+        """Return the same store for another thread, with a connection of its own."""
         try:
             return TorchStore(self.store.clone())
         except RuntimeError:  # not every kind has a second connection; one that is gone says so when it is asked
@@ -86,7 +78,7 @@ def _answered(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A store of files, one for each key, in a folder that only the user can enter: no process of a run listens for others."""
+    """A store of one file per key, in a folder that only the user can enter: nothing listens on a network."""
 
     folder: Path
 
@@ -133,7 +125,6 @@ Store = TorchStore | FolderStore
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder for workers to meet in if it is missing; raise ConfigurationError if anybody else can enter it."""
     remedy = "name a folder of your own that nobody else can enter (chmod 700), on a local disk"
     if os.name != "posix":
         raise ConfigurationError("Workers of one machine meet in a folder whose owner the system knows, which this one does not")
@@ -155,7 +146,7 @@ def check_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a worker runs: its machine, its number there, and what tells one running system and its network from others."""
+    """Where a worker runs: its host, its process, and a text that tells running systems and networks apart."""
 
     host: str
     process: int
@@ -190,9 +181,8 @@ class Location:
 class Meeting:
     """Workers that have found each other.
 
-    ``torch_store`` is ``store`` as one of ``torch.distributed``, for the backends that find each other by it. ``address`` and
-    ``keeper`` are for messages; the keeper is empty if the store outlives each worker. ``group`` is the process group that they
-    were found in, if any.
+    ``torch_store`` is ``store`` as ``torch.distributed``'s backends take it; ``address`` and ``keeper`` are for messages. The
+    keeper is empty if the store outlives each worker. ``group`` is the process group that they met in, if any.
     """
 
     store: Store
@@ -214,5 +204,5 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without the traces that libraries append."""
+    """Return the first line of an error, without the traces that libraries append."""
     return str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,8 +1,7 @@
-"""Heartbeats: which worker of a run is gone, late or cut off, found out by way of the store.
+"""Heartbeats through the store, by which workers find out who is gone, late or cut off.
 
-Every second, each worker counts up a number in the store that all of them share, from a thread of its own. Each watches the next
-rank, and the first cause that any of them finds is entered for all. This is needed because a connection that breaks names no
-rank, and one that is silent does not break at all.
+Each worker counts up a number there every second, and watches the next rank's; the first cause found is every worker's. A
+connection that breaks names no rank, and one that falls silent does not break.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NO_CAUSE = ""
 
 @dataclass
 class Life:
-    """The last reading of another worker: ``changed``, by this worker's clock, when its ``count`` was another than before."""
+    """The last reading of another worker; ``changed`` is when its ``count`` moved, by this worker's clock."""
 
     changed: float
     count: int | None = None
@@ -41,7 +40,7 @@ class Life:
 
 @dataclass
 class Search:
-    """A closer look at all workers: the numbers first read in it, and who showed another one since."""
+    """A closer look at all workers: the counts first read, and who has moved since."""
 
     began: float
     first: dict[int, int] = field(default_factory=dict)
@@ -50,7 +49,9 @@ class Search:
 
 @dataclass
 class Barrier:
-    """A point that workers wait at for each other. In the store, ``key`` says how many have come; ``entered``, this one too."""
+    """A point where workers wait for each other. The store counts those that came under ``key``; ``entered``: this one is
+    counted.
+    """
 
     key: str
     workers: int
@@ -59,11 +60,10 @@ class Barrier:
 
 
 class Watch:
-    """Beats for this worker and watches the others, in a thread of its own, which alone asks the store while others wait.
+    """Beats for this worker and watches the others, from a thread, the only one that asks the store while others wait.
 
-    After ``patience`` seconds of silence a worker, or the store, counts as gone. ``on_cause`` is called once, from the thread,
-    when a cause is known; ``comes_again`` tells if a new start of the run would end by it too. ``operations`` counts the
-    exchanges that this worker has begun.
+    After ``patience`` seconds of silence a worker, or the store, counts as gone. The thread calls ``on_cause`` once a cause is
+    known; ``comes_again`` says whether a new start would end by it too. ``operations`` counts exchanges begun.
     """
 
     def __init__(self, meeting: Meeting, rank: int, patience: float, on_cause: Callable[[], None] | None = None):
@@ -82,27 +82,26 @@ class Watch:
         # Other launchers may end before their workers, such as a shell that starts them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread = threading.Thread(target=self._run, name="burnish-watch", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Enter that this worker leaves in good order, or what was declared, and stop beating."""
+        """Tell the others that this worker leaves in good order, or why the run ends, and stop beating."""
         self._ending.set()
         self._hurry.set()
         self._thread.join(timeout=2 * INTERVAL_SECONDS + PARTING_SECONDS)
 
     def declare(self, cause: str, comes_again: bool = False) -> None:
-        """Tell every worker why the run ends; an earlier cause stands. Returns when it is entered, or cannot be."""
-        self._declared = self._declared or (cause, comes_again)
-        self._hurry.set()
+        """Tell every worker why the run ends; an earlier cause stands. Waits until it is entered, or cannot be."""
+        self._suspect(cause, comes_again)
         self._entered.wait(2 * INTERVAL_SECONDS)
 
-    def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
-        """Wait until ``workers`` have come to the barrier of this name; return False if they have not in time.
+    def _suspect(self, cause: str, comes_again: bool = False) -> None:
+        if self._declared is None:
+            self._declared = cause, comes_again
+            self._hurry.set()
 
-        The waiting is done in the store, so that it may last longer than an exchange. It ends at once when a cause is known.
-        """
+    def wait_for_all(self, name: str, workers: int, seconds: float) -> bool:
+        """Wait until ``workers`` have come; return False if they have not in time, or the run ends."""
         barrier = self._barrier = Barrier(f"barrier/{name}", workers)
         self._hurry.set()
         until = time.monotonic() + seconds
@@ -112,7 +111,6 @@ class Watch:
         return barrier.complete
 
     def cause(self) -> str | None:
-        """Return why the run cannot go on, as far as any worker knows by now."""
         if self._cause is None and time.monotonic() - self._contact > self.patience:
             gone = f"the machine of {self._meeting.keeper} is gone, or the link to it is cut"
             why = gone if self._meeting.keeper else "the disk that it is on does not answer"
@@ -120,22 +118,20 @@ class Watch:
         return self._cause
 
     def search(self, ended: Collection[int] = ()) -> str | None:
-        """After a connection broke: return who is gone, within a few seconds; None if all others show signs of life."""
+        """After a connection broke, return who is gone; None if nobody is."""
         search = self._look_closely(ended)
         if self._cause is None and self._contact > search.began:
-            gone = self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left()
-            if gone:
+            if gone := self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left():
                 self.declare(gone)
             # The cause that is entered first is every worker's.
             until = time.monotonic() + SEARCH_SECONDS
             while self._cause is None and self._declared is not None and time.monotonic() < until:
                 time.sleep(SEARCH_INTERVAL_SECONDS / 4)
-            if self._cause is None and self._declared is not None:
+            if self._declared is not None:
                 self._find(*self._declared)
         return self._cause
 
     def who_is_late(self) -> str:
-        """After an exchange took too long: return who has not come to it, as far as can be known."""
         search = self._look_closely()
         if self._cause is not None:
             return self._cause
@@ -149,14 +145,13 @@ class Watch:
             or "all workers live and have come to it, but the network between them does not carry it"
         )
 
-    def _said(self, numbers: Sequence[int], of_one: str, of_several: str) -> str:
+    def _said(self, numbers: Sequence[int], of_one: str, of_several: str = "") -> str:
         if len(numbers) == 1:
             return f"rank {numbers[0]} of {self.world_size} ({self._meeting.locations[numbers[0]]}) {of_one}"
-        return f"{ranks(numbers)} {of_several}" if numbers else ""
+        return f"{ranks(numbers)} {of_several or of_one}" if numbers else ""
 
     def _who_left(self) -> str:
-        text = "left the run before this one"
-        return self._said([rank for rank, life in self._lives.items() if life.left], text, text)
+        return self._said([rank for rank, life in self._lives.items() if life.left], "left the run before this one")
 
     def _look_closely(self, ended: Collection[int] = ()) -> Search:
         search = self._search = Search(time.monotonic())
@@ -170,7 +165,6 @@ class Watch:
         return search
 
     def _in_doubt(self, search: Search) -> list[int]:
-        """Workers that neither showed a sign of life since the search began nor left in good order."""
         return [rank for rank, life in self._lives.items() if rank not in search.alive and not life.left]
 
     def _run(self) -> None:
@@ -199,7 +193,7 @@ class Watch:
 
     def _round(self, store: Store, beat: int) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
-            self._declared = self._declared or (f"the launcher of rank {self.rank} (torchrun) is gone", False)
+            self._suspect(f"the launcher of rank {self.rank} (torchrun) is gone")
         store.set(f"life/{self.rank}", json.dumps([beat, self.operations, False]))
         self._enter(store)
         if (barrier := self._barrier) is not None and not barrier.complete:
@@ -213,24 +207,22 @@ class Watch:
         now = time.monotonic()
         life = self._lives[following]
         if self._cause is None and not life.left and now - life.changed > self.patience:
-            silent = f"has shown no sign of life for {self.patience:g} s"
-            self._declared = self._declared or (self._said([following], silent, silent), False)
+            self._suspect(self._said([following], f"has shown no sign of life for {self.patience:g} s"))
         self._contact = now
 
     def _look_for_ended(self, store: Store) -> None:
-        """Find workers that run no more: at a barrier no connection breaks."""
+        """Find processes that have ended: at a barrier no connection breaks."""
         for rank, life in self._lives.items():
             if self._cause is None and not life.left and self._meeting.locations[rank].has_ended:
                 self._read(store, rank)  # it may have left in good order
                 if not life.left:
-                    self._declared = self._declared or (self._said([rank], "is gone", "are gone"), False)
-                    self._hurry.set()
+                    self._suspect(self._said([rank], "is gone"))
 
     def _let_first_end(self, store: Store) -> None:
-        """Wait until rank 0 is done too: a launcher that sees a worker fail ends the others, before that one has said why.
+        """Wait until rank 0 is done: a launcher that sees a worker fail ends the others, before rank 0 has said why.
 
-        Rank 0 takes the store along. It stays until the others have left; if the run ends by a cause, for one more beat, in which
-        they read it.
+        Rank 0 takes the store along, so it waits until the others have left, or, if the run is broken, one beat, in which they
+        read why.
         """
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
