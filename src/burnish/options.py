@@ -53,10 +53,10 @@ def option(default: Any = MISSING, **declared: Any) -> Any:
     return field(default=default, metadata={DECLARED: Declaration(**declared)})
 
 
-def same_option(options: type[Any], name: str, **changed: Any) -> Any:
-    """Declare an option as another class does, but for what changes of its ``Declaration``."""
+def same_option(options: type[Any], name: str, default: Any = MISSING, **changed: Any) -> Any:
+    """Declare an option as another class does, but for another default, or what changes of its ``Declaration``."""
     other, declared = declarations(options)[name]
-    return field(default=other.default, metadata={DECLARED: replace(declared, **changed)})
+    return field(default=other.default if default is MISSING else default, metadata={DECLARED: replace(declared, **changed)})
 
 
 def declarations(options: type[Any]) -> dict[str, tuple[Field[Any], Declaration]]:

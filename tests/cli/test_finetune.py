@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.preparation import transfer
 from burnish.finetuning.rates import find_rate
 from burnish.importer import load
@@ -224,9 +225,9 @@ def test_the_same_in_python(tmp_path):
     program = burnish.compile(prepared.model, optimizer=prepared.optimizer(0.01))
     with burnish.Session(program) as session:
         assert np.isfinite(session.step(dataset.batch(np.arange(8)))["loss"])
-    mixing, _ = transfer(source, tmp_path / "images", augment="flip,mixup:0.3")
+    mixing, _ = transfer(source, tmp_path / "images", FinetuneOptions(augment="flip,mixup:0.3"))
     assert (prepared.task.loss.name, mixing.task.loss.mixup) == ("cross_entropy", 0.3)
-    alone, _ = transfer(perceptron(), _arrays(tmp_path), freeze_until="head")
+    alone, _ = transfer(perceptron(), _arrays(tmp_path), FinetuneOptions(freeze_until="head"))
     assert set(alone.groups().values()) == {"frozen"}
 
 

@@ -23,6 +23,7 @@ from burnish.cli.tuning_run import TuningRun
 from burnish.errors import ConfigurationError
 from burnish.finetuning import planning
 from burnish.finetuning.choices import Choices, ChosenStage
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.planning import Stage, compiled, plan
 from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
@@ -256,28 +257,28 @@ def test_what_cannot_be_planned_is_refused(files):
     prepared, dataset = transfer(files / "net.onnx", files / "data.npz")
     for unfreeze in ([0], [2, 1], [3], "slow", []):
         with pytest.raises(ConfigurationError, match=r"unfreeze=.*: give 'gradual', with two epochs or more, or the epochs"):
-            plan(prepared, dataset, epochs=3, lr=0.1, batch_size=8, unfreeze=unfreeze)
+            plan(prepared, dataset, FinetuneOptions(epochs=3, lr=0.1, batch_size=8, unfreeze=unfreeze))
     with pytest.raises(ConfigurationError, match="7 parts, and there are 6 layers before the head"):
-        plan(prepared, dataset, epochs=9, lr=0.1, batch_size=8, unfreeze=range(1, 8))
+        plan(prepared, dataset, FinetuneOptions(epochs=9, lr=0.1, batch_size=8, unfreeze=range(1, 8)))
     with pytest.raises(ConfigurationError, match="give a whole number of 1 or more"):
-        plan(prepared, dataset, epochs=0, lr=0.1)
-    alone, _ = transfer(files / "net.onnx", files / "data.npz", freeze_until="head")
+        plan(prepared, dataset, FinetuneOptions(epochs=0, lr=0.1))
+    alone, _ = transfer(files / "net.onnx", files / "data.npz", FinetuneOptions(freeze_until="head"))
     with pytest.raises(ConfigurationError, match="nothing before the head is to train"):
-        plan(alone, dataset, epochs=3, unfreeze="gradual")
+        plan(alone, dataset, FinetuneOptions(epochs=3, unfreeze="gradual"))
 
 
 @pytest.mark.slow
 def test_weights_that_bodies_read_stand_before_the_head():
     model, arrays = layers_in_bodies.model("scanned"), layers_in_bodies.batch("scanned", 24)
     before = {"first_weight", "input_weight", "hidden_weight"}
-    alone, _ = transfer(model, arrays, freeze_until="head")
+    alone, _ = transfer(model, arrays, FinetuneOptions(freeze_until="head"))
     assert set(alone.frozen) == before
     prepared, _ = transfer(model, arrays)
     assert {name for layer in prepared.layers for name in layer} == before
-    inner, _ = transfer(model, arrays, freeze_until="hidden_weight")
+    inner, _ = transfer(model, arrays, FinetuneOptions(freeze_until="hidden_weight"))
     assert set(inner.frozen) == {"first_weight", "input_weight"}
     place = next(node.name for body in burnish.load(model).graph.subgraphs() for node in body if node.op_type == "Add")
-    assert set(transfer(model, arrays, freeze_until=place)[0].frozen) == before
+    assert set(transfer(model, arrays, FinetuneOptions(freeze_until=place))[0].frozen) == before
 
 
 def test_a_weight_that_is_transposed_ahead_of_all_else_is_read_where_it_meets_the_data():
@@ -287,5 +288,9 @@ def test_a_weight_that_is_transposed_ahead_of_all_else_is_read_where_it_meets_th
     reader = next(node for node in body.node if "input_weight" in node.input)
     reader.input[1] = "turned"
     model.graph.node.insert(0, onnx.helper.make_node("Transpose", ["input_weight"], ["turned"], perm=[1, 0]))
-    assert set(transfer(model, arrays, freeze_until="input_weight")[0].frozen) == {"first_weight"}
-    assert set(transfer(model, arrays, freeze_until="head")[0].frozen) == {"first_weight", "input_weight", "hidden_weight"}
+    assert set(transfer(model, arrays, FinetuneOptions(freeze_until="input_weight"))[0].frozen) == {"first_weight"}
+    assert set(transfer(model, arrays, FinetuneOptions(freeze_until="head"))[0].frozen) == {
+        "first_weight",
+        "input_weight",
+        "hidden_weight",
+    }

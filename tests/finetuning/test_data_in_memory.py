@@ -10,6 +10,7 @@ import torch
 import burnish
 from burnish.data import DataDescription
 from burnish.errors import ConfigurationError, DataError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.preparation import transfer
 from burnish.models import residual_network
 from oracles.small_networks import CLASSES, Network
@@ -57,7 +58,7 @@ def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tm
     named.metadata_props.update(DataDescription(classes=("cat", "owl")).metadata())
 
     def kept(model: ir.Model, labels: np.ndarray, head: str) -> tuple[bool, str]:
-        made, _ = transfer(model, (x, labels), head=head)
+        made, _ = transfer(model, (x, labels), FinetuneOptions(head=head))
         return np.array_equal(made.model.graph.initializers["classifier.weight"].const_value.numpy(), weight), made.notes[0]
 
     for model, labels, stays in ((old, numbers, False), (old, names, False), (named, numbers, False), (named, names, True)):
@@ -70,10 +71,10 @@ def test_a_head_of_as_many_classes_stays_only_if_the_file_names_them(samples, tm
         "drawn anew for 2 classes; the file had 2 too, and does not say that they are these (head='keep', --head keep, keeps it)"
     )
     with pytest.raises(ConfigurationError, match=r"head='keep' .* the file's head has 2 classes, and data has 4: leave it out"):
-        transfer(old, (x, np.arange(16) % 4), head="keep")
+        transfer(old, (x, np.arange(16) % 4), FinetuneOptions(head="keep"))
     assert transfer(old, (x, np.arange(16) % 4))[0].task.classes == 4
     with pytest.raises(ConfigurationError, match=r"head='keeps' \(--head\): give 'auto', 'new', 'keep'"):
-        transfer(old, (x, numbers), head="keeps")
+        transfer(old, (x, numbers), FinetuneOptions(head="keeps"))
 
 
 @pytest.mark.slow
@@ -126,11 +127,11 @@ def test_what_cannot_be_is_named(model, samples):
     with pytest.raises(DataError, match=message):
         transfer(model, batches)
     with pytest.raises(ConfigurationError, match="label: that is for data that are read from files"):
-        transfer(model, (x, y), label="kind", missing="error")
+        transfer(model, (x, y), FinetuneOptions(label="kind", missing="error"))
     with pytest.raises(DataError, match="data: all samples have the label 0, and nothing can be told apart"):
         transfer(model, (x, np.zeros(16, np.int64)))
 
 
 def test_a_loss_of_values_is_no_loss_of_classes(model, samples):
     with pytest.raises(ConfigurationError, match=r"mean_squared_error compares values, and fine-tuning learns classes: train"):
-        transfer(model, samples, loss="mse")
+        transfer(model, samples, FinetuneOptions(loss="mse"))

@@ -13,6 +13,7 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.planning import plan
 from burnish.finetuning.preparation import transfer
 from burnish.importer.export_notes import FOLDED, folded_layers
@@ -63,7 +64,7 @@ def test_it_is_put_back_and_changes_no_output(folder, name):
     assert "put after 4 layers into which the exporter folded it, with the statistics of 24 samples" in " ".join(prepared.notes)
     put_in = [node for node in prepared.model.graph if node.op_type == "BatchNormalization"]
     assert [node.inputs[1].name for node in put_in] == [f"conv{number}.norm.weight" for number in range(4)]
-    as_it_was, _ = transfer(folder / name, folder / "data.npz", folded_norm="keep")
+    as_it_was, _ = transfer(folder / name, folder / "data.npz", FinetuneOptions(folded_norm="keep"))
     assert "it stays there, and these train as they are" in " ".join(as_it_was.notes)
     x = dataset.batch(np.arange(1))["x"]
     np.testing.assert_allclose(logits_of(prepared.model, x), logits_of(as_it_was.model, x), rtol=1e-4, atol=1e-5)
@@ -73,10 +74,10 @@ def test_it_is_put_back_and_changes_no_output(folder, name):
 
 
 def test_only_layers_that_train_get_it(folder):
-    prepared, _ = transfer(folder / "open.onnx", folder / "data.npz", freeze_until="conv2*")
+    prepared, _ = transfer(folder / "open.onnx", folder / "data.npz", FinetuneOptions(freeze_until="conv2*"))
     assert "put after 2 layers" in " ".join(prepared.notes)
     assert set(prepared.frozen) == {"conv0.weight", "conv0.bias", "conv1.weight", "conv1.bias"}
-    alone, _ = transfer(folder / "open.onnx", folder / "data.npz", freeze_until="head")
+    alone, _ = transfer(folder / "open.onnx", folder / "data.npz", FinetuneOptions(freeze_until="head"))
     assert not any("normalization" in note for note in alone.notes)
 
 
@@ -105,12 +106,12 @@ def test_where_nothing_says_that_it_was_folded(folder):
     data = folder / "data.npz"
     left, _ = transfer(convolutions("batch", is_said=False), data)
     assert "whose 4 convolutions look as if it had been folded into them; if it was, folded_norm='insert'" in " ".join(left.notes)
-    put_in, _ = transfer(convolutions("batch", is_said=False), data, folded_norm="insert")
+    put_in, _ = transfer(convolutions("batch", is_said=False), data, FinetuneOptions(folded_norm="insert"))
     assert sum(node.op_type == "BatchNormalization" for node in put_in.model.graph) == 4
-    small, _ = transfer(folder / "open.onnx", data, batch_size=4)
+    small, _ = transfer(folder / "open.onnx", data, FinetuneOptions(batch_size=4))
     assert "as a batch of 4 is too small to normalize by" in " ".join(small.notes)
     with pytest.raises(ConfigurationError, match="folded_norm='never': give 'auto', 'insert' or 'keep'"):
-        transfer(folder / "open.onnx", data, folded_norm="never")
+        transfer(folder / "open.onnx", data, FinetuneOptions(folded_norm="never"))
 
 
 @pytest.mark.slow
@@ -119,7 +120,7 @@ def test_a_file_of_one_sample_begins_as_the_open_one_does(folder):
     begun = {}
     for name in ("open.onnx", "one.onnx"):
         prepared, dataset = transfer(folder / name, folder / "data.npz")
-        planned = plan(prepared, dataset, epochs=2, threads=1)
+        planned = plan(prepared, dataset, FinetuneOptions(epochs=2, threads=1))
         program = planned.program(planned.stages[0], len(dataset))
         with burnish.Session(program, threads=1) as session:
             state = session.state()

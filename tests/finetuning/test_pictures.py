@@ -18,6 +18,7 @@ import burnish
 from burnish.cli.application import app
 from burnish.errors import ConfigurationError
 from burnish.finetuning.detectors import file_line, file_precision, find_detector, in_fractions
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.preparation import transfer
 from burnish.importer import load
 from burnish.surgery.class_layers import class_layers, replace_class_layers
@@ -138,7 +139,7 @@ def test_masks_are_learned_at_their_size(masks, reduction, loss):
     assert (prepared.task.kind, prepared.task.loss.name, prepared.task.metrics) == ("masks", loss, ("mean_iou", "pixel_accuracy"))
     assert (prepared.head.classes, prepared.is_new, len(dataset)) == (3, True, 8)
     with pytest.raises(ConfigurationError, match="mixup and cutmix mix samples that have one class each"):
-        transfer(small_unet(), masks, augment="mixup")
+        transfer(small_unet(), masks, FinetuneOptions(augment="mixup"))
 
 
 @pytest.mark.slow
@@ -149,8 +150,8 @@ def test_void_pixels_are_no_class(masks, tmp_path):
     void = np.array(Image.open(file))
     void[0] = 255
     Image.fromarray(void).save(file)
-    chosen = burnish.losses.composite(burnish.losses.cross_entropy(ignore_index=255))
-    prepared, _ = transfer(small_unet(classes=6, reduction=2), folder, loss=chosen)
+    chosen = burnish.losses.resized(burnish.losses.cross_entropy(ignore_index=255))
+    prepared, _ = transfer(small_unet(classes=6, reduction=2), folder, FinetuneOptions(loss=chosen))
     assert prepared.head.classes == 3
 
 
@@ -171,7 +172,7 @@ def test_a_model_of_one_channel_learns_yes_or_no(tmp_path, yes):
 
 @pytest.mark.slow
 def test_the_head_gets_the_channels_that_masks_ask_for(masks, tmp_path):
-    prepared, _ = transfer(small_unet(classes=6), yes_or_no_masks(tmp_path / "shapes", 255), loss="binary_dice")
+    prepared, _ = transfer(small_unet(classes=6), yes_or_no_masks(tmp_path / "shapes", 255), FinetuneOptions(loss="binary_dice"))
     assert (prepared.head.classes, prepared.is_new) == (1, True)
     assert prepared.notes[1].endswith("is drawn anew for one score of each pixel; the file had 6")
     prepared, _ = transfer(small_unet(classes=1), masks)
@@ -211,7 +212,7 @@ def test_the_precision_of_a_file_is_that_of_the_boxes_that_it_leaves(tmp_path):
         boxes = np.stack([np.clip(output[sample, :4, box], 0, 32) for _, box in chosen])
         shapes.append(one._replace(boxes=boxes.astype(float), labels=np.array([label for label, _ in chosen])))
     folder = write_coco(tmp_path / "found", shapes)
-    prepared, dataset = transfer(model, folder, freeze_until="head")
+    prepared, dataset = transfer(model, folder, FinetuneOptions(freeze_until="head"))
     program = burnish.compile(
         prepared.model, loss=prepared.task.loss, optimizer="sgd", outputs=list(prepared.task.outputs), metrics=["coco_map"]
     )

@@ -11,6 +11,7 @@ import burnish
 from burnish.errors import ObjectiveWarning
 from burnish.files.identity import graph_hashes
 from burnish.files.model_file import save_model
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.planning import Stage, Trial, plan
 from burnish.finetuning.preparation import Transfer, transfer
 from oracles.small_networks import batch_of, mobile, perceptron, transformer
@@ -25,7 +26,7 @@ def prepared_of(name: str, folder, **options):
     key = model.graph.inputs[0].name
     x = np.concatenate([batch[key][:1] for batch in batches])
     np.savez(folder / "data.npz", x=x, y=np.arange(SAMPLES) % 3)
-    return transfer(model, folder / "data.npz", **options)
+    return transfer(model, folder / "data.npz", FinetuneOptions(**options))
 
 
 @pytest.mark.slow
@@ -42,7 +43,7 @@ def prepared_of(name: str, folder, **options):
 def test_the_run_has_the_program_of_its_file(tmp_path, name, options):
     """Its identity is that of the program that is compiled of the file: a run that resumes has that one."""
     prepared, dataset = prepared_of(name, tmp_path, **options)
-    planned = plan(prepared, dataset, epochs=2, batch_size=6, threads=1)
+    planned = plan(prepared, dataset, FinetuneOptions(epochs=2, batch_size=6, threads=1))
     (stage,) = planned.stages
     trial = planned.trial(stage)
     assert trial is not None
@@ -63,7 +64,7 @@ def test_the_run_has_the_program_of_its_file(tmp_path, name, options):
 def test_a_plan_of_another_model_has_no_trial(tmp_path):
     """As that of the stage in which a quantized model trains, whose layers may be frozen alike."""
     prepared, dataset = prepared_of("perceptron", tmp_path)
-    planned = plan(prepared, dataset, epochs=2, batch_size=6, threads=1)
+    planned = plan(prepared, dataset, FinetuneOptions(epochs=2, batch_size=6, threads=1))
     other = type(prepared)(**vars(prepared))
     assert type(planned)(**{**vars(planned), "transfer": other}).trial(planned.stages[0]) is None
     assert planned.trial(Stage(("hidden.weight",), 2)) is None

@@ -10,6 +10,7 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.planning import plan
 from burnish.finetuning.preparation import transfer
 from burnish.training.run_data import batches_per_epoch, fixed_batch
@@ -79,7 +80,7 @@ def prepared(samples: int):
 
 
 def test_a_tuning_run_plans_the_steps_that_it_takes():
-    planned = plan(*prepared(10), epochs=2, batch_size=4, lr=0.1)
+    planned = plan(*prepared(10), FinetuneOptions(epochs=2, batch_size=4, lr=0.1))
     assert planned.steps(planned.stages[0], 10) == 4
     assert planned.notes == ("schedule: cosine over 4 steps",)
 
@@ -94,4 +95,4 @@ def test_a_tuning_run_plans_the_steps_that_it_takes():
 )
 def test_what_the_model_does_not_take_is_refused_before_trial_steps(samples, batch_size, message):
     with pytest.raises(ConfigurationError, match=message):
-        plan(*prepared(samples), epochs=2, batch_size=batch_size)
+        plan(*prepared(samples), FinetuneOptions(epochs=2, batch_size=batch_size))

@@ -14,6 +14,7 @@ import burnish
 from burnish.cli.application import app
 from burnish.data import DataDescription, DataSpec, Text, as_dataset
 from burnish.errors import ConfigurationError, DataError
+from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.preparation import transfer
 from burnish.importer import load
 from burnish.models import gpt2
@@ -56,7 +57,7 @@ def text(folder: Path, **settings: object) -> Text:
 
 
 def test_long_texts_are_cut_off_and_counted(folder, tmp_path):
-    prepared, dataset = transfer(folder / "texts.onnx", folder / "long.csv", text=folder / "tokenizer.json")
+    prepared, dataset = transfer(folder / "texts.onnx", folder / "long.csv", FinetuneOptions(text=folder / "tokenizer.json"))
     assert any("runs on 20 tokens at most" in note and "8 of 16 texts are longer" in note for note in prepared.notes)
     assert dataset.batch(np.arange(16))["input_ids"].shape == (16, 20)
     assert DataDescription.read(prepared.model.metadata_props).text.length == 20
@@ -118,7 +119,7 @@ def test_a_run_trains_and_evaluates_on_what_is_left(folder, tmp_path):
 
 def test_what_fits_is_left_as_it_is(folder):
     prepared, dataset = transfer(
-        folder / "texts.onnx", folder / "short.csv", text={"tokenizer": folder / "tokenizer.json", "length": 20}
+        folder / "texts.onnx", folder / "short.csv", FinetuneOptions(text={"tokenizer": folder / "tokenizer.json", "length": 20})
     )
     assert not any("runs on" in note for note in prepared.notes)
     assert dataset.cut == 0
@@ -126,12 +127,14 @@ def test_what_fits_is_left_as_it_is(folder):
 
 def test_lengths_that_were_asked_for_are_refused(folder):
     with pytest.raises(ConfigurationError, match=r"length=64, and the model runs on 20 tokens at most.*give 20 at most"):
-        transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, length=64))
+        transfer(folder / "texts.onnx", folder / "long.csv", FinetuneOptions(text=text(folder, length=64)))
     with pytest.raises(ConfigurationError, match=r"text has no option 'size'.*; it takes tokenizer, task, length"):
-        transfer(folder / "texts.onnx", folder / "long.csv", text={"tokenizer": folder / "tokenizer.json", "size": 64})
+        transfer(
+            folder / "texts.onnx", folder / "long.csv", FinetuneOptions(text={"tokenizer": folder / "tokenizer.json", "size": 64})
+        )
     two = load(folder / "texts.onnx")
     two.graph.inputs.append(ir.Value(name="attention_mask", shape=two.graph.inputs[0].shape, type=two.graph.inputs[0].type))
     with pytest.raises(DataError, match=r"texts become tokens by a tokenizer: name it \(--tokenizer tokenizer.json\)"):
         transfer(two, folder / "long.csv")
     with pytest.raises(DataError, match="sample 1 has 40 tokens, and 20 at most are read"):
-        transfer(folder / "texts.onnx", folder / "long.csv", text=text(folder, too_long="error"))
+        transfer(folder / "texts.onnx", folder / "long.csv", FinetuneOptions(text=text(folder, too_long="error")))

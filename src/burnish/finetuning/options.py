@@ -14,6 +14,8 @@ from burnish.compiler.options import CompileOptions, read_outputs
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
 from burnish.settings import is_natural_text, suggestion
+from burnish.training.trainer_options import RunOptions
+from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish import losses
@@ -40,6 +42,12 @@ def _read_unfreeze(text: str) -> str | list[int]:
     """Return epochs with commas between as numbers, and a word as it is."""
     parts = [part.strip() for part in text.split(",")]
     return [int(part) for part in parts] if all(map(is_natural_text, parts)) else text
+
+
+def _check_batch_size(size: Any) -> int:
+    if not is_whole(size) or size < 1:
+        raise ConfigurationError(f"batch_size={size!r}: give a whole number of samples, 1 or more, or leave it out")
+    return int(size)
 
 
 def _check_quantize(asked: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
@@ -165,17 +173,17 @@ class FinetuneOptions(TuningOptions):
 
     eval_data: DataSource | None = option(None)
     output: str | Path = option("tuned.onnx")
-    epochs: int = option(5)
-    batch_size: int | None = option(None)
+    epochs: int = same_option(RunOptions, "epochs", 5, help=None)
+    batch_size: int | None = option(None, check=_check_batch_size)
     callbacks: Sequence[Callback] = option(())
     augment: str | ImageAugmentation | None = option(None)
     data_workers: int | None = option(None)
     adapters: Mapping[str, Any] | str | Path | None = option(None)
     save_adapters: Mapping[str, str | Path] | None = option(None)
-    seed: int = option(0)
-    engine: str | Engine = option("auto")
-    device: str | None = option(None)
-    threads: int | None = option(None)
+    seed: int = same_option(RunOptions, "seed", help=None)
+    engine: str | Engine = same_option(RunOptions, "engine", help=None)
+    device: str | None = same_option(RunOptions, "device", help=None)
+    threads: int | None = same_option(RunOptions, "threads", help=None)
     label: str | None = option(None)
     image_size: tuple[int, int] | None = option(None)
     pixels: PixelsLike | None = option(None)

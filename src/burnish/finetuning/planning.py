@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.compiler.compile import compile
 from burnish.data import Dataset, DataSpec
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
-from burnish.finetuning.options import CONSTANT, COSINE, ONE_CYCLE
+from burnish.finetuning.options import CONSTANT, ONE_CYCLE, FinetuneOptions
 from burnish.finetuning.preparation import Transfer, folding_said, quietly
 from burnish.finetuning.rates import HIGHEST_RATE, UNKNOWN_RATE, feature_batches, find_rate, repeated, tests_of
 from burnish.graph import garbage_kept
@@ -103,59 +102,38 @@ class Plan:
 
 
 @garbage_kept()
-def plan(
-    transfer: Transfer,
-    dataset: Dataset,
-    *,
-    epochs: int,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    schedule: str = COSINE,
-    unfreeze: str | Sequence[int] | None = None,
-    layer_decay: float | None = None,
-    cached_features: bool = True,
-    seed: int = 0,
-    **run: Any,
-) -> Plan:
+def plan(transfer: Transfer, dataset: Dataset, options: FinetuneOptions) -> Plan:
     """Decide how a model is tuned; trial steps are taken where no rate is given.
 
     Args:
         transfer, dataset: as ``transfer`` returns them.
-        epochs: of all stages together.
-        batch_size: None: as many as fit into memory, 32 at most.
-        lr: None: found on the last stage (``find_rate``).
-        schedule: as ``Plan`` has it.
-        unfreeze: None trains all that is not frozen from the start. ``gradual`` begins with the head alone, and lets a third of
-            the layers before it follow after each epoch; or the epochs, ascending, after each of which a further part follows: as
-            many parts as there are numbers.
-        layer_decay: as ``Plan`` has it.
-        cached_features: compute what stands before the layers that train once, where that can be done.
-        seed: of the trial steps' order.
-        run: as ``Session`` takes them: ``engine``, ``device``, ``threads``.
+        options: None for ``batch_size`` is as many as fit into memory, 32 at most; for ``lr``, what is found on the last stage
+            (``find_rate``); for ``unfreeze``, all that is not frozen trains from the start. ``gradual`` begins with the head
+            alone, and lets a third of the layers before it follow after each epoch; or the epochs, ascending, after each of which
+            a further part follows: as many parts as there are numbers.
 
     Raises:
-        ConfigurationError: ``unfreeze`` does not fit the epochs or the model, or a number is out of range.
+        ConfigurationError: ``unfreeze`` does not fit the epochs or the model.
     """
-    if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
-        raise ConfigurationError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more, or leave it out")
     notes: list[str] = []
-    stages = _stages(transfer, epochs, unfreeze)
+    stages = _stages(transfer, options.epochs, options.unfreeze)
     if len(stages) > 1:
         layers = len(transfer.layers)
         parts = ", then ".join(f"{stage.epochs} with {layers - _still(transfer, stage)}" for stage in stages[1:])
         notes.append(
-            f"stages: the head alone for {stages[0].epochs} of {epochs} epochs, then {parts} of {layers} layers before it"
+            f"stages: the head alone for {stages[0].epochs} of {options.epochs} epochs, then {parts} of {layers} layers before it"
         )
 
     trials: dict[Stage, Trial] = {}
 
     def trial(stage: Stage) -> Program:
         if stage not in trials:
-            trials[stage] = Trial.of(transfer, lambda: compiled(transfer, stage, UNKNOWN_RATE, layer_decay))
+            trials[stage] = Trial.of(transfer, lambda: compiled(transfer, stage, UNKNOWN_RATE, options.layer_decay))
         return trials[stage].program
 
-    stages = tuple(_with_cache(stage, trial, cached_features, notes) for stage in stages)
-    last = stages[-1]
+    is_cached = options.cached_features and options.augment is None
+    stages = tuple(_with_cache(stage, trial, is_cached, notes) for stage in stages)
+    last, batch_size, lr = stages[-1], options.batch_size, options.lr
     if batch_size is None or lr is None:
         program = trial(last)
         if batch_size is None:
@@ -163,17 +141,19 @@ def plan(
             notes.append(why)
         samples_left_out(program, len(dataset), batch_size)  # says what the program takes, before trial steps
         if lr is None:
-            batches = repeated(dataset, batch_size, seed, DataSpec.by(program))
+            batches = repeated(dataset, batch_size, options.seed, DataSpec.by(program))
             if last.cached:
-                batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), seed, **run)
-            tests = tests_of(epochs * -(-len(dataset) // batch_size))
+                batches = feature_batches(program, batches, max(1, len(dataset) // batch_size), options.seed, **options.running)
+            tests = tests_of(options.epochs * -(-len(dataset) // batch_size))
             with quietly():  # the run says the same at its first step
-                lr, why = find_rate(program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **run)
+                lr, why = find_rate(
+                    program, batches, tests, HIGHEST_RATE / transfer.largest_scale(last.frozen), **options.running
+                )
             notes.append(why)
-    if layer_decay is not None:
-        notes.append(f"rates: {layer_decay:g} times that from each layer to the one before it")
+    if options.layer_decay is not None:
+        notes.append(f"rates: {options.layer_decay:g} times that from each layer to the one before it")
     tried = {stage: trials[stage] for stage in stages if stage in trials}
-    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, schedule, layer_decay, (), tried)
+    planned = Plan(transfer, stages, min(batch_size, max(len(dataset), 1)), lr, options.schedule, options.layer_decay, (), tried)
     return replace(planned, notes=(*notes, *_schedule_note(planned, len(dataset))))
 
 
@@ -214,8 +194,6 @@ def scheduled(lr: float, schedule: str, warmup: int, steps: int) -> Rate:
 
 def _stages(transfer: Transfer, epochs: int, unfreeze: str | Sequence[int] | None) -> tuple[Stage, ...]:
     """The stages, before it is known what they compute once."""
-    if not is_whole(epochs) or epochs < 1:
-        raise ConfigurationError(f"epochs={epochs!r}: give a whole number of 1 or more")
     if unfreeze is None:
         return (Stage(transfer.frozen, epochs),)
     layers = transfer.layers

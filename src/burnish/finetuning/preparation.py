@@ -19,14 +19,14 @@ from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAu
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
-from burnish.finetuning.options import AUTO, KEEP, NEW, check_head
+from burnish.finetuning.options import AUTO, KEEP, NEW, FinetuneOptions
 from burnish.finetuning.tasks import Task, absent_classes, is_of_classes, name_of, open_source, task_of
 from burnish.graph import bodies, garbage_kept, hold_single_precision
 from burnish.graph.names import other_names, select_named
 from burnish.importer import InitializerKind, Source, classify_initializers, load, reached_by_gradients
 from burnish.optim.base import Rate
 from burnish.program import Program
-from burnish.sample_axes import AskedAxes, find_sample_axes, input_axes
+from burnish.sample_axes import find_sample_axes, input_axes
 from burnish.settings import suggestion
 from burnish.surgery import Head, load_peft, lora
 from burnish.surgery.class_layers import ClassLayers
@@ -124,70 +124,43 @@ class Transfer:
 
 
 @garbage_kept()
-def transfer(
-    source: Source,
-    data: DataSource,
-    *,
-    output: str | Sequence[str] | None = None,
-    sample_axis: AskedAxes = None,
-    loss: losses.LossLike | None = None,
-    metrics: Sequence[str] | None = None,
-    freeze_until: str | None = None,
-    adapters: Mapping[str, Any] | str | Path | None = None,
-    augment: str | ImageAugmentation | None = None,
-    head: str = AUTO,
-    folded_norm: str = AUTO,
-    batch_size: int | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> tuple[Transfer, Dataset]:
+def transfer(source: Source, data: DataSource, options: FinetuneOptions = FinetuneOptions()) -> tuple[Transfer, Dataset]:
     """Return a model made ready for the classes in data, and the data.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
         data: as ``open_source`` takes it.
-        output: of the model, where it has several; of a detector boxes and scores, where these are not found.
-        sample_axis: as ``burnish.compile`` takes it; the tuned file keeps it.
-        loss: in place of the one that fits: cross-entropy, of masks resized to them, or that of the detector which is found.
-        metrics: in place of those that fit.
-        freeze_until: ``head`` trains the head alone; the name of a node, or a name or pattern of initializers, leaves everything
-            before the first of these as it is; None trains everything.
-        adapters: settings of ``burnish.surgery.lora``, or a folder of PEFT to go on with: adapters train beside the head, and all
-            other weights stay as they are. None trains the weights themselves.
-        augment: what is changed in images at random; MixUp and CutMix of it become part of the loss, in the graph.
-        head: ``auto`` keeps the file's head where its metadata name the classes of the data; ``new`` draws one in any case, and
-            ``keep`` keeps it, with outputs for as many classes or more.
-        folded_norm: whether batch normalization that an exporter folded into layers is put after them again, ``auto``,
-            ``insert`` or ``keep`` (``with_normalization``).
-        batch_size: of the steps, where it is known.
-        seed: of the new head, of adapters, and of the samples whose statistics new normalization starts from.
-        options: as ``open_dataset`` takes them: ``label``, ``image_size``, ``pixels``, ``text``.
+        options: ``freeze_until`` is ``head``, which trains the head alone; the name of a node, or a name or pattern of
+            initializers, which leaves everything before the first of these as it is; or None, which trains everything. With
+            ``adapters`` these train beside the head, and all other weights stay as they are. MixUp and CutMix of ``augment``
+            become part of the loss, in the graph. The seed is that of the new head, of adapters, and of the samples whose
+            statistics new normalization starts from.
 
     Raises:
-        ConfigurationError: no head can be told, ``freeze_until`` names nothing, there is no such ``folded_norm`` or ``head``, or
-            the head to keep has fewer classes than the data.
+        ConfigurationError: no head can be told, ``freeze_until`` names nothing, there is no such ``folded_norm``, or the head to
+            keep has fewer classes than the data.
         DataError: the data cannot be read, or hold no classes.
     """
-    check_head(head)
-    model = load(source, sample_axis=sample_axis)
+    model = load(source, sample_axis=options.sample_axis)
     find_sample_axes(model.graph)
     batch = "open" if takes_one_sample(model) else None
     if batch is not None:
         settle_outputs(model)
+    output, seed = options.head_output, options.seed
     model = with_a_score_for_each_class(model, output if isinstance(output, str) else None)
-    task = task_of(model, data, output, loss, metrics, augment)
+    task = task_of(model, data, output, options.loss, options.metrics, options.augment)
     old, before = task.head, task.classes
     if task.scores not in (None, before):
         model, task = task.replaced(model, task.scores, seed)
-    dataset, spec, cut = _opened(_probe(model, task, batch), data, options)
+    dataset, spec, cut = _opened(_probe(model, task, batch), data, options.reading)
     names = _class_names(task, dataset, name_of(data))
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
     _check_occurring(task, spec, occurring, name_of(data))
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
-    if _is_drawn(head, task, count, names, spec, name_of(data)):
+    if _is_drawn(options.head, task, count, names, spec, name_of(data)):
         model, task = task.replaced(model, count, seed)
     is_new = task.head is not old
-    notes = [*_said(task), _said_of_head(task, is_new, before, count, is_of_classes(spec), head)]
+    notes = [*_said(task), _said_of_head(task, is_new, before, count, is_of_classes(spec), options.head)]
     notes += [] if absent is None else [absent]
     layer = task.head
     if cut is not None:
@@ -196,21 +169,21 @@ def transfer(
         model.metadata_props.update(DataDescription(text=length_of(dataset, spec)).metadata())
     if batch is not None:
         notes.append("batch: the file takes one sample at a time, and is opened for batches of any size")
-    if adapters is not None:
+    if options.adapters is not None:
         drawn = _arrays(model, layer)
-        model = _with_adapters(model, layer, adapters, seed, notes)
+        model = _with_adapters(model, layer, options.adapters, seed, notes)
         if any(not np.array_equal(drawn[name], array) for name, array in _arrays(model, layer).items()):
             is_new, notes[:] = False, [note for note in notes if not note.startswith("head:")]
-            notes.insert(0, f"head: {task.called} that of {adapters}, for {count} classes")
-    frozen = _frozen(model, layer, freeze_until, task.outputs)
+            notes.insert(0, f"head: {task.called} that of {options.adapters}, for {count} classes")
+    frozen = _frozen(model, layer, options.freeze_until, task.outputs)
     trained = {*_trainable(model, task.outputs)} - {*frozen, *layer.initializers}
-    model, idle = with_normalization(model, dataset, trained, folded_norm, batch_size, seed, notes)
+    model, idle = with_normalization(model, dataset, trained, options.folded_norm, options.batch_size, seed, notes)
     if batch is not None:
         settle_outputs(model)  # a new head has new shapes
     hold_single_precision(model)  # a run goes on with what is compiled of it, and resumes with the file that it is written to
     layer = task.head_in(model)
     if frozen:
-        notes.append(f"frozen: {len(frozen)} weights before {freeze_until!r} stay as they are, bit for bit")
+        notes.append(f"frozen: {len(frozen)} weights before {options.freeze_until!r} stay as they are, bit for bit")
     made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle)
     if made.largest_scale() > 1:
         rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"

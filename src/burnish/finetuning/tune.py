@@ -183,41 +183,14 @@ def tune(
 
 def _choose(source: Source, data: DataSource, options: FinetuneOptions, run: Run) -> Choices:
     """Make the model ready and plan its training; both are said, and the run takes them."""
-    prepared, dataset = transfer(
-        source,
-        data,
-        output=options.head_output,
-        sample_axis=options.sample_axis,
-        loss=options.loss,
-        metrics=options.metrics,
-        freeze_until=options.freeze_until,
-        adapters=options.adapters,
-        augment=options.augment,
-        head=options.head,
-        folded_norm=options.folded_norm,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        **options.reading,
-    )
+    prepared, dataset = transfer(source, data, options)
     if options.quantize is not None:
         _check_quantized(prepared)
     if "peft" in (options.save_adapters or ()):
         check_names(prepared.model.metadata_props)
     for line in prepared.notes:
         run.say(line)
-    planned = plan(
-        prepared,
-        dataset,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        schedule=options.schedule,
-        unfreeze=options.unfreeze,
-        layer_decay=options.layer_decay,
-        cached_features=options.cached_features and options.augment is None,
-        seed=options.seed,
-        **options.running,
-    )
+    planned = plan(prepared, dataset, options)
     for line in planned.notes:
         run.say(line)
     choices = Choices.of(str(source) if isinstance(source, str | Path) else "", planned, len(dataset), options.quantize)
