@@ -32,7 +32,7 @@ PUBLIC = (
 NOT_AT_FIRST = {
     "burnish.autodiff": "compiling differentiates",
     "burnish.cli": "the command alone has it",
-    "burnish.compiler.from_model": "compiling does the work",
+    "burnish.compiler.prepare": "compiling does the work",
     "burnish.compiler.lowered_graphs": "a session that is opened lowers graphs",
     "burnish.data": "a trainer reads data",
     "burnish.distributed.options": "workers exchange",

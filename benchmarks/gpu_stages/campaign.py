@@ -27,7 +27,7 @@ FORMAT = 1
 GRACE = 20.0
 # How often the clock is looked at while a stage says nothing.
 LOOK_UP_SECONDS = 0.2
-PRELOADED = ["torch", "burnish.compiler.from_model", "burnish.training.session", "burnish.engines.torch.engine"]
+PRELOADED = ["torch", "burnish.compiler.link", "burnish.training.session", "burnish.engines.torch.engine"]
 
 Document = dict[str, Any]
 

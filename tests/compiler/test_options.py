@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import burnish
 from burnish.cli.application import app
-from burnish.compiler import from_model
+from burnish.compiler import compile as compiling
 from burnish.compiler.compile import compile_inference
 from burnish.compiler.options import CompileOptions
 from burnish.errors import ConfigurationError
@@ -68,11 +68,11 @@ def built(monkeypatch):
     """The options that the compiler was handed."""
     found: list[CompileOptions] = []
 
-    def program_from(source, options):
+    def compiled(source, options):
         found.append(options)
         raise Built
 
-    monkeypatch.setattr(from_model, "program_from", program_from)
+    monkeypatch.setattr(compiling, "compiled", compiled)
     return found
 
 
@@ -134,7 +134,7 @@ def test_every_option_is_read_when_a_model_is_compiled(model, monkeypatch):
 
     options = Watched()
     read.clear()
-    from_model.program_from(model, options)
+    compiling.compiled(model, options)
     modules_alone = {"example_inputs", "dynamic_shapes", "verify"}
     assert modules_alone | {field.name for field in fields(CompileOptions)} <= read
 

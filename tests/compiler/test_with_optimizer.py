@@ -139,7 +139,6 @@ def test_a_loaded_program_takes_another_optimizer_too(
     small.save(tmp_path / "program")
     derived = small.with_optimizer(optimizer)
     derived.save(tmp_path / "derived")
-    monkeypatch.setattr("burnish.compiler.compilation.differentiate", refuse)
     monkeypatch.setattr("burnish.autodiff.differentiate", refuse)
     again = Program.load(tmp_path / "program").with_optimizer(optimizer)
     assert graph_hashes(again) == graph_hashes(derived)

@@ -17,7 +17,7 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed", "burnish.compiler.from_model", "burnish.distributed.options", "burnish.training.trainer"]
+    ["torch", "torch.distributed", "burnish.compiler.link", "burnish.distributed.options", "burnish.training.trainer"]
 )
 
 

@@ -91,14 +91,14 @@ def _projected(model: Path, compilation: Compilation, program: Program) -> Progr
     if is_program(model) or "loss" in compilation.named:
         return program
     from burnish.comparison import Projection
-    from burnish.compiler.from_model import program_from
+    from burnish.compiler.compile import compiled
     from burnish.graph import garbage_kept
 
     read = [prediction["output"] for prediction in program.options["predictions"]]
     options = replace(compilation.options, loss=Projection(outputs=len(read)), outputs=read)
     with warnings.catch_warnings(), garbage_kept():
         warnings.simplefilter("ignore")  # the program was warned of already
-        return program_from(model, options)
+        return compiled(model, options)
 
 
 def _check_gradients(program: Program, probing: Probing) -> None:

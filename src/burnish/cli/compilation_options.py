@@ -202,11 +202,11 @@ class Compilation(OptionGroup):
             target=target,
             steps_per_epoch=steps_per_epoch,
         )
-        from burnish.compiler.from_model import program_from
+        from burnish.compiler.compile import compiled
         from burnish.graph import garbage_kept
 
         with options_named(), untrained_weights_named(), garbage_kept():
-            return program_from(self.adapters.put_beside(model), options)
+            return compiled(self.adapters.put_beside(model), options)
 
     def _load(self, folder: Path) -> Program:
         if self.named:

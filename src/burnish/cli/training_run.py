@@ -22,7 +22,7 @@ from burnish.cli.data_options import TOKENIZER, Pixels, TextOptions, pixels_line
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.repetition import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
-from burnish.compiler.compilation import STEPS_PER_EPOCH
+from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup

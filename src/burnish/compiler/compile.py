@@ -47,10 +47,19 @@ def compile(source: Source, options: CompileOptions) -> Program:
         UnsupportedOperatorError: an operator cannot be trained or lowered as it stands, or cannot take several samples where the
             batch is to be opened.
     """
-    from burnish.compiler.from_model import program_from
+    return compiled(source, options)
+
+
+def compiled(source: Source, options: CompileOptions) -> Program:
+    """Compile a model with options that are there as an object; see ``compile``, which takes them as keyword arguments."""
+    from burnish.compiler.differentiate import differentiate
+    from burnish.compiler.link import link
+    from burnish.compiler.prepare import prepare
 
     with garbage_kept():
-        return program_from(source, options)
+        model = prepare(source, options)
+        drafts = differentiate(model, options)
+        return link(drafts, options)
 
 
 @garbage_kept()
@@ -75,9 +84,11 @@ def compile_inference(
     Raises:
         ModelError, ConfigurationError, UnsupportedOperatorError: as ``compile``.
     """
-    from burnish.compiler.from_model import inference_from
+    from burnish.compiler.link import link_inference
+    from burnish.compiler.prepare import prepare_inference
 
-    asked = CompileOptions(
+    options = CompileOptions(
         loss=DEFAULT_LOSS if loss is None else loss, metrics=metrics, outputs=outputs, sample_axis=sample_axis, target=target
     )
-    return inference_from(source, asked, evaluates=loss is not None)
+    model = prepare_inference(source, options, evaluates=loss is not None)
+    return link_inference(model, options, evaluates=loss is not None)

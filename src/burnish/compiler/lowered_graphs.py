@@ -17,11 +17,18 @@ import onnx_ir as ir
 
 from burnish import optim
 from burnish.compiler.draft import lower_to_target, shape_of
-from burnish.compiler.update import joined_signature, update_graphs
-from burnish.errors import ConfigurationError
+from burnish.compiler.sparse_tables import check_optimizer
+from burnish.compiler.update import (
+    WEIGHS_ALIKE,
+    joined_signature,
+    layers_left_moving,
+    update_graphs,
+    warn_of_accumulation,
+    warn_of_no_effect,
+)
+from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import garbage_kept
 from burnish.graph.names import separate_names
-from burnish.operators import semantic_operators
 from burnish.operators.semantic import SemanticOperator
 from burnish.optim import Optimizer
 from burnish.optim.row_updates import hold_rows
@@ -35,14 +42,10 @@ from burnish.rewriting.recompute import recompute_activations
 from burnish.rewriting.recompute_request import Recompute
 from burnish.rewriting.stages import UPDATING
 from burnish.targets import TARGETS, Target, check_runs, target_from_dict
+from burnish.warn import warn
 
 Rewrite = Callable[[ir.Model], object]
 """Changes a lowered graph in place."""
-
-
-def semantic_target(target: Target) -> Target:
-    """The target as it would be with a kernel for every semantic operator."""
-    return target.with_kernels(semantic_operators())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -226,6 +229,35 @@ class LoweredGraphs(Mapping[str, ir.Model]):
         """
         rewrites = {**self.rewrites, **{name: (*self.rewrites.get(name, ()), rewrite) for name in graphs}}
         return replace(self, rewrites=rewrites, marks=self.marks | {mark.name for mark in marks}, **changes)
+
+    def with_optimizer(self, optimizer: str | Mapping[str, Any] | Optimizer) -> Self:
+        """Return the graphs of a program that trains in the same way with another optimizer; see ``Program.with_optimizer``."""
+        resolved = optim.get(optimizer)
+        moving = layers_left_moving(self.semantic.get("grad"), resolved) if self.options.get("norm") == "auto" else []
+        if moving:
+            warn(
+                ObjectiveWarning(
+                    f"the optimizer freezes the batch normalization '{moving[0]}'"
+                    + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
+                    + ", whose statistics still move, as the program was compiled for it to train: compile with this optimizer, "
+                    "or with norm='frozen', to keep them; norm='train' says that this is meant"
+                )
+            )
+        warn_of_accumulation(resolved, self.options.get(WEIGHS_ALIKE, ""))
+        grad = self.signature["grad"]
+        sparse = [entry.name.partition(":")[2] for entry in grad.outputs_of(Role.INDICES)]
+        check_optimizer(sparse, resolved, self.options.get("sparse"))
+        forward, bound = (self["predict"], self["evaluate"]), wrapped(resolved, self.options)
+        updates, signatures = update_graphs(self.unlowered("grad"), grad, forward, bound, self.target, ("init", "apply"))
+        signatures["step"] = joined_signature(grad, signatures["apply"])
+        warn_of_no_effect(resolved, grad, forward)
+        return replace(
+            self,
+            signature=Signature.ordered({**self.signature.graphs, **signatures}),
+            options={**self.options, "optimizer": resolved.options()},
+            given=updates,
+            base=self if self.base is None else self.base,
+        )
 
     @cached_property
     def optimizer(self) -> Optimizer | None:

@@ -15,7 +15,7 @@ from burnish.errors import ConfigurationError
 from burnish.program import Program, Role
 from burnish.program.signature import outputs_in_place
 from burnish.rewriting import recompute_request
-from burnish.rewriting.recompute_request import Recompute, RecomputeOption
+from burnish.rewriting.recompute_request import BudgetError, Recompute, RecomputeOption
 
 ATTEMPTS = 5
 """Plans that are measured before the limit is called out of reach."""
@@ -92,9 +92,7 @@ def program_with(saving: MemoryLimit | Recompute | None, compiled: Callable[[Rec
         request = Recompute(budget=budget, batch=limit.batch)
         try:
             program = compiled(request)
-        except ConfigurationError as error:
-            if not str(error).startswith("recompute:"):
-                raise
+        except BudgetError:
             break
         peak = program.planned_peak(limit.batch).bytes
     raise _out_of_reach(limit, compiled, measured)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_LOSS = "cross_entropy"
+STEPS_PER_EPOCH = "steps_per_epoch"
 
 
 def read_tables(texts: list[str]) -> str | list[str]:

@@ -19,12 +19,15 @@ from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import Tensor
 from burnish.graph.uses import producer_of
+from burnish.norms.policies import Frozen
+from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.operators.collectives import PARTS_OF
 from burnish.operators.row_gradients import coalesced
-from burnish.optim.accumulate import LOSS_WEIGHT, weighing, weighs
+from burnish.optim.accumulate import LOSS_WEIGHT, steps_to_an_update, weighing, weighs
 from burnish.optim.arithmetic import where
 from burnish.optim.base import Scheduled, UpdateInputs, options_without_effect
 from burnish.optim.gradient_transforms import centralizes, uncentred
+from burnish.optim.groups import frozen_by_pattern
 from burnish.optim.loss_scale import LOSS_SCALE, all_finite
 from burnish.optim.parameters import Infos
 from burnish.optim.row_updates import apply_to_rows, has_rows_of, held_rows_of, skips_steps, without_rows
@@ -40,6 +43,8 @@ HOST = TARGETS["onnxruntime"]
 """What ``init`` is lowered for, which is run once, and by no engine."""
 OPTIMIZER = "the optimizer"
 """What its nodes say that they compute a part of."""
+WEIGHS_ALIKE = "weighs_alike"
+"""The option of a program that says why an accumulation weighs micro-batches of any size alike."""
 SKIPPED = "skipped"
 """The output that is 1 where a step is skipped because the gradients of a scaled loss overflowed, else 0."""
 
@@ -88,6 +93,16 @@ def update_graphs(
     return models, signatures
 
 
+def warn_of_accumulation(optimizer: optim.Optimizer, reason: str) -> None:
+    """Warn of an optimizer that accumulates where ``weight_of_batch`` gave a reason why its mean is not that of one batch."""
+    if reason and steps_to_an_update(optimizer.options()) > 1:
+        problem = (
+            f"accumulate: micro-batches weigh alike, however many samples or labelled tokens they have, for the loss has no one "
+            f"weight of a batch: {reason}. Give micro-batches of one size, or a loss whose terms are means over the same"
+        )
+        warn(ObjectiveWarning(problem))
+
+
 def warn_of_no_effect(optimizer: optim.Optimizer, signature: GraphSignature, forward: Iterable[ir.Model]) -> None:
     """Warn of options of an optimizer that change nothing, and of weights whose gradients it leaves as they are.
 
@@ -110,6 +125,25 @@ def warn_of_no_effect(optimizer: optim.Optimizer, signature: GraphSignature, for
         )
     for problem in problems:
         warn(ObjectiveWarning(problem))
+
+
+def layers_left_moving(grad: ir.Model | None, optimizer: optim.Optimizer) -> list[str]:
+    """Return the names of the layers that normalize by the batch though the optimizer freezes their scale and bias.
+
+    Args:
+        grad: the training graph before it is lowered; None where there is none, and nothing can be told.
+        optimizer: what updates.
+    """
+    moving = []
+    for node in grad.graph if grad is not None else ():
+        policy = node.metadata_props.get(POLICY_METADATA)
+        if policy is None or policy.startswith(Frozen.name):
+            continue
+        names = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
+        parameters = [name.removeprefix("param/") for name in names if name.startswith("param/")]
+        if parameters and len(frozen_by_pattern(optimizer, parameters)) == len(parameters):
+            moving.append(node.metadata_props[LAYER_METADATA])
+    return moving
 
 
 def _parameters(signature: GraphSignature) -> dict[str, Entry]:

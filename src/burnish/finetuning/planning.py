@@ -13,8 +13,8 @@ import numpy as np
 
 from burnish import optim
 from burnish.analysis.memory_plan import planned_peak
-from burnish.compiler.compilation import STEPS_PER_EPOCH
 from burnish.compiler.compile import compile
+from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import Dataset, DataSpec
 from burnish.errors import ConfigurationError, ObjectiveWarning, UnsupportedOperatorError, UntrainedWeightsWarning
 from burnish.finetuning.options import CONSTANT, ONE_CYCLE, FinetuneOptions

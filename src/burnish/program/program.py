@@ -210,9 +210,7 @@ class Program:
             ObjectiveWarning: it freezes all parameters of a batch normalization that was compiled, by ``norm="auto"``, to train:
                 the layer goes on normalizing by the batch and moving its statistics.
         """
-        from burnish.compiler.other_optimizer import with_optimizer
-
-        return replace(self, graphs=with_optimizer(self.graphs, optimizer))
+        return replace(self, graphs=self.graphs.with_optimizer(optimizer))
 
     def carry_state(self, state: Mapping[str, np.ndarray], seed: int = 0) -> CarriedState:
         """Take over what fits of the state of another program of the same model: after ``with_optimizer``, for example.

@@ -34,7 +34,7 @@ from burnish.graph import (
 )
 from burnish.graph.uses import copy_of, remove_unused
 from burnish.rewriting.recompute_choice import Forward, fitting, layers
-from burnish.rewriting.recompute_request import Recompute, forget_origins, matching_nodes
+from burnish.rewriting.recompute_request import BudgetError, Recompute, forget_origins, matching_nodes
 
 _log = logging.getLogger("burnish")
 
@@ -118,7 +118,7 @@ def _chosen(model: ir.Model, forward: Forward, request: Recompute, strict: bool)
             f"bytes, of which state and batch take {inputs:,}"
         )
         if strict:
-            raise ConfigurationError(f"recompute: the {model.graph.name} graph {excess}: give a larger budget or a smaller batch")
+            raise BudgetError(f"recompute: the {model.graph.name} graph {excess}: give a larger budget or a smaller batch")
         _log.warning("burnish: recompute: the %s graph as the engine runs it %s, which is taken", model.graph.name, excess)
     return (chosen or least).dropped
 

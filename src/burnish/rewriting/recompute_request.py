@@ -17,6 +17,10 @@ RecomputeOption = str | int | Sequence[str] | None
 LAYERS = "layers"
 
 
+class BudgetError(ConfigurationError):
+    """A budget of memory that no plan fits, whatever is computed again."""
+
+
 @dataclass(frozen=True)
 class Recompute:
     """What is asked for: patterns, a budget, or neither, which means layers.

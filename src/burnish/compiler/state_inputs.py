@@ -44,7 +44,7 @@ def rounded_weights(model: ir.Model, state: ModelState) -> dict[str, str]:
     }
 
 
-def lift_state(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.DataType]) -> Weights:
+def make_inputs(model: ir.Model, state: ModelState, dtypes: Mapping[str, ir.DataType]) -> Weights:
     """Turn the initializers of ``state`` into graph inputs named ``param/...`` and ``stat/...``, in place.
 
     Args:
