@@ -130,6 +130,15 @@ def test_every_path_that_contributing_and_the_table_of_changes_name_exists():
     assert sorted(missing) == []
 
 
+def test_the_calls_from_compile_to_the_runtime_are_where_the_architecture_page_says():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("### The calls, in order\n")[2].partition("\n### ")[0]
+    calls = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \|", section, re.MULTILINE)
+    assert 20 < len(calls) <= 40
+    sources = {path: (ROOT / "src" / "burnish" / path).read_text(encoding="utf-8") for _, path in calls}
+    assert [call for call, path in calls if not re.search(rf"^ *(def|class) {call}\b", sources[path], re.MULTILINE)] == []
+
+
 def test_every_folder_of_the_package_is_in_the_architecture_page():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     package = ROOT / "src" / "burnish"

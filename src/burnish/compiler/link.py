@@ -55,6 +55,7 @@ def program_options(drafts: Drafts, options: CompileOptions, recompute: Recomput
     """Return what a program says that it was compiled with, as JSON-compatible values."""
     model, normalization, target = drafts.model, drafts.model.normalization, target_of(options.target)
     mixed, source = precision.get(options.precision), model.trained.model.graph
+    steps_per_epoch = {STEPS_PER_EPOCH: options.steps_per_epoch}
     return {
         "loss": model.loss.options(),
         **({} if drafts.coefficients == {LOSS: 1.0} else {"loss_terms": drafts.coefficients}),
@@ -70,7 +71,7 @@ def program_options(drafts: Drafts, options: CompileOptions, recompute: Recomput
         **({} if model.backbone is None else {"cached_features": list(model.backbone.features)}),
         **({"batch": options.batch} if options.batch else {}),
         **({"bind": described_bindings(options.bind)} if options.bind else {}),
-        **({STEPS_PER_EPOCH: options.steps_per_epoch} if is_quantized(source) and freezes_by_epochs(source) else {}),
+        **(steps_per_epoch if is_quantized(source) and freezes_by_epochs(source) else {}),
         "norm": normalization.option,
         "norm_layers": {layer: str(policy) for layer, policy in zip(normalization.layers, normalization.policies, strict=True)},
         **({"auto_frozen_layers": list(normalization.auto_frozen)} if normalization.auto_frozen else {}),

@@ -178,6 +178,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
 
     # Before what trains becomes inputs, too.
     data, rounded = _names(forms.model.graph.inputs), rounded_weights(forms.in_file, state)
+    normalization = _normalization(norm, options.running_variance, forms.model, asked_for, policies)
     sparse = SparseRequest.of(options.sparse, state.trainable, state.aliases)
     weights = _make_inputs(forms, state)
     evaluated = forms
@@ -191,7 +192,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
         metrics=_metrics(options, loss),
         data=data,
         result_axes=axes,
-        normalization=_normalization(norm, options.running_variance, forms.model, asked_for, policies),
+        normalization=normalization,
         state=state,
         weights=weights,
         optimizer=optimizer,
