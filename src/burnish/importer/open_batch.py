@@ -155,7 +155,7 @@ def _open_node(node: ir.Node, opening: Opening) -> bool:
         rule = None if record is None else record.reopen or BY_ELEMENT.get(record.elementwise)
         if rule is None:
             raise Refused("does something with samples that is not known here")
-        results = _by_rule(rule, Call(node, opening))
+        results = _by_rule(rule, Call(node, opening, None if record is None else record.axes))
     except Refused as refused:
         raise _unsupported(node, refused) from refused
     each: list[Result | None] = [results] if isinstance(results, tuple) else list(results)

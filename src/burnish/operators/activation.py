@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -321,6 +322,12 @@ SOFTMAX_GRAD = SemanticOperator("SoftmaxGrad", ("dy", "y"), ("dx",), like("y"), 
 """Of Softmax and LogSoftmax along ``axis``, from the cotangent of their output and the output, which is all that is read."""
 LOG_SOFTMAX_GRAD = SemanticOperator("LogSoftmaxGrad", ("dy", "y"), ("dx",), like("y"), lowering=lower_log_softmax_grad)
 
+_ALONG_AXIS: dict[str, Any] = {
+    "axes": axis_rules.like_first,
+    "mixes": axis_rules.named_axis,
+    "reopen": reopen_rules.along_axis,
+}
+
 OPERATORS = [
     Operator("Relu", gradient=relu, elementwise=Elementwise.UNARY, precision=Precision.FOLLOWS),
     Operator("Clip", gradient=clip, axes=axis_rules.like_first, precision=Precision.FOLLOWS, reopen=reopen_rules.unary),
@@ -341,30 +348,9 @@ OPERATORS = [
     Operator(
         "Swish", gradient=swish, training_form=swish_in_training, elementwise=Elementwise.UNARY, precision=Precision.WIDENED
     ),
-    Operator(
-        "Softmax",
-        since=13,
-        gradient=softmax,
-        axes=axis_rules.like_first,
-        mixes=axis_rules.named_axis,
-        reopen=reopen_rules.along_axis,
-    ),
-    Operator(
-        "LogSoftmax",
-        since=13,
-        gradient=log_softmax,
-        axes=axis_rules.like_first,
-        mixes=axis_rules.named_axis,
-        reopen=reopen_rules.along_axis,
-    ),
-    Operator(
-        "Hardmax",
-        since=13,
-        gradient=hardmax,
-        axes=axis_rules.like_first,
-        mixes=axis_rules.named_axis,
-        reopen=reopen_rules.along_axis,
-    ),
+    Operator("Softmax", since=13, gradient=softmax, **_ALONG_AXIS),
+    Operator("LogSoftmax", since=13, gradient=log_softmax, **_ALONG_AXIS),
+    Operator("Hardmax", since=13, gradient=hardmax, **_ALONG_AXIS),
     RELU_GRAD,
     CLIP_GRAD,
     SILU,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import attribute_value, constant_array, describe_node
+from burnish.graph import attribute_value, constant_array, describe_node, static_shape
 from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, lost
 
 LONGEST = 64
@@ -31,6 +31,24 @@ class Layout:
     is_constant: bool = False
     numbers: tuple[Number, ...] | None = None
     reason: str = ""
+
+
+def small_numbers(value: ir.Value) -> tuple[Number, ...] | None:
+    """Return the elements of a constant that is a scalar or a short list of integers or truth values; else None."""
+    shape = static_shape(value)
+    is_small = shape is not None and len(shape) < 2 and sum(shape) <= LONGEST
+    is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
+    array = constant_array(value) if is_small and is_whole else None
+    return None if array is None else tuple(Number(int(element)) for element in array.reshape(-1))
+
+
+def einsum_terms(equation: str) -> tuple[list[str], str]:
+    """Return the letters of each operand of an Einsum and of its result, of each that occurs once where that is left out."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        once = sorted(letter for letter in set(left) - {",", "."} if left.count(letter) == 1)
+        result = ("..." if "..." in left else "") + "".join(once)
+    return left.split(","), result
 
 
 class Untold(Exception):
@@ -63,19 +81,24 @@ class Call:
     Args:
         node: the node.
         operands: the layouts of its inputs; None for one that is left out.
-        analysis: that it is a part of.
+        analysis: that it is a part of; None for a node that is looked at alone.
     """
 
-    def __init__(self, node: ir.Node, operands: Sequence[Layout | None], analysis: Following):
-        self.node, self.operands, self.analysis = node, operands, analysis
+    def __init__(self, node: ir.Node, operands: Sequence[Layout | None], analysis: Following | None = None):
+        self.node, self.operands, self._analysis = node, operands, analysis
 
     def __len__(self) -> int:
         return len(self.operands)
 
     @property
+    def analysis(self) -> Following:
+        assert self._analysis is not None, "only a graph that is followed has bodies"
+        return self._analysis
+
+    @property
     def key(self) -> str:
         """Begins the keys of the symbols that this node makes up."""
-        return self.analysis.key(self.node)
+        return "" if self._analysis is None else self._analysis.key(self.node)
 
     @property
     def reason(self) -> str:

@@ -11,7 +11,7 @@ from functools import reduce
 
 import onnx_ir as ir
 
-from burnish.operators.axes import Call, Layout, Untold
+from burnish.operators.axes import Call, Layout, Untold, einsum_terms
 from burnish.operators.extents import Axes, Axis, Kind, Number, Target, axis_of, broadcast, has, is_fixed, normal, regrouped
 
 
@@ -315,19 +315,16 @@ def gemm(call: Call) -> Axes:
 
 
 def einsum(call: Call) -> Axes:
-    terms, _, result = str(call.attribute("equation")).replace(" ", "").partition("->")
+    terms, result = einsum_terms(str(call.attribute("equation")))
     letters: dict[str, Axis] = {}
     ellipses: list[Axes] = []
-    for index, term in enumerate(terms.split(",")):
+    for index, term in enumerate(terms):
         axes = call.axes(index)
         before, dots, behind = term.partition("...")
         for letter, axis in (*zip(before, axes, strict=False), *zip(reversed(behind), reversed(axes), strict=False)):
             letters[letter] = broadcast(letters.get(letter, ()), axis, f"{call.key}:{letter}", call.reason)
         if dots:
             ellipses.append(axes[len(before) : len(axes) - len(behind)])
-    if not result and "->" not in str(call.attribute("equation")):
-        once = sorted(letter for letter in letters if terms.count(letter) == 1)
-        result = ("..." if ellipses else "") + "".join(once)
     before, _, behind = result.partition("...")
     wide = broadcast_axes(call, ellipses) if ellipses else ()
     # A letter of no operand is an error of the model, which the operator names.
@@ -591,12 +588,11 @@ def contracted_by_gemm(call: Call) -> Axes:
 
 
 def summed_by_einsum(call: Call) -> Axes:
-    terms, _, result = str(call.attribute("equation")).replace(" ", "").partition("->")
-    if "->" not in str(call.attribute("equation")) or "..." in terms:
+    equation = str(call.attribute("equation"))
+    if "->" not in equation or "..." in equation.partition("->")[0]:
         return ()
-    pairs = [
-        (letter, axis) for index, term in enumerate(terms.split(",")) for letter, axis in zip(term, call.axes(index), strict=True)
-    ]
+    terms, result = einsum_terms(equation)
+    pairs = [(letter, axis) for index, term in enumerate(terms) for letter, axis in zip(term, call.axes(index), strict=True)]
     return tuple(axis for letter, axis in pairs if letter not in result)
 
 

@@ -7,6 +7,7 @@ zeros outside of the data. ``DeformConvGrad(dy, x, w, offset, mask) -> dx, dw, d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -193,7 +194,10 @@ DEFORM_CONV_GRAD = SemanticOperator(
 
 OPERATORS = [
     Operator(
-        "DeformConv", gradient=deformable_convolution, axes=axis_rules.moved_image, reopen=reopen_rules.deformed_convolution
+        "DeformConv",
+        gradient=deformable_convolution,
+        axes=axis_rules.moved_image,
+        reopen=partial(reopen_rules.images, sampled=(0, 2, 4)),
     ),
     DEFORM_CONV_GRAD,
 ]

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from burnish.errors import GradientError
 from burnish.graph import Tensor
 from burnish.operators import axis_rules, reopen_rules
+from burnish.operators.axes import einsum_terms
 from burnish.operators.positions import extent, joined
 from burnish.operators.registry import Operation, Operator, Precision
 
@@ -81,12 +82,8 @@ def _identity(operand: Tensor, axis: int) -> Tensor:
 def _parse_equation(op: Operation) -> tuple[list[str], str]:
     """Return the labels of each operand and of the output, with letters in place of an ellipsis."""
     equation = str(op.attribute("equation")).replace(" ", "")
-    left, arrow, output = equation.partition("->")
-    operands = left.split(",")
-    if not arrow:
-        once = sorted(label for label in set(left) - {",", "."} if left.count(label) == 1)
-        output = ("..." if "..." in left else "") + "".join(once)
-    if "..." in left:
+    operands, output = einsum_terms(equation)
+    if any("..." in labels for labels in operands):
         ranks = [_ellipsis_rank(op, index, labels) for index, labels in enumerate(operands)]
         free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
         # The axes of ellipses are broadcast, so the last of them are the same.

@@ -414,34 +414,12 @@ RNN_STEPS_GRAD = SemanticOperator(
     lowering=lower_rnn_steps_grad,
 )
 
+_ALIKE: dict[str, Any] = {"axes": axis_rules.recurrent, "mixes": axis_rules.time_axis, "reopen": reopen_rules.recurrent}
+
 OPERATORS = [
-    Operator(
-        "LSTM",
-        since=7,
-        gradient=lstm_gradient,
-        training_form=lstm,
-        axes=axis_rules.recurrent,
-        mixes=axis_rules.time_axis,
-        reopen=reopen_rules.recurrent,
-    ),
-    Operator(
-        "GRU",
-        since=7,
-        gradient=gru_gradient,
-        training_form=gru,
-        axes=axis_rules.recurrent,
-        mixes=axis_rules.time_axis,
-        reopen=reopen_rules.recurrent,
-    ),
-    Operator(
-        "RNN",
-        since=7,
-        gradient=rnn_gradient,
-        training_form=rnn,
-        axes=axis_rules.recurrent,
-        mixes=axis_rules.time_axis,
-        reopen=reopen_rules.recurrent,
-    ),
+    Operator("LSTM", since=7, gradient=lstm_gradient, training_form=lstm, **_ALIKE),
+    Operator("GRU", since=7, gradient=gru_gradient, training_form=gru, **_ALIKE),
+    Operator("RNN", since=7, gradient=rnn_gradient, training_form=rnn, **_ALIKE),
     LSTM_STEPS,
     LSTM_STEPS_GRAD,
     GRU_STEPS,

@@ -6,6 +6,7 @@ The slopes of products of many factors (ReduceProd, CumProd, scattered products)
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 
@@ -206,80 +207,18 @@ def cumprod(op: Operation, dy: Tensor) -> tuple[Tensor, None]:
     return builder.op("Where", is_zero, at_zero, slope), None
 
 
+_ALIKE: dict[str, Any] = {"axes": axis_rules.reduction, "mixes": axis_rules.reduced_axes, "reopen": reopen_rules.reduction}
+
 OPERATORS = [
-    Operator(
-        "ReduceSum",
-        since=13,
-        gradient=reduce_sum,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceMean",
-        since=18,
-        gradient=reduce_mean,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    *alike(
-        "ReduceMax",
-        "ReduceMin",
-        since=18,
-        gradient=reduce_extremum,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.extreme_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceProd",
-        since=18,
-        gradient=reduce_prod,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceL1",
-        since=18,
-        gradient=reduce_l1,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceL2",
-        since=18,
-        gradient=reduce_l2,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceLogSum",
-        since=18,
-        gradient=reduce_log_sum,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceLogSumExp",
-        since=18,
-        gradient=reduce_log_sum_exp,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
-    Operator(
-        "ReduceSumSquare",
-        since=18,
-        gradient=reduce_sum_square,
-        axes=axis_rules.reduction,
-        mixes=axis_rules.reduced_axes,
-        reopen=reopen_rules.reduction,
-    ),
+    Operator("ReduceSum", since=13, gradient=reduce_sum, **_ALIKE),
+    Operator("ReduceMean", since=18, gradient=reduce_mean, **_ALIKE),
+    *alike("ReduceMax", "ReduceMin", since=18, gradient=reduce_extremum, **{**_ALIKE, "mixes": axis_rules.extreme_axes}),
+    Operator("ReduceProd", since=18, gradient=reduce_prod, **_ALIKE),
+    Operator("ReduceL1", since=18, gradient=reduce_l1, **_ALIKE),
+    Operator("ReduceL2", since=18, gradient=reduce_l2, **_ALIKE),
+    Operator("ReduceLogSum", since=18, gradient=reduce_log_sum, **_ALIKE),
+    Operator("ReduceLogSumExp", since=18, gradient=reduce_log_sum_exp, **_ALIKE),
+    Operator("ReduceSumSquare", since=18, gradient=reduce_sum_square, **_ALIKE),
     Operator("CumSum", gradient=cumsum, axes=axis_rules.like_first, mixes=axis_rules.cumulated, reopen=reopen_rules.running_sum),
     Operator("CumProd", gradient=cumprod, axes=axis_rules.like_first, reopen=reopen_rules.running_sum),
     Operator("ArgMax", axes=axis_rules.position, reopen=reopen_rules.position),

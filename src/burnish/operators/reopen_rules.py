@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
+from string import ascii_letters
 
 import numpy as np
 import onnx_ir as ir
 
+from burnish.operators.axes import einsum_terms
+from burnish.operators.axis_rules import LARGEST
 from burnish.operators.reopening import (
     FIRST,
     STACKED,
@@ -16,7 +19,6 @@ from burnish.operators.reopening import (
     Call,
     Count,
     Element,
-    Extent,
     Opening,
     Operand,
     Refused,
@@ -24,14 +26,13 @@ from burnish.operators.reopening import (
     Shape,
     broadcast_extents,
     elements,
-    new_axis,
     outcome,
 )
 
 
 def unary(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    return call.over(call.operand())
+    x = call.alone()
+    return [(value, x.batch) for value in call.again(*call.with_rest(x.value))]
 
 
 def broadcast(call: Call) -> Result:
@@ -44,19 +45,18 @@ def prelu(call: Call) -> Result:
     x, slopes = call.operand(0), call.operand(1)
     check_shape_stays(x, slopes)
     if x.batch is None:
-        batch = FIRST
-        x = Operand(call.opening.spread(x, batch), x.shape, batch)
+        x = Operand(call.opening.spread(x, FIRST), x.shape, FIRST)
     values, batch, _ = aligned(call.opening, [x, slopes])
     return call.again(*values)[0], batch
 
 
 def combined(opening: Opening, op_type: str, *operands: Operand) -> Operand:
-    """Emit an operator that broadcasts its operands, at least one of which has samples."""
+    """Emit an operator that broadcasts its operands."""
     values, batch, shape = aligned(opening, operands)
     return Operand(opening.emit(op_type, *values), shape, batch)
 
 
-def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Value], Batch, Shape]:
+def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Value], Batch | None, Shape]:
     """Operands as they are broadcast against each other; where samples stand in the result, and its shape for one of them."""
     shape = broadcast_extents([operand.shape for operand in operands])
     rank = len(shape)
@@ -64,9 +64,9 @@ def aligned(opening: Opening, operands: Sequence[Operand]) -> tuple[list[ir.Valu
     values = []
     for operand in operands:
         missing = rank - operand.rank
-        if operand.batch is not None:
+        if batch is not None and operand.batch is not None:
             values.append(opening.placed(operand, batch, rank))
-        elif batch.is_extra and batch.axis > missing:
+        elif batch is not None and batch.is_extra and batch.axis > missing:
             values.append(opening.unsqueezed(operand.value, batch.axis - missing))
         else:
             values.append(operand.value)
@@ -79,7 +79,7 @@ def check_shape_stays(x: Operand, beside: Operand) -> None:
         raise Refused(f"broadcasts '{x.value.name}' to the shape of '{beside.value.name}', which the standard does not allow")
 
 
-def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
+def _common(operands: Sequence[Operand], shape: Shape) -> Batch | None:
     """Return where samples stand in a result: in place of an axis of extent 1 in all operands, or else along one of their own."""
     batches = [
         Batch(operand.batch.axis + len(shape) - operand.rank, operand.batch.is_extra)
@@ -89,17 +89,16 @@ def _common(operands: Sequence[Operand], shape: Shape) -> Batch:
     for batch in batches:
         if not batch.is_extra and shape[batch.axis] == 1:
             return batch
-    if not batches:
-        raise Refused("has no operand with samples")
-    return next((batch for batch in batches if batch.is_extra), Batch(batches[0].axis, is_extra=True))
+    extra = [batch for batch in batches if batch.is_extra] or [Batch(batch.axis, is_extra=True) for batch in batches]
+    return extra[0] if extra else None
 
 
 def quantization(call: Call) -> list[Result | None]:
     call.same_for_all(0)
-    x, scale = call.operand(0), call.operand(1)
+    scale = call.operand(1)
     if scale.rank > 1:
         raise Refused("quantizes in blocks")
-    return call.over(x) if scale.rank == 0 else call.over(x, axis=call.new_axis(call.axis(x.rank, 1)))
+    return along_axis(call, 1) if scale.rank else unary(call)
 
 
 OVER_SAMPLES = (
@@ -113,59 +112,44 @@ LOSS_REMEDY = (
 
 
 def reduction(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    assert x.batch is not None
+    x = call.alone()
     named: Sequence[int] | None = call.named_axes()
     keeps = bool(call.attribute("keepdims", 1))
     if not named:
         if call.attribute("noop_with_empty_axes", 0):
-            return call.over(x)
+            return unary(call)
         named = range(x.rank)
-    axes = sorted({axis % x.rank for axis in named})
-    value = x.value
+    along = reduced(x, sorted({axis % x.rank for axis in named}))
     if x.rank == 0:
-        value, along, keeps = call.opening.unsqueezed(value, 1), [1], False
-    else:
-        along = reduced(x, axes)
-    in_attribute = "axes" in call.node.attributes
-    operands = [value] if in_attribute else [value, call.opening.integers(along)]
-    changed = {"axes": along} if in_attribute else {}
-    result = call.again(*operands, keepdims=int(keeps), noop_with_empty_axes=None, **changed)[0]
-    return [(result, _left(x.batch, along, keeps))]
+        x, along, keeps = Operand(call.opening.unsqueezed(x.value, 1), (1,), x.batch), [1], False
+    if "axes" in call.node.attributes:
+        return call.over(x, axes=along, keepdims=int(keeps), noop_with_empty_axes=None)
+    named_along = Operand(call.opening.integers(along), (len(along),))
+    return call.over(x, named_along, keepdims=int(keeps), noop_with_empty_axes=None)
 
 
 def reduced(x: Operand, axes: list[int]) -> list[int]:
     """Return the numbers that reduced axes of one sample have beside the samples."""
-    assert x.batch is not None
-    if not x.batch.is_extra and x.batch.axis in axes:
-        raise Refused(OVER_SAMPLES.format(axis=x.batch.axis), LOSS_REMEDY)
-    return [axis + (x.batch.is_extra and axis >= x.batch.axis) for axis in axes]
+    if not x.samples.is_extra and x.samples.axis in axes:
+        raise Refused(OVER_SAMPLES.format(axis=x.samples.axis), LOSS_REMEDY)
+    return [x.new_axis(axis) for axis in axes]
 
 
-def _left(batch: Batch, along: list[int], keeps: bool) -> Batch:
-    return batch if keeps else Batch(batch.axis - sum(axis < batch.axis for axis in along), batch.is_extra)
-
-
-def position(call: Call) -> Result:
+def position(call: Call) -> list[Result | None]:
     x = call.operand()
-    assert x.batch is not None
     (axis,) = reduced(x, [call.axis(x.rank)])
-    return call.again(x.value, axis=axis)[0], _left(x.batch, [axis], bool(call.attribute("keepdims", 1)))
+    return call.over(x, axis=axis)
 
 
-def along_axis(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    return call.over(x, axis=call.new_axis(call.axis(x.rank, -1)))
+def along_axis(call: Call, default: int = -1) -> list[Result | None]:
+    x = call.alone()
+    return call.over(x, axis=x.new_axis(call.axis(x.rank, default)))
 
 
-def running_sum(call: Call) -> Result:
-    call.same_for_all(0)
-    x = call.operand()
+def running_sum(call: Call) -> list[Result | None]:
+    x = call.alone()
     (axis,) = call.integers(1, "its axis")
-    new = call.new_axis(axis % x.rank)
-    return call.again(x.value, call.opening.constant(np.asarray(new, dtype=np.int64)))[0], x.batch
+    return call.over(x, Operand(call.opening.constant(np.asarray(x.new_axis(axis % x.rank), dtype=np.int64)), ()))
 
 
 def shape(call: Call) -> Result:
@@ -180,28 +164,16 @@ def size(call: Call) -> Result:
     return opening.emit("ReduceProd", extents, keepdims=0), None
 
 
-LARGEST = 2**31 - 1
-"""A bound of a slice from here on means "to the end"."""
-
-
 def reshape(call: Call) -> Result:
-    call.same_for_all(0)
-    shape = call.result_shape()
-    if all(isinstance(extent, int) for extent in shape):
-        return to_shape(call, shape)
-    return _to_computed(call)
-
-
-def to_shape(call: Call, shape: Shape) -> Result:
-    """A reshape to extents that are known: samples stay where they are, in a place with as many elements before it."""
-    x, opening = call.operand(), call.opening
-    assert x.batch is not None
-    value, before = x.value, elements(x.shape[: x.batch.axis])
-    batch = None if before is None else _as_many_before(x.batch, before, shape)
-    if batch is None:
-        value = opening.placed(x, FIRST)
-        batch = Batch(0, is_extra=not shape or shape[0] != 1)
+    """To extents that are known: samples stay where they are, in a place with as many elements before it."""
+    x, opening, shape = call.alone(), call.opening, call.result_shape()
     parts: list[Element] = [extent for extent in shape if isinstance(extent, int)]
+    if len(parts) < len(shape):
+        return _to_computed(call)
+    value, before = x.value, elements(x.shape[: x.samples.axis])
+    batch = None if before is None else _as_many_before(x.samples, before, shape)
+    if batch is None:
+        value, batch = opening.placed(x, FIRST), Batch(0, is_extra=not shape or shape[0] != 1)
     parts[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
     return opening.reshaped(value, parts), batch
 
@@ -251,17 +223,17 @@ def flatten(call: Call) -> Result:
     return opening.reshaped(opening.placed(x, FIRST), [Count.SAMPLES, *parts]), FIRST
 
 
-def transpose(call: Call) -> Result:
+def transpose(call: Call) -> list[Result | None]:
     x = call.operand()
-    assert x.batch is not None
+    batch = x.samples
     order = [int(axis) for axis in call.attribute("perm", None) or range(x.rank)[::-1]]
-    if not x.batch.is_extra:
-        return call.again(x.value, perm=order)[0], Batch(order.index(x.batch.axis), is_extra=False)
+    if not batch.is_extra:
+        return call.over(x, perm=order)
     # Samples stay in front of the axis that they stand in front of, so that a stack of matrices stays one.
-    at = 0 if x.batch.axis == 0 or not order else (order.index(x.batch.axis) if x.batch.axis < x.rank else x.rank)
-    new = [axis + (axis >= x.batch.axis) for axis in order]
-    new.insert(at, x.batch.axis)
-    return call.again(x.value, perm=new)[0], Batch(at, is_extra=True)
+    at = 0 if batch.axis == 0 or not order else (order.index(batch.axis) if batch.axis < x.rank else x.rank)
+    new = [x.new_axis(axis) for axis in order]
+    new.insert(at, batch.axis)
+    return call.over(x, perm=new)
 
 
 def squeeze(call: Call) -> Result:
@@ -284,13 +256,12 @@ def unsqueeze(call: Call) -> Result:
 def expand(call: Call) -> Result:
     call.same_for_all(0)
     x, opening, shape = call.operand(), call.opening, call.result_shape()
-    assert x.batch is not None
     target = call.operand(1)
     length = target.shape[0] if target.shape else None
     if not isinstance(length, int):
         raise Refused("computes how many extents its result has")
-    at = x.batch.axis + len(shape) - x.rank
-    if not x.batch.is_extra and shape[at] == 1 and (call.array(1) is not None or at < len(shape) - length):
+    at = x.samples.axis + len(shape) - x.rank
+    if not x.samples.is_extra and shape[at] == 1 and (call.array(1) is not None or at < len(shape) - length):
         return call.again(x.value, target.value)[0], Batch(at, is_extra=False)
     value = opening.placed(x, FIRST, len(shape))
     ones = [1] * (len(shape) - length + 1)
@@ -304,45 +275,31 @@ def _elements(call: Call) -> list[Element]:
 
 
 def tile(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x, opening = call.operand(), call.opening
-    assert x.batch is not None
+    x, opening = call.alone(), call.opening
     known = call.array(1)
-    if not x.batch.is_extra and known is not None and known[x.batch.axis] == 1:
+    if not x.samples.is_extra and known is not None and known[x.samples.axis] == 1:
         return call.over(x)
-    value = opening.placed(x, FIRST)
-    return [(call.again(value, opening.vector([1, *_elements(call)]))[0], FIRST)]
+    return [(call.again(opening.placed(x, FIRST), opening.vector([1, *_elements(call)]))[0], FIRST)]
 
 
 def concat(call: Call) -> Result:
-    operands, opening = call.present, call.opening
-    rank = operands[0].rank
-    axis = call.axis(rank)
-    batches = [operand.batch for operand in operands if operand.batch is not None]
+    axis = call.axis(call.present[0].rank)
+    batches = [operand.batch for operand in call.present if operand.batch is not None]
     in_place = [batch for batch in batches if not batch.is_extra and batch.axis != axis]
     batch = next(iter(in_place), None) or next((batch for batch in batches if batch.is_extra), FIRST)
-    values = [opening.spread(operand, batch) for operand in operands]
-    return call.again(*values, axis=axis + (batch.is_extra and axis >= batch.axis))[0], batch
-
-
-def split(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    return call.over(x, axis=call.new_axis(call.axis(x.rank)))
+    return call.spread(batch, axis=axis + (batch.is_extra and axis >= batch.axis))
 
 
 def slice_(call: Call) -> Result:
     """What is taken of the single place of one sample is taken of each: that place."""
-    call.same_for_all(0)
-    x, opening = call.operand(), call.opening
-    assert x.batch is not None
+    x, opening = call.alone(), call.opening
     count = call.operand(1).shape[0]
     if not isinstance(count, int):
         raise Refused("computes how many axes it slices")
     axes = call.integers(3, "its axes") if call.has(3) else list(range(count))
     axes = [axis % x.rank for axis in axes]
-    remaining = [index for index, axis in enumerate(axes) if x.batch.is_extra or axis != x.batch.axis]
-    if len(remaining) < len(axes) and call.result_shape()[x.batch.axis] != 1:
+    remaining = [index for index, axis in enumerate(axes) if x.samples.is_extra or axis != x.samples.axis]
+    if len(remaining) < len(axes) and call.result_shape()[x.samples.axis] != 1:
         raise Refused("takes nothing of a sample")
     if not remaining:
         return opening.emit("Identity", x.value), x.batch
@@ -355,7 +312,7 @@ def slice_(call: Call) -> Result:
         else:
             numbers = call.integers(index, "its bounds")
             bounds.append(opening.integers([numbers[position] for position in remaining]))
-    new = opening.integers([call.new_axis(axes[position]) for position in remaining])
+    new = opening.integers([x.new_axis(axes[position]) for position in remaining])
     return opening.emit("Slice", x.value, bounds[0], bounds[1], _like(call, new, bounds[0]), *bounds[2:]), x.batch
 
 
@@ -366,51 +323,46 @@ def _like(call: Call, axes: ir.Value, bounds: ir.Value) -> ir.Value:
 
 
 def pad(call: Call) -> Result:
-    call.same_for_all(0)
-    x, opening = call.operand(), call.opening
+    x, opening = call.alone(), call.opening
     pads, fill = call.operand(1), call.operand(2).value if call.has(2) else None
     known = call.array(1)
     axes = [axis % x.rank for axis in (call.integers(3, "its axes") if call.has(3) else range(x.rank))]
     if known is None:
-        if not call.has(3) and not (x.batch is None or x.batch.is_extra):
+        if not call.has(3) and not x.samples.is_extra:
             raise Refused("computes how far it pads along every axis, that of the samples among them")
-        new = opening.integers([new_axis(x, axis) for axis in axes])
+        new = opening.integers([x.new_axis(axis) for axis in axes])
         return call.again(x.value, pads.value, fill, new)[0], x.batch
     sides = np.split(known.reshape(-1), 2)
     widths = {axis: (int(before), int(after)) for axis, before, after in zip(axes, *sides, strict=True) if before or after}
-    if x.batch is not None and not x.batch.is_extra and x.batch.axis in widths:
-        x = Operand(opening.placed(x, FIRST), x.shape, FIRST)
-    rank = x.rank + (x.batch is not None and x.batch.is_extra)
-    columns = np.zeros((2, rank), np.int64)
+    if not x.samples.is_extra and x.samples.axis in widths:
+        x = opening.moved(x)
+    columns = np.zeros((2, x.rank + x.samples.is_extra), np.int64)
     for axis, width in widths.items():
-        columns[:, new_axis(x, axis)] = width
+        columns[:, x.new_axis(axis)] = width
     return call.again(x.value, opening.constant(columns.reshape(-1)), fill)[0], x.batch
 
 
 def center_crop_pad(call: Call) -> Result:
     """The sizes are those of some axes; the axis of the samples is left out of them."""
-    call.same_for_all(0)
-    x = call.operand()
+    x = call.alone()
     named = call.attribute("axes")
     axes = list(range(x.rank)) if named is None else [axis % x.rank for axis in named]
     sizes = dict(zip(axes, call.integers(1, "its sizes"), strict=True))
-    if x.batch is not None and not x.batch.is_extra and sizes.pop(x.batch.axis, 1) != 1:
+    if not x.samples.is_extra and sizes.pop(x.samples.axis, 1) != 1:
         raise Refused("pads along the axis of the samples")
-    new = [new_axis(x, axis) for axis in sizes]
+    new = [x.new_axis(axis) for axis in sizes]
     return call.again(x.value, call.opening.integers(list(sizes.values())), axes=new)[0], x.batch
 
 
 def fourier_transform(call: Call) -> Result:
     """Along an axis that is an operand since opset 20; the last axis holds real and imaginary parts."""
-    call.same_for_all(0)
-    x, opening = call.operand(), call.opening
-    if x.batch is not None and x.batch.axis == x.rank - 1 + x.batch.is_extra:
-        x = Operand(opening.placed(x, FIRST), x.shape, FIRST)
+    x, opening = call.alone(), call.opening
+    if x.samples.axis == x.rank - 1 + x.samples.is_extra:
+        x = opening.moved(x)
     length = call.operand(1).value if call.has(1) else None
     is_operand = opening.graph.opset_imports[""] >= 20
-    default = -2 if is_operand else 1
-    axis = call.integers(2, "its axis")[0] if call.has(2) else int(call.attribute("axis", default))
-    new = new_axis(x, axis % x.rank)
+    axis = call.integers(2, "its axis")[0] if call.has(2) else int(call.attribute("axis", -2 if is_operand else 1))
+    new = x.new_axis(axis % x.rank)
     if not is_operand:
         return call.again(x.value, length, axis=new)[0], x.batch
     return call.again(x.value, length, opening.constant(np.asarray(new, np.int64)))[0], x.batch
@@ -418,12 +370,8 @@ def fourier_transform(call: Call) -> Result:
 
 def matrices(call: Call) -> list[Result | None]:
     """These work on the matrices of the last two axes, so samples go in front."""
-    call.same_for_all(0)
-    x = call.operand()
-    assert x.batch is not None
-    if x.batch.axis >= x.rank - 2 + x.batch.is_extra:
-        x = Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
-    return call.over(x)
+    x = call.alone()
+    return call.over(call.opening.moved(x) if x.samples.axis >= x.rank - 2 + x.samples.is_extra else x)
 
 
 def reversed_sequence(call: Call) -> Result:
@@ -439,23 +387,19 @@ def reversed_sequence(call: Call) -> Result:
     return call.again(opening.placed(x, last), lengths.value)[0], last
 
 
-def gather(call: Call) -> Result:
+def gather(call: Call) -> Result | list[Result | None]:
     x, indices, opening = call.operand(0), call.operand(1), call.opening
     axis = call.axis(x.rank)
     if x.batch is None:
-        assert indices.batch is not None
-        return call.again(x.value, indices.value)[0], Batch(indices.batch.axis + axis, indices.batch.is_extra)
+        return call.over(x, indices)
     if indices.batch is not None:
         return _of_each(call, x, indices, axis)
     if x.batch == Batch(axis, is_extra=False):
         known = call.array(1)
         if known is not None and known.ndim == 0 and int(known) in (0, -1):
-            return outcome(Operand(opening.emit("Identity", x.value), (), Batch(axis, is_extra=True)))
-        x = Operand(opening.placed(x, Batch(axis, is_extra=True)), x.shape, Batch(axis, is_extra=True))
-    assert x.batch is not None
-    at = x.batch.axis
-    new = axis + (x.batch.is_extra and axis >= at)
-    return call.again(x.value, indices.value, axis=new)[0], Batch(at if at <= new else at - 1 + indices.rank, x.batch.is_extra)
+            return opening.emit("Identity", x.value), Batch(axis, is_extra=True)
+        x = opening.moved(x, Batch(axis, is_extra=True))
+    return call.over(x, axis=x.new_axis(axis))
 
 
 def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
@@ -475,20 +419,16 @@ def _of_each(call: Call, x: Operand, indices: Operand, axis: int) -> Result:
 
 
 def by_element(call: Call) -> Result:
-    operands, opening = call.present, call.opening
+    operands = call.present
     axis = call.axis(operands[0].rank)
-    taken = next((operand.batch for operand in operands if operand.batch is not None), None)
-    assert taken is not None
+    taken = next(operand.samples for operand in operands if operand.batch is not None)
     singles = not taken.is_extra and taken.axis != axis and all(operand.shape[taken.axis] == 1 for operand in operands)
     batch = taken if singles else FIRST
-    values = [opening.spread(operand, batch) for operand in operands]
-    return call.again(*values, axis=axis + batch.is_extra)[0], batch
+    return call.spread(batch, axis=axis + batch.is_extra)
 
 
 def gather_nd(call: Call) -> Result:
-    opening = call.opening
-    values = [opening.spread(operand, FIRST) for operand in (call.operand(0), call.operand(1))]
-    return call.again(*values, batch_dims=int(call.attribute("batch_dims", 0)) + 1)[0], FIRST
+    return call.spread(FIRST, batch_dims=int(call.attribute("batch_dims", 0)) + 1)
 
 
 def scatter_nd(call: Call) -> Result:
@@ -500,33 +440,17 @@ def scatter_nd(call: Call) -> Result:
     return call.again(values[0], indices.value, values[1])[0], Batch(data.rank, is_extra=True)
 
 
-def one_hot(call: Call) -> Result:
-    call.same_for_all(0)
-    indices = call.operand()
-    assert indices.batch is not None
+def one_hot(call: Call) -> list[Result | None]:
+    indices = call.alone()
     axis = call.axis(indices.rank + 1, -1)
-    batch = indices.batch
-    if batch.is_extra:
-        at = batch.axis if batch.axis <= axis else batch.axis + 1
-        new = axis + 1 if batch.axis <= axis else axis
-        return call.again(*call.with_rest(indices.value), axis=new)[0], Batch(at, is_extra=True)
-    return call.again(*call.with_rest(indices.value), axis=axis)[0], Batch(batch.axis + (axis <= batch.axis), is_extra=False)
-
-
-def sampled_grid(call: Call) -> Result:
-    x, grid, stack = call.operand(0), call.operand(1), STACKED
-    if x.shape[0] != 1 or grid.shape[0] != 1:
-        raise Refused("samples several images of one sample")
-    return call.again(call.opening.spread(x, stack), call.opening.spread(grid, stack))[0], stack
+    return call.over(indices, axis=axis + (indices.samples.is_extra and indices.samples.axis <= axis))
 
 
 def tensor_scatter(call: Call) -> Result:
     """The first axis is that of samples, each of which has a cache and a place in it to write to."""
-    samples = Batch(0, is_extra=False)
-    for operand in call.present:
-        if operand.batch not in (None, samples) or operand.shape[0] != 1:
-            raise Refused("writes to several caches of a sample")
-    return call.again(*(call.opening.spread(operand, samples) for operand in call.present))[0], samples
+    if any(operand.batch not in (None, STACKED) or operand.shape[0] != 1 for operand in call.present):
+        raise Refused("writes to several caches of a sample")
+    return call.spread(STACKED)
 
 
 def matmul(call: Call) -> Result:
@@ -550,8 +474,8 @@ def _matrices(opening: Opening, a: Operand, b: Operand) -> Operand:
     batch = _stays(a, b, shape, rows=True) or _stays(b, a, shape, rows=False)
     if batch is not None:
         return Operand(opening.emit("MatMul", a.value, b.value), shape, batch)
-    batch = _shared(a, b, shape) or FIRST
-    values = [operand.value if operand.batch is None else opening.placed(operand, batch, rank) for operand in (a, b)]
+    batch = _shared(a, b, shape)
+    values = [opening.placed(operand, batch, rank) if batch and operand.batch else operand.value for operand in (a, b)]
     return Operand(opening.emit("MatMul", *values), shape, batch)
 
 
@@ -569,45 +493,29 @@ def _stays(x: Operand, other: Operand, shape: Shape, rows: bool) -> Batch | None
 
 
 def _shared(a: Operand, b: Operand, shape: Shape) -> Batch | None:
-    """The axis in front of the matrices in the place of which samples of both can stand."""
+    """The axis in front of the matrices in the place of which samples of both can stand, else one more; None without samples."""
     for operand in (a, b):
         if operand.batch is not None and not operand.batch.is_extra:
             at = operand.batch.axis + len(shape) - operand.rank
             if at < len(shape) - 2 and shape[at] == 1:
                 return Batch(at, is_extra=False)
-    return None
+    return None if a.batch is None and b.batch is None else FIRST
 
 
 def gemm(call: Call) -> Result:
     opening = call.opening
-    a, b = call.operand(0), call.operand(1)
-    transposed = [bool(call.attribute(name, 0)) for name in ("transA", "transB")]
-    row = Batch(int(transposed[0]), is_extra=False)
-    c = call.operand(2) if call.has(2) else None
-    if a.batch == row and b.batch is None and (c is None or c.batch is None):
+    a, b, c = call.operand(0), call.operand(1), call.operand(2) if call.has(2) else None
+    like, transposed = a.value, [bool(call.attribute(name, 0)) for name in ("transA", "transB")]
+    if a.batch == Batch(int(transposed[0]), is_extra=False) and b.batch is None and (c is None or c.batch is None):
         return call.again(*call.with_rest())[0], STACKED
-    a, b = (
-        _transposed(opening, operand) if is_transposed else operand
-        for operand, is_transposed in zip((a, b), transposed, strict=True)
-    )
-    factors = [Operand(opening.scalar(float(call.attribute(name, 1.0)), call.node.inputs[0]), ()) for name in ("alpha", "beta")]  # type: ignore[arg-type]
-    result: Operand
-    if a.batch is None and b.batch is None:
-        result = Operand(opening.emit("MatMul", a.value, b.value), (a.shape[0], b.shape[1]))
-        result = Operand(opening.emit("Mul", result.value, factors[0].value), result.shape)
-    else:
-        result = product(opening, a, b)
-        if call.attribute("alpha", 1.0) != 1.0:
-            result = combined(opening, "Mul", result, factors[0])
-    if c is None:
-        return outcome(result)
-    if call.attribute("beta", 1.0) != 1.0:
-        c = (
-            combined(opening, "Mul", c, factors[1])
-            if c.batch is not None
-            else Operand(opening.emit("Mul", c.value, factors[1].value), c.shape)
-        )
-    return outcome(combined(opening, "Add", result, c))
+
+    def scaled(operand: Operand, name: str) -> Operand:
+        number = float(call.attribute(name, 1.0))
+        return operand if number == 1.0 else combined(opening, "Mul", operand, Operand(opening.scalar(number, like), ()))
+
+    a, b = (_transposed(opening, each) if flips else each for each, flips in zip((a, b), transposed, strict=True))
+    result = scaled(product(opening, a, b), "alpha")
+    return outcome(result if c is None else combined(opening, "Add", result, scaled(c, "beta")))
 
 
 def _transposed(opening: Opening, operand: Operand) -> Operand:
@@ -621,7 +529,7 @@ def _transposed(opening: Opening, operand: Operand) -> Operand:
 def einsum(call: Call) -> Result:
     """A letter more for the samples; or none where they stand in the place of the same letter in every operand that has them."""
     equation = str(call.attribute("equation")).replace(" ", "")
-    terms, result = _terms(equation)
+    terms, result = einsum_terms(equation)
     operands = call.present
     if len(terms) != len(operands):
         raise Refused(f"has {len(operands)} operands for the equation '{equation}'")
@@ -629,24 +537,12 @@ def einsum(call: Call) -> Result:
     letter_of_samples = _kept_letter(terms, result, operands)
     if letter_of_samples is not None:
         return call.again(*(operand.value for operand in operands))[0], Batch(result.index(letter_of_samples), is_extra=False)
-    letter = next(
-        (letter for letter in "bBnNzZabcdefghijklmnopqrstuvwxyzACDEFGHIJKLMOPQRSTUVWXY" if letter not in equation), None
-    )
+    letter = next((letter for letter in "bBnNzZ" + ascii_letters if letter not in equation), None)
     if letter is None:
         raise Refused(f"uses every letter in its equation '{equation}'")
     new_terms = [term if operand.batch is None else letter + term for term, operand in zip(terms, operands, strict=True)]
     values = [operand.value if operand.batch is None else call.opening.placed(operand, FIRST) for operand in operands]
     return call.again(*values, equation=f"{','.join(new_terms)}->{letter}{result}")[0], FIRST
-
-
-def _terms(equation: str) -> tuple[list[str], str]:
-    """What stands for each operand and for the result, which is each letter that occurs once where the equation leaves it out."""
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
-    if not arrow:
-        letters = [letter for letter in left if letter.isalpha()]
-        result = ("..." if "..." in left else "") + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
-    return terms, result
 
 
 def _check_letters(terms: list[str], operands: list[Operand]) -> None:
@@ -678,72 +574,69 @@ def _kept_letter(terms: list[str], result: str, operands: list[Operand]) -> str 
     return letter if alone else None
 
 
-def images(call: Call) -> Result:
-    call.same_for_all(0)
-    call.one_result()
-    x = call.operand()
-    result = call.again(*call.with_rest(stacked(call.opening, x)))[0]
-    return unstacked(call, result, x.shape[0])
+def images(call: Call, sampled: Sequence[int] = (0,), results: int = 1) -> list[Result | None]:
+    """Samples along the first axis of some operands, which all hold as many images, and of some results."""
+    call.same_for_all(*sampled)
+    call.results(results)
+    values = [
+        operand if operand is None else stacked(call, operand) if index in sampled else operand.value
+        for index, operand in enumerate(call.operands)
+    ]
+    return apart(call, call.again(*values)[:results])
 
 
-def stacked(opening: Opening, x: Operand) -> ir.Value:
+def stacked(call: Call, operand: Operand) -> ir.Value:
     """Samples along the first axis: each as it is where it is one image, else all images of one after those of another.
 
     An operand that is the same for all samples is repeated for each.
     """
-    if x.rank == 0:
+    opening, count = call.opening, call.operand().shape[:1]
+    if not count:
         raise Refused("takes images, and gets a scalar")
-    if x.shape[0] == 1:
-        return opening.spread(x, STACKED)
-    value = opening.spread(x, FIRST)
-    rest = opening.extents(Operand(value, x.shape, FIRST))[1:]
-    if 0 in x.shape:
+    if operand.shape[:1] != count:
+        raise Refused(f"reads '{operand.value.name}', which does not begin with an axis of {count[0]} places")
+    if count == (1,):
+        return opening.spread(operand, STACKED)
+    value = opening.spread(operand, FIRST)
+    rest = opening.extents(Operand(value, operand.shape, FIRST))[1:]
+    if 0 in operand.shape:
         raise Refused("takes images without elements")
     return opening.emit("Reshape", value, opening.vector([-1, *rest]))
 
 
-def unstacked(call: Call, result: ir.Value, images_of_one: Extent, index: int = 0) -> Result:
+def unstacked(call: Call, result: ir.Value, index: int = 0) -> Result:
     """What ``stacked`` put after each other, apart again."""
-    if images_of_one == 1:
+    count = call.operand().shape[0]
+    if count == 1:
         return result, STACKED
-    if not isinstance(images_of_one, int):
+    if not isinstance(count, int):
         raise Refused("takes images of which a sample has an unknown number")
     rest: list[Element] = [
-        extent if isinstance(extent, int) else call.opening.emit("Shape", result, start=axis, end=axis + 1)
+        extent if isinstance(extent, int) else call.opening.extent(result, axis)
         for axis, extent in enumerate(call.result_shape(index)[1:], start=1)
     ]
-    return call.opening.reshaped(result, [Count.SAMPLES, images_of_one, *rest]), FIRST
+    return call.opening.reshaped(result, [Count.SAMPLES, count, *rest]), FIRST
 
 
-def deformed_convolution(call: Call) -> Result:
-    """The offsets and the mask are of a sample too."""
-    call.same_for_all(0, 2, 4)
-    count = call.operand().shape[0]
-    values = [
-        None if operand is None else stacked(call.opening, operand) if index in (0, 2, 4) else operand.value
-        for index, operand in enumerate(call.operands)
-    ]
-    return unstacked(call, call.again(*values)[0], count)
+def apart(call: Call, results: Sequence[ir.Value]) -> list[Result | None]:
+    """Results over images that were put after each other, apart again; None for one that the node does not have."""
+    return [unstacked(call, value, index) if value.name != "" else None for index, value in enumerate(results)]
 
 
 def affine_grid(call: Call) -> Result:
-    call.same_for_all(0)
-    theta = call.operand()
+    value = stacked(call, call.alone())
     size = call.integers(1, "the size of its result")
-    value = stacked(call.opening, theta)
-    count = call.opening.emit("Shape", value, start=0, end=1)
-    return unstacked(call, call.again(value, call.opening.vector([count, *size[1:]]))[0], theta.shape[0])
+    return unstacked(call, call.again(value, call.opening.vector([call.opening.extent(value, 0), *size[1:]]))[0])
 
 
 def max_pool(call: Call) -> list[Result | None]:
     """The indices count through all images: those of a sample begin again with each."""
-    x, opening = call.operand(), call.opening
-    values = call.again(stacked(opening, x))
-    results: list[Result | None] = [unstacked(call, values[0], x.shape[0])]
+    values = call.again(stacked(call, call.operand()))
+    results: list[Result | None] = [unstacked(call, values[0])]
     if call.is_read(1):
-        indices, batch = unstacked(call, values[1], x.shape[0], 1)
+        indices, batch = unstacked(call, values[1], 1)
         rank = len(call.result_shape(1)) + (batch is not None and batch.is_extra)
-        results.append((opening.emit("Sub", indices, _counted_before(opening, x.shape, rank)), batch))
+        results.append((call.opening.emit("Sub", indices, _counted_before(call.opening, call.operand().shape, rank)), batch))
     return results
 
 
@@ -773,95 +666,76 @@ def _counted_before(opening: Opening, shape: Shape, rank: int) -> ir.Value:
 
 def resize(call: Call) -> Result:
     """Sizes hold the 1 of one sample."""
-    call.same_for_all(0)
-    x, opening = call.operand(), call.opening
+    x, opening = call.alone(), call.opening
     if call.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         raise Refused("crops what it resizes")
     axes = call.attribute("axes")
     along = list(range(x.rank)) if axes is None else [axis % x.rank for axis in axes]
-    operands = call.with_rest(stacked(opening, x))
+    operands = call.with_rest(stacked(call, x))
     if 0 in along and call.has(3):
         if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
             raise Refused("keeps the ratio of sizes, among which that of the batch would be")
         sizes = call.integers(3, "its sizes")
         if sizes[along.index(0)] != x.shape[0]:
             raise Refused("resizes along the axis of images")
-        if x.shape[0] == 1:
-            of_images: Element = Count.SAMPLES
-        else:
-            of_images = opening.emit("Shape", operands[0], start=0, end=1)
+        of_images: Element = Count.SAMPLES if x.shape[0] == 1 else opening.extent(operands[0], 0)  # type: ignore[arg-type]
         operands[3] = opening.vector([of_images if axis == 0 else size for axis, size in zip(along, sizes, strict=True)])
     elif 0 in along:
         scales = call.array(2)
         if scales is None or scales[along.index(0)] != 1:
             raise Refused("computes the scale along the axis of images")
-    return unstacked(call, call.again(*operands)[0], x.shape[0])
+    return unstacked(call, call.again(*operands)[0])
 
 
 def last_axes(call: Call) -> list[Result | None]:
-    call.same_for_all(0)
-    x = call.operand()
-    assert x.batch is not None
+    x = call.alone()
     first = call.axis(x.rank, -1)
-    if not x.batch.is_extra and x.batch.axis >= first:
+    if not x.samples.is_extra and x.samples.axis >= first:
         raise Refused(f"normalizes over the axes from {first} on, among which the samples of a batch stand")
-    if x.batch.axis > first:
-        x = Operand(call.opening.placed(x, FIRST), x.shape, FIRST)
-        assert x.batch is not None
+    if x.samples.axis > first:
+        x = call.opening.moved(x)
     weights = [_beside(call, operand, x) for operand in call.operands[1:]]
-    axis = first - x.rank
-    return [(value, x.batch) for value in call.again(x.value, *weights, axis=axis)]
+    return [(value, x.batch) for value in call.again(x.value, *weights, axis=first - x.rank)]
 
 
-def over_axes(call: Call) -> Result:
+def over_axes(call: Call) -> list[Result | None]:
     x = call.operand()
-    axes = [axis % x.rank for axis in call.attribute("axes", None) or (0, 2, 3)]
-    return call.again(x.value, axes=reduced(x, axes))[0], x.batch
+    return call.over(x, axes=reduced(x, [axis % x.rank for axis in call.attribute("axes", None) or (0, 2, 3)]))
 
 
 def _beside(call: Call, weight: Operand | None, x: Operand) -> ir.Value | None:
     """A scale or bias, which is broadcast against what it is for: with an axis for the samples where it reaches past that."""
-    assert x.batch is not None
     if weight is None:
         return None
     check_shape_stays(x, weight)
     missing = x.rank - weight.rank
-    if not x.batch.is_extra or x.batch.axis <= missing:
+    if not x.samples.is_extra or x.samples.axis <= missing:
         return weight.value
-    return call.opening.unsqueezed(weight.value, x.batch.axis - missing)
-
-
-def _at(axis: int) -> Batch:
-    return Batch(axis, is_extra=False)
+    return call.opening.unsqueezed(weight.value, x.samples.axis - missing)
 
 
 def recurrent(call: Call) -> list[Result | None]:
     """States and lengths that are the same for all samples are repeated for each, as the standard does not broadcast them."""
     call.same_for_all(0, 4, 5, 6)
-    opening, batch_first = call.opening, bool(call.attribute("layout", 0))
-    of_states = _at(0 if batch_first else 1)
-    of_operands = {0: _at(0 if batch_first else 1), 4: _at(0), 5: of_states, 6: of_states}
-    values = []
-    for index, operand in enumerate(call.operands):
-        batch = of_operands.get(index)
-        if operand is None or batch is None:
-            values.append(None if operand is None else operand.value)
-            continue
-        if operand.shape[batch.axis] != 1:
-            raise Refused(f"gets {operand.shape[batch.axis]} sequences of one sample")
-        values.append(opening.spread(operand, batch))
-    of_results = (_at(0 if batch_first else 2), of_states, of_states)
-    return list(zip(call.again(*values), of_results, strict=False))
+    batch_first = bool(call.attribute("layout", 0))
+    of_states, of_result = (STACKED, STACKED) if batch_first else (Batch(1, is_extra=False), Batch(2, is_extra=False))
+    places, values = {0: of_states, 4: STACKED, 5: of_states, 6: of_states}, call.with_rest()
+    for index, batch in places.items():
+        if call.has(index):
+            operand = call.operand(index)
+            if operand.shape[batch.axis] != 1:
+                raise Refused(f"gets {operand.shape[batch.axis]} sequences of one sample")
+            values[index] = call.opening.spread(operand, batch)
+    return list(zip(call.again(*values), (of_result, of_states, of_states), strict=False))
 
 
-MASK, PAST_KEY, LENGTHS = 3, 4, 6
+MASK, PAST_KEY = 3, 4
 
 
 def attention(call: Call) -> list[Result | None]:
-    count = call.operand().shape[0]
     _know_results(call)
     values = [
-        None if operand is None else _mask(call, operand, count) if index == MASK else _stacked(call, operand, count)
+        None if operand is None else _mask(call, operand) if index == MASK else stacked(call, operand)
         for index, operand in enumerate(call.operands)
     ]
     results = call.again(*values)
@@ -870,7 +744,7 @@ def attention(call: Call) -> list[Result | None]:
             if call.is_read(index):
                 results[index].name = ""
                 results[index] = _present(call, values[index], index)
-    return [unstacked(call, value, count, index) if value.name != "" else None for index, value in enumerate(results)]
+    return apart(call, results)
 
 
 def _present(call: Call, value: ir.Value | None, index: int) -> ir.Value:
@@ -908,33 +782,19 @@ def _by_heads(call: Call, index: int, heads: str) -> Shape:
     return batch, count, sequence, size // count if isinstance(size, int) else None
 
 
-def _stacked(call: Call, operand: Operand, count: Extent) -> ir.Value:
-    if operand.rank == 0 or operand.shape[0] != count:
-        raise Refused(f"reads '{operand.value.name}', which does not begin with an axis of {count} places")
-    return stacked(call.opening, operand)
-
-
-def _mask(call: Call, mask: Operand, count: Extent) -> ir.Value:
+def _mask(call: Call, mask: Operand) -> ir.Value:
     """A mask, which is broadcast to the scores [batch, heads, queries, keys]."""
     if mask.batch is None and (mask.rank < 4 or mask.shape[0] == 1):
         return mask.value
     if mask.batch is not None and mask.rank < 4:
         shape = (*[1] * (4 - mask.rank), *mask.shape)
         mask = Operand(call.opening.placed(mask, FIRST, 4), shape, FIRST)
-    return _stacked(call, mask, count)
+    return stacked(call, mask)
 
 
-def rotary_embedding(call: Call) -> Result:
+def rotary_embedding(call: Call) -> list[Result | None]:
     """With positions, the tables are the same for all samples; without, they have a row for each sample."""
-    has_positions = call.has(3)
-    if has_positions:
-        call.same_for_all(0, 3)
-    count = call.operand().shape[0]
-    values = [
-        operand.value if has_positions and index in (1, 2) else _stacked(call, operand, count)
-        for index, operand in enumerate(call.present)
-    ]
-    return unstacked(call, call.again(*values)[0], count)
+    return images(call, (0, 3) if call.has(3) else (0, 1, 2))
 
 
 def class_loss(call: Call) -> list[Result | None]:
@@ -943,10 +803,7 @@ def class_loss(call: Call) -> list[Result | None]:
     reduction = call.attribute("reduction", "mean")
     if reduction != "none":
         raise Refused(f"takes the {reduction} over all samples, and of a batch there is only one", LOSS_REMEDY)
-    scores, labels = call.operand(0), call.operand(1)
-    count = scores.shape[0]
-    if labels.shape != (count, *scores.shape[2:]):
-        raise Refused(f"has labels of the shape {labels.shape} for scores of the shape {scores.shape}")
-    values = [stacked(call.opening, operand) for operand in (scores, labels)]
-    results = call.again(*call.with_rest(*values))
-    return [unstacked(call, value, count, index) if value.name != "" else None for index, value in enumerate(results)]
+    scores, labels = call.operand(0).shape, call.operand(1).shape
+    if labels != (scores[0], *scores[2:]):
+        raise Refused(f"has labels of the shape {labels} for scores of the shape {scores}")
+    return images(call, (0, 1), results=2)

@@ -18,6 +18,9 @@ import onnx_ir as ir
 
 from burnish.graph import attribute_value, constant_array, replace_uses, typed_attribute
 from burnish.graph.uses import is_used
+from burnish.operators import axes
+from burnish.operators.axes import Layout, small_numbers
+from burnish.operators.extents import Factor, Kind, normal
 
 Extent = int | str | None
 """A known number, the name of a dimension, or unknown."""
@@ -41,6 +44,8 @@ FIRST = Batch(0, is_extra=True)
 """Samples along a first axis that a sample does not have."""
 STACKED = Batch(0, is_extra=False)
 """Samples along the first axis, in the place of a sample's own."""
+SAMPLES = Factor("samples", Kind.SAMPLES)
+"""An axis of samples, as records tell of axes."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,38 @@ class Operand:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def samples(self) -> Batch:
+        """Where samples stand in an operand that has some."""
+        assert self.batch is not None
+        return self.batch
+
+    def new_axis(self, axis: int) -> int:
+        """Return the number that an axis of one sample has beside the samples.
+
+        Raises:
+            Refused: the samples stand in place of this axis.
+        """
+        batch = self.batch
+        if batch is None:
+            return axis
+        if not batch.is_extra and batch.axis == axis:
+            raise Refused(f"works along axis {axis} of '{self.value.name}', in the place of which the samples of a batch stand")
+        return axis + (batch.is_extra and axis >= batch.axis)
+
+    @property
+    def layout(self) -> Layout:
+        """What is known of it, as the axes of a record are told from it."""
+        if self.sample_shape is None:
+            return Layout(None, self.batch is None)
+        name = self.value.name or ""
+        factors = [
+            extent if isinstance(extent, int) else Factor(f"{name} {at}", Kind.FIXED) for at, extent in enumerate(self.shape)
+        ]
+        if self.batch is not None:
+            factors[self.batch.axis : self.batch.axis + (not self.batch.is_extra)] = [SAMPLES]
+        return Layout(tuple(normal([factor]) for factor in factors), self.batch is None, small_numbers(self.value))
 
 
 class Refused(Exception):
@@ -206,14 +243,14 @@ class Opening:
 
     def extents(self, operand: Operand) -> list[Element]:
         """The shape of an operand for one sample: computed where it is not known."""
-        read: list[Element] = []
-        for axis, extent in enumerate(operand.shape):
-            if isinstance(extent, int):
-                read.append(extent)
-                continue
-            at = new_axis(operand, axis)
-            read.append(self.emit("Shape", operand.value, start=at, end=at + 1))
-        return read
+        return [
+            extent if isinstance(extent, int) else self.extent(operand.value, operand.new_axis(axis))
+            for axis, extent in enumerate(operand.shape)
+        ]
+
+    def extent(self, value: ir.Value, axis: int) -> ir.Value:
+        """The extent of a value along an axis, as a vector of one."""
+        return self.emit("Shape", value, start=axis, end=axis + 1)
 
     def vector(self, parts: Sequence[Element]) -> ir.Value:
         """A vector of integers that are known, or computed."""
@@ -233,13 +270,10 @@ class Opening:
 
     def reshaped(self, value: ir.Value, parts: Sequence[Element]) -> ir.Value:
         """A value in another shape, which holds no element that stands for another."""
-        if parts.count(Count.SAMPLES) == 1 and all(
-            isinstance(part, int) and part > 0 for part in parts if part is not Count.SAMPLES
-        ):
+        known = [part for part in parts if isinstance(part, int) and part > 0]
+        if parts.count(Count.SAMPLES) == 1 and len(known) == len(parts) - 1:
             return self.emit("Reshape", value, self.integers([part if isinstance(part, int) else -1 for part in parts]))
-        if 0 in parts:
-            return self.emit("Reshape", value, self.vector(parts), allowzero=1)
-        return self.emit("Reshape", value, self.vector(parts))
+        return self.emit("Reshape", value, self.vector(parts), **({"allowzero": 1} if 0 in parts else {}))
 
     def placed(self, operand: Operand, batch: Batch, rank: int | None = None) -> ir.Value:
         """An operand with its samples where ``batch`` says.
@@ -257,9 +291,12 @@ class Opening:
             self._placed[key] = self._moved(operand, batch, rank)
         return self._placed[key]
 
+    def moved(self, operand: Operand, batch: Batch = FIRST) -> Operand:
+        """An operand with its samples where ``batch`` says, by default in front."""
+        return Operand(self.placed(operand, batch), operand.shape, batch)
+
     def _moved(self, operand: Operand, batch: Batch, rank: int) -> ir.Value:
-        assert operand.batch is not None
-        present, target = _order(operand.rank, operand.batch, rank - operand.rank), _order(rank, batch, 0)
+        present, target = _order(operand.rank, operand.samples, rank - operand.rank), _order(rank, batch)
         value = operand.value
         superfluous = [index for index, axis in enumerate(present) if axis not in target]
         if superfluous:
@@ -274,19 +311,12 @@ class Opening:
     def unsqueezed(self, value: ir.Value, axis: int) -> ir.Value:
         return self.emit("Unsqueeze", value, self.integers([axis]))
 
-    def spread(self, operand: Operand, batch: Batch, rank: int | None = None) -> ir.Value:
+    def spread(self, operand: Operand, batch: Batch) -> ir.Value:
         """An operand with samples where ``batch`` says; one that is the same for all samples is repeated for each."""
         if operand.batch is not None:
-            return self.placed(operand, batch, rank)
-        rank = operand.rank if rank is None else rank
-        value, ones = operand.value, rank - operand.rank
-        added = list(range(ones))
-        if batch.is_extra:
-            added = [axis if axis < batch.axis else axis + 1 for axis in added]
-            added = sorted([*added, batch.axis])
-        if added:
-            value = self.emit("Unsqueeze", value, self.integers(added))
-        parts: list[Element] = [1] * (rank + batch.is_extra)
+            return self.placed(operand, batch)
+        value = self.unsqueezed(operand.value, batch.axis) if batch.is_extra else operand.value
+        parts: list[Element] = [1] * (operand.rank + batch.is_extra)
         parts[batch.axis] = Count.SAMPLES
         return self.emit("Expand", value, self.vector(parts))
 
@@ -297,19 +327,9 @@ class Opening:
         shape = tuple(1 if axis in axes else next(rest) for axis in range(rank))
         if operand.batch is None:
             return Operand(self.emit("Unsqueeze", operand.value, self.integers(sorted(axes))), shape)
-        old_axes = [axis for axis in range(rank) if axis not in axes]
-        order: list[int | Count] = [
-            old_axes[axis] if isinstance(axis, int) else axis for axis in _order(operand.rank, operand.batch, 0)
-        ]
-        at = order.index(Count.SAMPLES)
-        if operand.batch.is_extra:
-            following = order[at + 1] if at + 1 < len(order) else rank
-            assert isinstance(following, int)
-            batch = Batch(following, is_extra=True)
-        else:
-            batch = Batch(old_axes[operand.batch.axis], is_extra=False)
-        target = _order(rank, batch, 0)
-        added = [index for index, axis in enumerate(target) if axis in axes]
+        old_axes = [*(axis for axis in range(rank) if axis not in axes), rank]
+        batch = Batch(old_axes[operand.batch.axis], operand.batch.is_extra)
+        added = [index for index, axis in enumerate(_order(rank, batch)) if axis in axes]
         return Operand(self.emit("Unsqueeze", operand.value, self.integers(added)), shape, batch)
 
     def removed(self, operand: Operand, axes: Sequence[int]) -> Operand:
@@ -317,33 +337,17 @@ class Opening:
         shape = tuple(extent for axis, extent in enumerate(operand.shape) if axis not in axes)
         if operand.batch is None:
             return Operand(self.emit("Squeeze", operand.value, self.integers(sorted(axes))), shape)
-        order = _order(operand.rank, operand.batch, 0)
-        gone = [index for index, axis in enumerate(order) if axis in axes]
+        at = operand.batch.axis
+        gone = [index for index, axis in enumerate(_order(operand.rank, operand.batch)) if axis in axes]
         value = self.emit("Squeeze", operand.value, self.integers(gone)) if gone else operand.value
-        at = order.index(Count.SAMPLES)
-        axis = sum(index not in gone for index in range(at))
-        return Operand(value, shape, Batch(axis, operand.batch.is_extra or operand.batch.axis in axes))
+        return Operand(value, shape, Batch(at - sum(index < at for index in gone), operand.batch.is_extra or at in axes))
 
 
-def _order(rank: int, batch: Batch, offset: int) -> list[int | Count]:
+def _order(rank: int, batch: Batch, offset: int = 0) -> list[int | Count]:
     """The axes of a value with its samples, by the number that they have for one sample, and where the samples are among them."""
     order: list[int | Count] = [axis + offset for axis in range(rank)]
     order[batch.axis : batch.axis + (not batch.is_extra)] = [Count.SAMPLES]
     return order
-
-
-def new_axis(operand: Operand, axis: int) -> int:
-    """Return the number that an axis of one sample has beside the samples.
-
-    Raises:
-        Refused: the samples stand in place of this axis.
-    """
-    batch = operand.batch
-    if batch is None:
-        return axis
-    if not batch.is_extra and batch.axis == axis:
-        raise Refused(f"works along axis {axis} of '{operand.value.name}', in the place of which the samples of a batch stand")
-    return axis + (batch.is_extra and axis >= batch.axis)
 
 
 class Call:
@@ -352,10 +356,11 @@ class Call:
     Args:
         node: of the model as it was made; it stays as it is, and is removed in the end.
         opening: that it is a part of.
+        told: the axes of its record.
     """
 
-    def __init__(self, node: ir.Node, opening: Opening):
-        self.node, self.opening = node, opening
+    def __init__(self, node: ir.Node, opening: Opening, told: axes.AxesRule | None = None):
+        self.node, self.opening, self._axes = node, opening, told
         self.operands = [None if value is None else opening.operand(value) for value in node.inputs]
 
     def has(self, index: int) -> bool:
@@ -403,6 +408,11 @@ class Call:
             if operand is not None and operand.batch is not None and index not in indices:
                 raise Refused(f"reads '{operand.value.name}' as operand {index}, which would have to be the same for all samples")
 
+    def alone(self) -> Operand:
+        """The first operand, the only one that may hold samples; errors as ``same_for_all``."""
+        self.same_for_all(0)
+        return self.operand()
+
     def result_shape(self, index: int = 0) -> Shape:
         """The shape of a result for one sample."""
         shape = sample_shape(self.node.outputs[index])
@@ -414,9 +424,9 @@ class Call:
         """Whether there is a result of this number that is read."""
         return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
-    def one_result(self) -> None:
-        """Raise Refused where a result after the first is read."""
-        for index in range(1, len(self.node.outputs)):
+    def results(self, count: int) -> None:
+        """Raise Refused where a result after these is read."""
+        for index in range(count, len(self.node.outputs)):
             if self.is_read(index):
                 raise Refused(
                     f"has the result '{self.node.outputs[index].name}', which is read and would hold more than one sample's"
@@ -444,21 +454,33 @@ class Call:
         rest = [None if operand is None else operand.value for operand in self.operands[len(first) :]]
         return [*first, *rest]
 
-    def over(self, x: Operand, **attributes: Any) -> list[Result | None]:
-        """The same node over another first operand, along whose samples the results have theirs; other operands stay."""
-        return [(value, x.batch) for value in self.again(*self.with_rest(x.value), **attributes)]
+    def spread(self, batch: Batch, **attributes: Any) -> Result:
+        """The same node over operands that all have their samples where ``batch`` says, and so has its result."""
+        return self.again(*(self.opening.spread(operand, batch) for operand in self.present), **attributes)[0], batch
+
+    def over(self, *first: Operand, **attributes: Any) -> list[Result | None]:
+        """The same node over other first operands; the axes of its record tell where samples stand in the results."""
+        operands = [*first, *self.operands[len(first) :]]
+        values = self.again(*(None if operand is None else operand.value for operand in operands), **attributes)
+        node, batch = values[0].producer(), next(operand.samples for operand in first if operand.batch is not None)
+        assert node is not None
+        assert self._axes is not None
+        try:
+            told = self._axes(axes.Call(node, [None if operand is None else operand.layout for operand in operands]))
+        except axes.Untold as error:
+            raise Refused(f"puts samples where they cannot be told apart: {error}") from error
+        each = told if isinstance(told, list) else [told]
+        return [(value, Batch(_axis_of_samples(one), batch.is_extra)) for value, one in zip(values, each, strict=False)]
 
     def named_axes(self) -> list[int] | None:
         """The axes that the second operand names, or the attribute; None where neither is there."""
         return self.integers(1, "the axes") if self.has(1) else self.attribute("axes")
 
-    def new_axis(self, axis: int, index: int = 0) -> int:
-        """Return the number that an axis of an operand, of one sample, has beside the samples.
 
-        Raises:
-            Refused: the samples stand in place of this axis.
-        """
-        return new_axis(self.operand(index), axis)
+def _axis_of_samples(told: object) -> int:
+    if not isinstance(told, tuple) or told.count((SAMPLES,)) != 1:
+        raise Refused("puts samples where they cannot be told apart")
+    return told.index((SAMPLES,))
 
 
 Result = tuple[ir.Value, Batch | None]

@@ -8,6 +8,7 @@ point outside to the border, where the standard repeats the border's elements.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -189,7 +190,9 @@ GRID_SAMPLE_GRAD = SemanticOperator(
 )
 
 OPERATORS = [
-    Operator("GridSample", gradient=grid_sample, axes=axis_rules.moved_image, reopen=reopen_rules.sampled_grid),
+    Operator(
+        "GridSample", gradient=grid_sample, axes=axis_rules.moved_image, reopen=partial(reopen_rules.images, sampled=(0, 1))
+    ),
     Operator("AffineGrid", gradient=affine_grid, axes=axis_rules.of_another_rank, reopen=reopen_rules.affine_grid),
     GRID_SAMPLE_GRAD,
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -290,7 +291,13 @@ OPERATORS = [
     ),
     Operator("Expand", gradient=expand, axes=axis_rules.expand, precision=Precision.FOLLOWS, reopen=reopen_rules.expand),
     Operator("Concat", gradient=concat, axes=axis_rules.concat, precision=Precision.FOLLOWS, reopen=reopen_rules.concat),
-    Operator("Split", gradient=split, axes=axis_rules.split, precision=Precision.FOLLOWS, reopen=reopen_rules.split),
+    Operator(
+        "Split",
+        gradient=split,
+        axes=axis_rules.split,
+        precision=Precision.FOLLOWS,
+        reopen=partial(reopen_rules.along_axis, default=0),
+    ),
     Operator("Slice", gradient=slice_, axes=axis_rules.slice_, precision=Precision.FOLLOWS, reopen=reopen_rules.slice_),
     Operator("Pad", gradient=pad, axes=axis_rules.pad, precision=Precision.FOLLOWS, reopen=reopen_rules.pad),
     Operator("Tile", gradient=tile, axes=axis_rules.tile, precision=Precision.FOLLOWS, reopen=reopen_rules.tile),

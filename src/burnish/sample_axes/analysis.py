@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from burnish.graph import constant_array, describe_node, static_shape
+from burnish.graph import describe_node
 from burnish.graph.annotations import has_sample_axis_mark, marked_sample_axis
 from burnish.graph.inference import RANDOM_OPERATORS
-from burnish.operators.axes import LONGEST, Call, Layout, Untold
+from burnish.operators.axes import LONGEST, Call, Layout, Untold, small_numbers
 from burnish.operators.axis_rules import elementwise_axes
 from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost, normal, sides
 from burnish.operators.registry import find_record
@@ -186,12 +186,7 @@ def _fixed(extent: int | ir.SymbolicDim, key: str) -> Axis:
 
 def _of_constant(value: ir.Value) -> Layout:
     """A constant, or an initializer; of anything else nothing is known."""
-    shape = static_shape(value)
-    is_small = shape is not None and len(shape) < 2 and sum(shape) <= LONGEST
-    is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
-    array = constant_array(value) if is_small and is_whole else None
-    numbers = None if array is None else tuple(Number(int(element)) for element in array.reshape(-1))
-    producer = value.producer()
+    numbers, producer = small_numbers(value), value.producer()
     if numbers is None and not value.is_initializer() and (producer is None or producer.op_type != "Constant"):
         return Layout(None, reason=f"the value '{value.name}' is computed elsewhere")
     return Layout(_declared(value, f"constant {value.name}"), True, numbers)
