@@ -577,7 +577,7 @@ def _kept_letter(terms: list[str], result: str, operands: list[Operand]) -> str 
 def images(call: Call, sampled: Sequence[int] = (0,), results: int = 1) -> list[Result | None]:
     """Samples along the first axis of some operands, which all hold as many images, and of some results."""
     call.same_for_all(*sampled)
-    call.results(results)
+    call.no_results_after(results)
     values = [
         operand if operand is None else stacked(call, operand) if index in sampled else operand.value
         for index, operand in enumerate(call.operands)

@@ -424,7 +424,7 @@ class Call:
         """Whether there is a result of this number that is read."""
         return index < len(self.node.outputs) and is_used(self.node.outputs[index])
 
-    def results(self, count: int) -> None:
+    def no_results_after(self, count: int) -> None:
         """Raise Refused where a result after these is read."""
         for index in range(count, len(self.node.outputs)):
             if self.is_read(index):
