@@ -1,7 +1,8 @@
 """How models that were made for one sample are opened: what a rule sees, and what it emits.
 
 For each value that samples reach it is known along which axis they stand, as in ``jax.vmap``; the rule of an operator,
-``reopen`` of its record, emits what computes the same for every sample.
+``reopen`` of its record, emits what computes the same for every sample. Where a node stays, its axes are counted past that of
+the samples, and ``axes`` of its record tells where these stand in the results (``Call.over``).
 """
 
 from __future__ import annotations
