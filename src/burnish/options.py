@@ -48,9 +48,9 @@ class Declaration:
     read: Callable[[Any], Any] = lambda given: given
 
 
-def option(default: Any = MISSING, **declared: Any) -> Any:
+def option(default: Any = MISSING, *, compare: bool = True, **declared: Any) -> Any:
     """Declare an option, as a field of a subclass of ``Options``; ``declared`` is what ``Declaration`` takes."""
-    return field(default=default, metadata={DECLARED: Declaration(**declared)})
+    return field(default=default, compare=compare, metadata={DECLARED: Declaration(**declared)})
 
 
 def same_option(options: type[Any], name: str, default: Any = MISSING, **changed: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from burnish.cli.compilation_options import AdapterOptions, ModelArgument, is_program
-from burnish.cli.data_options import Pixels, TextOptions, check_data_options
+from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.repetition import Repetition, check_seeds, train_with_seeds
-from burnish.cli.train_options import Course, Data, Results, Watching, check_results, run_folder
+from burnish.cli.repetition import Repetition, check_run, train_with_seeds
+from burnish.cli.train_options import Course, Data, Results, Watching, run_folder
 from burnish.finetuning.options import FinetuneOptions, TuningOptions
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def finetune(
     """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     _check_options(model, results, tuning, adapters)
-    _check_data(data, pixels, results, repetition, watching)
     folder = run_folder(model, results, "-finetuned")
-    check_results(folder, results, watching, data, model)
+    check_run(model, folder, data, pixels, results, watching, repetition.seeds)
     from burnish.cli.tuning_run import TuningRun
     from burnish.finetuning.tune import tune
 
@@ -106,17 +105,3 @@ def _check_options(model: Path, results: Results, tuning: Tuning, adapters: Adap
     check_schedule(tuning.options.schedule, 0, tuning.options.lr)
     if adapters.save_adapters and adapters.source() is None and not results.resume:
         raise typer.BadParameter("--save-adapters: the run trains no adapters: give --adapter lora, or leave it out")
-
-
-def _check_data(data: Data, pixels: Pixels, results: Results, repetition: Repetition, watching: Watching) -> None:
-    """Refuse data, seeds and loggers that cannot be."""
-    check_data_options(
-        data.data,
-        data.eval_data,
-        label=data.label,
-        image_size=data.image_size,
-        pixels=pixels.first_named,
-        missing=data.missing,
-    )
-    watching.check()
-    check_seeds(repetition.seeds, results, watching.report)

@@ -27,12 +27,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand
 
+from burnish.cli import launch
 from burnish.cli.console import output, print_table, write_csv
+from burnish.cli.data_options import Pixels, check_data_options
 from burnish.cli.option_groups import OptionGroup
-from burnish.cli.train_options import Course, Results
+from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.distributed.connection.environment import is_worker
 from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.errors import ConfigurationError
+from burnish.files.file_writing import check_output
 from burnish.options import declarations
 from burnish.settings import suggestion
 from burnish.untrusted import read_toml_file
@@ -285,26 +288,40 @@ def _toml(value: Any) -> str:
 TABLE = "seeds.csv"
 
 
-def check_seeds(seeds: int, results: Results, report: Path | None, workers: int = 1) -> None:
-    """Refuse options that mean nothing for several runs.
+def check_run(
+    model: Path, folder: Path, data: Data, pixels: Pixels, results: Results, watching: Watching, seeds: int, workers: int = 1
+) -> None:
+    """Refuse, before anything is read, options of a run that contradict each other, and places that nothing is to be written to.
+
+    Of workers, the first alone writes.
 
     Raises:
-        typer.BadParameter: such an option was given.
+        typer.BadParameter: options that contradict each other, or mean nothing for the data or for several runs.
+        ConfigurationError: as ``check_output``; or a logger that there is not.
     """
-    if seeds == 1:
-        return
-    if workers > 1:
+    if launch.other_rank() is None:
+        check_output(folder, "--output", is_folder=True)
+        for option, path in (("--export", results.export), ("--report", watching.report)):
+            if path is not None:
+                check_output(path, option, read=(model, data.data, data.eval_data))
+        if watching.tensorboard is not None:
+            check_output(watching.tensorboard, "--tensorboard", is_folder=True)
+    watching.check()
+    if seeds > 1 and workers > 1:
         raise typer.BadParameter(f"--seeds {seeds} trains one run after the other, and --workers shares each: give one of them")
-    if results.export is not None:
+    if seeds > 1 and results.export is not None:
         raise typer.BadParameter(
             f"--seeds {seeds}: --export would let each run replace the model of the one before; leave it out, each folder has "
             "its tuned.onnx"
         )
-    if report is not None:
+    if seeds > 1 and watching.report is not None:
         raise typer.BadParameter(
             f"--seeds {seeds}: --report would let each run replace the report of the one before; leave it out, and report a run "
             "by burnish report FOLDER"
         )
+    sources = data.data, data.eval_data
+    of_pixels = pixels.first_named
+    check_data_options(*sources, label=data.label, image_size=data.image_size, pixels=of_pixels, missing=data.missing)
 
 
 def train_with_seeds(

@@ -10,11 +10,11 @@ import typer
 
 from burnish.cli import launch
 from burnish.cli.compilation_options import Compilation, ModelArgument, for_language, is_program
-from burnish.cli.data_options import Pixels, TextOptions, check_data_options
+from burnish.cli.data_options import Pixels, TextOptions
 from burnish.cli.optimizer_options import check_schedule
 from burnish.cli.option_groups import OptionGroup, takes_options
-from burnish.cli.repetition import OTHERWISE, Repetition, check_seeds, configuration_of, train_with_seeds
-from burnish.cli.train_options import Course, Data, Results, Watching, check_results, run_folder
+from burnish.cli.repetition import OTHERWISE, Repetition, check_run, configuration_of, train_with_seeds
+from burnish.cli.train_options import Course, Data, Results, Watching, run_folder
 from burnish.distributed.exchange_options import ExchangeOptions
 from burnish.errors import ConfigurationError
 
@@ -175,19 +175,9 @@ def train(
         raise typer.BadParameter("--start-from says where a new run starts; leave out --resume and --reinitialize")
     is_program(model)  # refuses the folder of a run
     folder = run_folder(model, results)
-    check_results(folder, results, watching, data, model)
     check_schedule(compilation.optimizer.schedule, compilation.optimizer.warmup, compilation.optimizer.lr)
     workers.check()
-    watching.check()
-    check_seeds(repetition.seeds, results, watching.report, workers.total)
-    check_data_options(
-        data.data,
-        data.eval_data,
-        label=data.label,
-        image_size=data.image_size,
-        pixels=pixels.first_named,
-        missing=data.missing,
-    )
+    check_run(model, folder, data, pixels, results, watching, repetition.seeds, workers.total)
     settings = exchange.settings(workers.is_alone)
     command = context.meta["burnish.arguments"]
     if workers.total > 1 and not launch.is_worker():

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 from rich.table import Table
 
-from burnish.cli import launch
 from burnish.cli.console import cell, output
 from burnish.cli.option_groups import OptionGroup
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
-from burnish.files.file_writing import check_output
 from burnish.training.trainer_options import RunOptions
 
 if TYPE_CHECKING:
@@ -149,22 +147,6 @@ class Results(OptionGroup):
 def run_folder(model: Path, results: Results, suffix: str = "") -> Path:
     """Return the folder of a run: the one that was given, else runs/<model> with a suffix."""
     return results.folder or Path("runs") / f"{model.stem}{suffix}"
-
-
-def check_results(folder: Path, results: Results, watching: Watching, data: Data, model: Path) -> None:
-    """Refuse places that nothing is to be written to, before anything is read. Of workers, the first alone writes.
-
-    Raises:
-        ConfigurationError: as ``check_output``.
-    """
-    if launch.other_rank() is not None:
-        return
-    check_output(folder, "--output", is_folder=True)
-    for option, path in (("--export", results.export), ("--report", watching.report)):
-        if path is not None:
-            check_output(path, option, read=(model, data.data, data.eval_data))
-    if watching.tensorboard is not None:
-        check_output(watching.tensorboard, "--tensorboard", is_folder=True)
 
 
 def check_overwritten(folder: Path, results: Results) -> None:

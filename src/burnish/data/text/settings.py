@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import ConfigurationError
-from burnish.settings import check_settings
+from burnish.options import option
+from burnish.settings import check_settings, read_whole, split
 from burnish.validation import is_number, is_whole
 
 TASKS = ("label", "masked", "causal")
 LONGEST = 512
 SHORTEST_BUCKET = 16
+
+
+def _read_buckets(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(read_whole(part) for part in split([text]))
+    except ValueError:
+        raise ConfigurationError(f"--buckets {text}: give whole numbers with commas between, such as 32,64,128") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +45,33 @@ class Text:
         ConfigurationError: a setting out of range, or of no meaning for the task.
     """
 
-    tokenizer: Any = field(default=None, compare=False)
-    task: str | None = None
-    length: int | None = None
-    buckets: Sequence[int] | None = None
-    too_long: str = "cut"
-    joined: bool = False
-    masked_share: float = 0.15
-    column: str | None = None
+    tokenizer: Any = option(
+        None,
+        compare=False,
+        help="A tokenizer.json of Hugging Face, which makes tokens of texts; by default the one in the folder of a run.",
+        metavar="FILE",
+        kind=Path,
+    )
+    task: str | None = option(
+        None, help="What is learned of texts: label, their labels; masked, tokens that are masked; causal, the next token."
+    )
+    length: int | None = option(
+        None,
+        help="Tokens that a text has at most; by default what the model says, else 512.",
+        spelled="--max-tokens",
+        kind=int,
+        least=2,
+    )
+    buckets: Sequence[int] | None = option(
+        None,
+        help="The lengths that batches are padded to, such as 32,64,128; by default powers of two.",
+        metavar="LENGTHS",
+        read=_read_buckets,
+    )
+    too_long: str = option("cut", help="What becomes of a longer text: cut, which counts it, or error.")
+    joined: bool = option(False, help="Let texts follow each other, and cut them into pieces of one length.", kind=bool)
+    masked_share: float = option(0.15, help="Of the tokens, for the task masked.", kind=float)
+    column: str | None = option(None, help="Column of a table that holds the texts.", metavar="NAME", spelled="--text-column")
 
     def __post_init__(self) -> None:
         if self.task not in (None, *TASKS):
