@@ -12,10 +12,10 @@ import pytest
 
 import burnish
 from burnish.errors import ModelError
+from burnish.graph.annotations import LAYER, POLICY
 from burnish.importer import load
 from burnish.modes import batch_normalizations, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance, resolve_policies
-from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.random import KEY_DTYPE, KEY_SHAPE
 from oracles.normalization_policies import MOMENTUM, network
 
@@ -84,14 +84,14 @@ def test_the_step_is_read_only_where_a_policy_counts_steps_and_once_for_all_laye
 
 def test_synchronized_layers_are_found_by_the_metadata_of_their_nodes():
     graph, _, _ = bound({"bn1": "sync", "bn2": "train"})
-    found = {node.metadata_props[LAYER_METADATA]: node.metadata_props[POLICY_METADATA] for node in graph if node.metadata_props}
+    found = {LAYER.get(node): POLICY.get(node) for node in graph if node.metadata_props}
     assert found == {"bn1": "sync", "bn2": "train"}
 
 
 def test_the_metadata_stand_in_copies_of_the_graph():
     graph, _, _ = bound("sync")
     copied = ir.Model(graph, ir_version=8).clone().graph
-    assert [node.metadata_props.get(POLICY_METADATA) for node in copied if node.op_type == "BatchNormTraining"] == ["sync"] * 2
+    assert [POLICY.get(node) for node in copied if node.op_type == "BatchNormTraining"] == ["sync"] * 2
 
 
 @pytest.mark.parametrize("training_mode", [0, 1])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import burnish
-from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.compiler import lowered_graphs
 from burnish.compiler.draft import shape_of
 from burnish.engines.communicator import COLLECTIVES
@@ -14,6 +13,7 @@ from burnish.engines.torch.translate.rules import translated_operators
 from burnish.files.identity import graph_hashes
 from burnish.files.model_file import model_bytes
 from burnish.graph import BURNISH_DOMAIN
+from burnish.graph.annotations import RECOMPUTES
 from burnish.models import residual_network
 from oracles.combinations import diagonal
 from oracles.kernel_graphs import kernel_graphs, without_semantic_graphs
@@ -105,14 +105,14 @@ def test_activations_are_computed_again_behind_the_kernels():
     recomputed = burnish.compile(residual_network(width=4, blocks=(3, 3)), recompute="layers")
     assert model_bytes(kernel_graphs(recomputed, ())["step"]) == model_bytes(recomputed.step)
     nodes = kernel_graphs(recomputed, {"BatchNormTraining", "BatchNormGrad"})["step"].graph
-    again = [node for node in nodes if node.metadata_props.get(RECOMPUTES_METADATA)]
+    again = [node for node in nodes if RECOMPUTES.get(node)]
     layers = [node for node in again if node.op_type == "BatchNormTraining"]
     assert layers
     # A gradient reads all that it reads of its layer from one run of it.
     for node in nodes:
         if node.op_type == "BatchNormGrad":
             assert len({value.producer() for value in node.inputs[3:]}) == 1
-    assert not any(node.metadata_props.get(RECOMPUTES_METADATA) for node in recomputed.semantic["grad"].graph)
+    assert not any(RECOMPUTES.get(node) for node in recomputed.semantic["grad"].graph)
 
 
 @pytest.mark.slow

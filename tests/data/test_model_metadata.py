@@ -11,10 +11,9 @@ import pytest
 
 import burnish
 from burnish.data import ArrayDataset, DataDescription, DataSpec, open_dataset
-from burnish.data.model_metadata import CLASS_NUMBERS, CLASSES, PIXELS
 from burnish.data.preprocessing import PRESETS
 from burnish.errors import DataError
-from burnish.files.metadata import OBJECTIVE
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, OBJECTIVE, PIXELS
 from burnish.models import residual_network
 from burnish.program import Program
 from specs.program_inputs import class_entry, data_entry
@@ -24,7 +23,7 @@ KNOWN = DataDescription(PRESETS["imagenet"], ("ant", "bee", "Küken"))
 
 def test_what_is_written_is_read():
     metadata = KNOWN.metadata()
-    assert set(metadata) == {PIXELS, CLASSES}
+    assert set(metadata) == {PIXELS.key, CLASSES.key}
     assert DataDescription.read(metadata) == KNOWN
     numbered = DataDescription(classes=("3", "5"), numbers=(3, 5))
     assert DataDescription.read(numbered.metadata()) == numbered
@@ -41,15 +40,15 @@ def test_what_a_data_set_says_of_itself():
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({PIXELS: "{"}, r"the model: its metadata 'burnish\.pixels' cannot be read \(Expecting"),
-        ({CLASSES: "[" * 100_000}, r"'burnish\.classes' cannot be read \(it holds more than 100 lists"),
-        ({PIXELS: "[1]"}, r"'burnish\.pixels' cannot be read \(it is a list\); export it again"),
-        ({PIXELS: '{"mean": "half"}'}, r"'burnish\.pixels' cannot be read \(pixels: mean='half'"),
-        ({PIXELS: '{"median": 1}'}, r"'burnish\.pixels' cannot be read \(pixels has no option 'median'"),
-        ({PIXELS: '{"scale": NaN}'}, r"'burnish\.pixels' cannot be read \(pixels: scale=nan"),
-        ({CLASSES: '["a", 1]'}, r"'burnish\.classes' cannot be read \(a name is no text\)"),
-        ({CLASS_NUMBERS: "[1, 2.5]"}, r"'burnish\.class_numbers' cannot be read \(a number is no integer\)"),
-        ({CLASSES: '"ab"'}, r"'burnish\.classes' cannot be read \(it is a str\)"),
+        ({PIXELS.key: "{"}, r"the model: its metadata 'burnish\.pixels' cannot be read \(Expecting"),
+        ({CLASSES.key: "[" * 100_000}, r"'burnish\.classes' cannot be read \(it holds more than 100 lists"),
+        ({PIXELS.key: "[1]"}, r"'burnish\.pixels' cannot be read \(it is a list\); export it again"),
+        ({PIXELS.key: '{"mean": "half"}'}, r"'burnish\.pixels' cannot be read \(pixels: mean='half'"),
+        ({PIXELS.key: '{"median": 1}'}, r"'burnish\.pixels' cannot be read \(pixels has no option 'median'"),
+        ({PIXELS.key: '{"scale": NaN}'}, r"'burnish\.pixels' cannot be read \(pixels: scale=nan"),
+        ({CLASSES.key: '["a", 1]'}, r"'burnish\.classes' cannot be read \(a name is no text\)"),
+        ({CLASS_NUMBERS.key: "[1, 2.5]"}, r"'burnish\.class_numbers' cannot be read \(a number is no integer\)"),
+        ({CLASSES.key: '"ab"'}, r"'burnish\.classes' cannot be read \(it is a str\)"),
     ],
 )
 def test_metadata_that_were_changed(metadata, message):
@@ -69,7 +68,7 @@ def exported(tmp_path):
 
 def properties(path):
     """The metadata of a file, but for what it was trained on."""
-    return {entry.key: entry.value for entry in onnx.load(path).metadata_props if entry.key != OBJECTIVE}
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props if entry.key != OBJECTIVE.key}
 
 
 @pytest.mark.slow
@@ -80,7 +79,7 @@ def test_a_model_keeps_what_is_known_through_programs_and_exports(exported, tmp_
     program.save(tmp_path / "program")
     program.save(tmp_path / "program.onnx")
     for loaded in (program, Program.load(tmp_path / "program"), Program.load(tmp_path / "program.onnx")):
-        assert {key: value for key, value in loaded.metadata.items() if key != OBJECTIVE} == expected
+        assert {key: value for key, value in loaded.metadata.items() if key != OBJECTIVE.key} == expected
         assert DataSpec.by(loaded).described == KNOWN
         burnish.Session(loaded).export(tmp_path / "again.onnx")
         assert properties(tmp_path / "again.onnx") == expected
@@ -140,7 +139,7 @@ def test_numbers_that_are_no_pixels_are_taken_as_they_are(tmp_path):
 
 def test_a_damaged_description_stops_before_data_are_read():
     model = residual_network((3, 4, 4), classes=3, width=2, blocks=(1,))
-    model.metadata_props[PIXELS] = json.dumps({"std": 0})
+    model.metadata_props[PIXELS.key] = json.dumps({"std": 0})
     program = burnish.compile(ir.to_proto(model))
     with pytest.raises(DataError, match=r"its metadata 'burnish\.pixels' cannot be read \(pixels: std=0"):
         DataSpec.by(program)

@@ -11,7 +11,7 @@ import pytest
 
 import burnish
 from burnish.errors import ConfigurationError
-from burnish.random.places import NOT_NOTED, PLACES_METADATA
+from burnish.random.places import NOT_NOTED, NUMBERED
 from oracles.several_workers import Outcome, in_threads, largest_difference, part_of, train, train_alone, train_in_threads
 from oracles.thread_communicator import ThreadCommunicator
 
@@ -312,8 +312,8 @@ def test_a_program_of_an_earlier_version():
     """It named the axes of what is drawn, and not which of them are rows, nor where samples stand among them."""
     program = compiled(DRAWS["normal"])
     for node in program.semantic["grad"].graph:
-        if PLACES_METADATA in node.metadata_props:
-            del node.metadata_props[PLACES_METADATA]
+        if NUMBERED.is_on(node):
+            NUMBERED.remove(node)
             node.metadata_props["burnish.random.places"] = "batch"
     with pytest.raises(ConfigurationError, match="compiled by an earlier version, which did not note where samples stand"):
         train_in_threads(program, batches_of(), UNEVEN)
@@ -323,7 +323,7 @@ def test_a_program_of_an_earlier_version():
 def test_a_draw_for_which_nothing_was_noted():
     program = compiled(DRAWS["normal"])
     for node in program.semantic["grad"].graph:
-        if PLACES_METADATA in node.metadata_props:
+        if NUMBERED.is_on(node):
             NOT_NOTED.rows.write(node)
     with pytest.raises(ConfigurationError, match="what it is drawn for was not noted"):
         train_in_threads(program, batches_of(), UNEVEN)

@@ -13,7 +13,7 @@ import pytest
 
 import burnish
 from burnish import optim
-from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
+from burnish.analysis.memory_plan import planned_peak
 from burnish.distributed.derivation import derive
 from burnish.distributed.exchanges import is_exchange
 from burnish.engines.communicator import COLLECTIVES
@@ -21,6 +21,7 @@ from burnish.engines.torch import native as kernels
 from burnish.engines.torch.fusion import FUSED, fuse
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN
+from burnish.graph.annotations import RECOMPUTES
 from burnish.models import residual_network
 from burnish.norms import get
 from burnish.rewriting.change_dtypes import compute_in_float64
@@ -92,7 +93,7 @@ def step_of(program: burnish.Program, workers: int = 2, norm: str = "sync") -> i
 
 
 def copies(model: ir.Model) -> list[ir.Node]:
-    return [node for node in model.graph if node.metadata_props.get(RECOMPUTES_METADATA) and node.op_type != "Reshape"]
+    return [node for node in model.graph if RECOMPUTES.get(node) and node.op_type != "Reshape"]
 
 
 def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:

@@ -8,8 +8,7 @@ import pytest
 from burnish.errors import ModelError
 from burnish.graph import Builder, describe_node, describe_place, name_sources
 from burnish.graph.annotations import PRUNING, PruningMark
-from burnish.quantization import graph as quantization_mark
-from burnish.quantization.graph import QuantizationMark
+from burnish.quantization.graph import QUANTIZATION, QuantizationMark
 
 
 def named(name: str, output: str, domain: str = "") -> ir.Node:
@@ -61,7 +60,7 @@ def test_what_replaces_a_node_of_the_model_says_which_it_was():
     assert describe_place(emitted).endswith(" of the Relu 'the the' (output 'y')")
 
 
-KINDS = {quantization_mark.KEY: QuantizationMark, PRUNING: PruningMark}
+KINDS = {QUANTIZATION.key: QuantizationMark, PRUNING.key: PruningMark}
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "3", '{"role": "weight"}', '{"unknown": 1}', "[" * 100_000])

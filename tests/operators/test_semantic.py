@@ -12,7 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import burnish
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, Builder
+from burnish.graph import BURNISH_DOMAIN, Builder
+from burnish.graph.annotations import NEVER_REPEATED
 from burnish.operators.activation import RELU_GRAD
 from burnish.operators.collectives import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_FINISH, ALL_REDUCE_START, EXCHANGES, OWN_GRADIENTS
 from burnish.operators.normalization.batch import BATCH_NORM_TRAINING
@@ -96,7 +97,7 @@ def test_exchanges_have_what_stands_beside_their_operands(builder: Builder) -> N
     sums = ALL_REDUCE_FINISH.emit(buffer, a, b)
     assert [tuple(y.shape or ()) for y in sums] == [(2, 3), (4,)]
     for tensor in (buffer, sums[0]):
-        assert NEVER_REPEATED_METADATA in tensor.value.producer().metadata_props
+        assert NEVER_REPEATED.is_on(tensor.value.producer())
 
 
 def test_what_outputs_share_memory_with() -> None:

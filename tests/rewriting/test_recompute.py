@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 
 import burnish
-from burnish.analysis.memory_plan import RECOMPUTES_METADATA, planned_peak
+from burnish.analysis.memory_plan import planned_peak
 from burnish.engines.onnxruntime import OnnxRuntimeEngine
 from burnish.engines.reference import ReferenceEngine
 from burnish.errors import ConfigurationError
+from burnish.graph.annotations import NEVER_REPEATED, RECOMPUTES
 from burnish.models import residual_network
 from burnish.rewriting.recompute import recompute_activations, run_in_order, wait_by_selection
-from burnish.rewriting.recompute_choice import NEVER_REPEATED_METADATA
 from burnish.rewriting.recompute_request import Recompute, get
 from oracles.combinations import diagonal, named
 from oracles.rewritten import rewritten
@@ -77,7 +77,7 @@ def assert_same_bits(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) 
 
 def copies(program: burnish.Program, graph: str = "grad") -> list[ir.Node]:
     """The nodes that run a second time."""
-    nodes = (node for node in program.graphs[graph].graph if node.metadata_props.get(RECOMPUTES_METADATA))
+    nodes = (node for node in program.graphs[graph].graph if RECOMPUTES.get(node))
     return [node for node in nodes if node.op_type != "Reshape"]
 
 
@@ -143,11 +143,7 @@ def test_layers_halve_the_planned_memory_of_activations(model):
 def test_layers_keep_the_boundaries_of_blocks():
     """What a copy reads from the forward pass are few checkpoints, each as narrow as the network gets."""
     program = compiled("perceptron", "layers")
-    checkpoints = {
-        node.metadata_props[RECOMPUTES_METADATA]
-        for node in program.grad.graph
-        if node.op_type == "Reshape" and node.metadata_props.get(RECOMPUTES_METADATA)
-    }
+    checkpoints = {RECOMPUTES.get(node) for node in program.grad.graph if node.op_type == "Reshape" and RECOMPUTES.get(node)}
     assert 1 <= len(checkpoints) <= DEPTH // 2
 
 
@@ -205,7 +201,7 @@ def small_graph() -> ir.Model:
 
 
 def repeated(model: ir.Model) -> list[str]:
-    return [node.op_type for node in model.graph if node.metadata_props.get(RECOMPUTES_METADATA)]
+    return [node.op_type for node in model.graph if RECOMPUTES.get(node)]
 
 
 def test_a_pattern_names_what_is_computed_again():
@@ -220,11 +216,11 @@ def test_a_pattern_names_what_is_computed_again():
 def test_what_is_marked_runs_once():
     """The hook for collectives between replicas."""
     model = small_graph()
-    next(node for node in model.graph if node.outputs[0].name == "b").metadata_props[NEVER_REPEATED_METADATA] = "all-reduce"
+    NEVER_REPEATED.set(next(node for node in model.graph if node.outputs[0].name == "b"), True)
     with pytest.raises(ConfigurationError, match="pattern 'node-b' matches only what is never computed twice"):
         recompute_activations(model, Recompute(patterns=("node-b",)), loss="loss", data=["x"], keys=[])
     recompute_activations(model, Recompute(patterns=("*",)), loss="loss", data=["x"], keys=[])
-    assert "b" not in {node.metadata_props.get(RECOMPUTES_METADATA) for node in model.graph if node.op_type == "Tanh"}
+    assert ("b",) not in {RECOMPUTES.get(node) for node in model.graph if node.op_type == "Tanh"}
 
 
 @pytest.mark.slow
@@ -274,7 +270,7 @@ def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
     assert (
         sum(node.op_type == "Greater" for node in in_order.graph) == count(compiled(model), "Greater") < count(again, "Greater")
     )
-    copied = [node for node in in_order.graph if node.metadata_props.get(RECOMPUTES_METADATA)]
+    copied = [node for node in in_order.graph if RECOMPUTES.get(node)]
     assert [node.op_type for node in copied] == [node.op_type for node in copies(again)]
     peaks = [planned_peak(graph, BATCH) for graph in (in_order, again.grad)]
     assert peaks[0].bytes <= peaks[1].bytes
@@ -287,10 +283,8 @@ def test_in_the_order_of_the_graph_copies_wait_for_nothing(model):
 def test_copies_may_wait_without_a_shape_that_values_decide(model):
     again = compiled(model, "layers")
     selecting = rewritten(wait_by_selection, again.grad.clone())
-    assert [copy.op_type for copy in copies(again)] == [
-        node.op_type for node in selecting.graph if node.metadata_props.get(RECOMPUTES_METADATA)
-    ]
-    waiting = sum(bool(node.metadata_props.get(RECOMPUTES_METADATA)) for node in again.grad.graph if node.op_type == "Reshape")
+    assert [copy.op_type for copy in copies(again)] == [node.op_type for node in selecting.graph if RECOMPUTES.get(node)]
+    waiting = sum(bool(RECOMPUTES.get(node)) for node in again.grad.graph if node.op_type == "Reshape")
     chosen = [node for node in selecting.graph if node.op_type == "Where" and node.inputs[1] is node.inputs[2]]
     assert len(chosen) == waiting > 0
     values = {**again.initial_state(0), **batch_of(again, 3)}

@@ -6,7 +6,6 @@ holds, what an export merges.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
@@ -14,10 +13,9 @@ import onnx_ir as ir
 
 from burnish.adapters.variants import VARIANTS, Adapter
 from burnish.errors import ModelError
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.graph.annotations import ADAPTERS
+from burnish.untrusted import UNREADABLE
 
-ADAPTERS = "burnish.adapters"
-"""The entry of ``metadata_props`` that lists the adapters, as JSON."""
 VERSION = 1
 
 
@@ -54,9 +52,9 @@ class Adapters:
             listed = [asdict(adapter) for adapter in self.adapters]
             entry = {"version": VERSION, "adapters": listed, "also_trained": list(self.also_trained)}
             entry |= {"names": dict(self.names)} if self.names else {}
-            model.metadata_props[ADAPTERS] = json.dumps(entry, sort_keys=True)
+            ADAPTERS.set(model, entry)
         else:
-            model.metadata_props.pop(ADAPTERS, None)
+            ADAPTERS.remove(model)
 
 
 def read_adapters(metadata: Mapping[str, str]) -> Adapters:
@@ -65,10 +63,10 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
     Raises:
         ModelError: the entry is not what was written, or of a newer version.
     """
-    if ADAPTERS not in metadata:
+    if ADAPTERS.key not in metadata:
         return Adapters()
     try:
-        entry = read_json(metadata[ADAPTERS])
+        entry = ADAPTERS.read(metadata[ADAPTERS.key])
         version = int(entry["version"])
         if version <= VERSION:
             listed = tuple(Adapter(**dict(each)) for each in entry["adapters"])
@@ -80,8 +78,8 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
             return adapters
     except UNREADABLE as error:
         raise ModelError(
-            f"the model's metadata '{ADAPTERS}' cannot be read ({error!r}): make the model again with burnish.surgery.lora, or "
-            "remove that entry, and its adapters are weights as others are"
+            f"the model's metadata '{ADAPTERS.key}' cannot be read ({error!r}): make the model again with burnish.surgery.lora, "
+            "or remove that entry, and its adapters are weights as others are"
         ) from error
     raise ModelError(
         f"the model's adapters are noted in version {version}, and this burnish reads up to {VERSION}: update burnish"

@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, describe_node, integer_weights
+from burnish.graph.annotations import BRANCH_OF, HELD, LEFT_OUT, SHAPE_READER
 from burnish.graph.uses import read_by
-from burnish.importer import InitializerKind, reached_by_gradients, shape_reader
-from burnish.importer.inlining import BRANCH_OF, weights_of_branches
+from burnish.importer import InitializerKind, reached_by_gradients
 from burnish.importer.operands import (
     CONFIGURATION_OPERANDS,
-    HELD,
     NOT_DIFFERENTIABLE,
     QUANTIZES,
     constant_operands,
@@ -83,7 +82,7 @@ class Obstacles:
     def why(self, value: ir.Value) -> str:
         """Return why no gradient reaches ``value``, as a clause that names the first operator in the way."""
         if not value.uses() and value not in self._returned_by:
-            reader = shape_reader(value)
+            reader = SHAPE_READER.get(value)
             return "no operator reads it" if reader is None else f"{reader} lets no gradient through"
         if value not in self._needed:
             return f"nothing that leads to {_names(self._targets)} reads it"
@@ -131,15 +130,15 @@ def candidates(graph: ir.Graph, kinds: Mapping[str, InitializerKind]) -> dict[st
     for name, kind in kinds.items():
         value = graph.initializers[name]
         is_tensor = value.dtype in FLOATING and value.shape is not None and len(value.shape) > 0
-        if kind is InitializerKind.CONSTANT and is_tensor and HELD not in value.meta and not _is_setting(value):
+        if kind is InitializerKind.CONSTANT and is_tensor and not HELD.is_on(value) and not _is_setting(value):
             weights[name] = value
     return weights
 
 
 def left_out_weights(graph: ir.Graph) -> dict[str, str]:
     """Return the weights that only a branch read that is never taken: initializer name -> why, as a clause."""
-    weights = weights_of_branches(graph)
-    return {name: f"{value.meta[BRANCH_OF]} never takes the branch that reads it" for name, value in weights.items()}
+    weights = LEFT_OUT.get(graph) or {}
+    return {name: f"{BRANCH_OF.get(value)} never takes the branch that reads it" for name, value in weights.items()}
 
 
 def unreached_weights(graph: ir.Graph, kinds: Mapping[str, InitializerKind], targets: Collection[ir.Value]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph import BURNISH_DOMAIN, has_long_vectors, model_proto
-from burnish.graph.annotations import marked_sample_axis
+from burnish.graph.annotations import RECOMPUTES, marked_sample_axis
 from burnish.graph.inference import BROADCAST_ARITHMETIC, SAME_AS_FIRST_INPUT
 from burnish.graph.uses import read_by
 from burnish.operators.semantic import semantic_operator
@@ -77,10 +77,6 @@ def _readers(graph: ir.Graph) -> dict[ir.Value, set[ir.Node]]:
 
 SHARES_MEMORY = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WRITES_IN_PLACE = (SAME_AS_FIRST_INPUT | BROADCAST_ARITHMETIC) - {"CumSum", "Mean", "Sum"}
-
-RECOMPUTES_METADATA = "burnish.recomputes"
-"""The metadata of a node that computes values again: the names of those values, one per line. A node that only holds others back
-names none."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +196,8 @@ def _without_recompute(tasks: Sequence[Task], values: Sequence[ir.Value]) -> Ite
     rest: list[Task] = []
     position: dict[int, int] = {}
     for task in tasks:
-        noted = task.node.metadata_props.get(RECOMPUTES_METADATA)
-        originals = noted.split("\n") if noted else []
-        if noted == "":
+        originals = RECOMPUTES.get(task.node)
+        if originals == ():
             continue
         if originals and all(name in by_name for name in originals):
             first.update(zip(task.outputs, (by_name[name] for name in originals), strict=True))

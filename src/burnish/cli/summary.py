@@ -23,9 +23,9 @@ from burnish.data import DataDescription
 from burnish.errors import BurnishError, ConfigurationError
 from burnish.files.folder import MANIFEST
 from burnish.graph import FLOATING, SIXTEEN_BIT, describe_node, integer_weights
+from burnish.graph.annotations import LEFT_OUT, PREPARES
 from burnish.graph.uses import captured_by
 from burnish.importer import (
-    PREPARES,
     Bind,
     InitializerKind,
     classify_initializers,
@@ -35,7 +35,6 @@ from burnish.importer import (
     read_proto,
     untrained_scalars,
 )
-from burnish.importer.inlining import weights_of_branches
 from burnish.program import Program, Role
 from burnish.rewriting.recognize_group_normalization import hold_group_normalization_constants
 from burnish.rewriting.recognize_probabilities import recognize_probabilities
@@ -65,11 +64,11 @@ def summarize(path: Path, outputs: str | list[str] | None = None, batch: str | N
     weights = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.WEIGHT]
     read = _read_by_the_loss(model, outputs)
     targets = [prediction.value for prediction in read] or list(model.graph.outputs)
-    left_out = {} if bind else weights_of_branches(model.graph)
+    left_out = {} if bind else LEFT_OUT.get(model.graph) or {}
     unreached = unreached_weights(model.graph, kinds, targets) | integer_weights(model.graph)
 
     buffers = [initializers[name] for name, kind in kinds.items() if kind is InitializerKind.BUFFER]
-    preparing = {value.name or "": value.meta[PREPARES] for value in buffers if PREPARES in value.meta}
+    preparing = {value.name or "": why for value in buffers if (why := PREPARES.get(value)) is not None}
 
     def of_kind(kind: InitializerKind) -> list[dict[str, Any]]:
         return [_described(initializers[name]) for name in kinds if kinds[name] is kind and name not in unreached]

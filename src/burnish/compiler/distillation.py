@@ -12,8 +12,7 @@ from burnish.compiler.predictions import find_predictions
 from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Builder, Names, same_dimension
-from burnish.importer.classical import CLASSES
-from burnish.importer.metadata_keys import PIXELS, TEXT
+from burnish.graph.annotations import CLASSES, PIXELS, TEXT
 from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
@@ -150,7 +149,8 @@ def _fits(one: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 def _check_data(student: ir.Model, teacher: ir.Model) -> None:
     """Refuse a teacher whose metadata say something else of the data than those of the student."""
-    for key, what in SAME_DATA.items():
+    for annotation, what in SAME_DATA.items():
+        key = annotation.key
         ours, theirs = student.metadata_props.get(key), teacher.metadata_props.get(key)
         if ours is not None and theirs is not None and ours != theirs:
             raise ConfigurationError(

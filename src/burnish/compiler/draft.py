@@ -11,8 +11,7 @@ import onnx_ir as ir
 from burnish.analysis.parameter_roles import index_range
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor
-from burnish.graph.annotations import mark_sample_axis, marked_sample_axis
-from burnish.importer import FIXED_BY
+from burnish.graph.annotations import FIXED_BY, mark_sample_axis, marked_sample_axis
 from burnish.norms import ExtentRule
 from burnish.program.signature import Entry, GraphSignature, Role
 from burnish.rewriting.stages import JOINED, LOWERED, Lowering
@@ -111,7 +110,7 @@ def entry_of(value: ir.Value, role: Role) -> Entry:
     if role is not Role.DATA:
         return Entry(value.name or "", role, value.dtype, shape)
     bounds: dict[str, Any] = dict(zip(("minimum", "maximum"), index_range(value), strict=True))
-    fixed_by = tuple(sorted(value.meta.get(FIXED_BY, {}).items()))
+    fixed_by = tuple(sorted((FIXED_BY.get(value) or {}).items()))
     axis = marked_sample_axis(value)
     return Entry(value.name or "", role, value.dtype, shape, **bounds, fixed_by=fixed_by, sample_axis=axis)
 

@@ -15,9 +15,8 @@ from burnish.compiler.predictions import Prediction, sorting_node
 from burnish.compiler.probabilities import bounded_logits_node, bounding_node, moved_from, node_of_last_axis, open_node
 from burnish.errors import ConfigurationError
 from burnish.graph import constant_array, describe_node
+from burnish.graph.annotations import DEPARTURES, OF_MODULE
 from burnish.importer import (
-    DEPARTURES,
-    OF_MODULE,
     computed_ahead,
     folded_layers,
     lost_parameters,
@@ -279,7 +278,7 @@ def find_departures(model: ir.Model) -> Iterator[str]:
     Args:
         model: a canonical model whose weights are still initializers. One of a module has no file: inference is its ``eval()``.
     """
-    if OF_MODULE in model.graph.meta:
+    if OF_MODULE.is_on(model.graph):
         return
     in_training = [node for node in _nodes(model, "BatchNormalization") if normalizes_by_batch(node)]
     fresh = [node for node in in_training if never_updated(node)]
@@ -304,7 +303,7 @@ def find_departures(model: ir.Model) -> Iterator[str]:
     if asking:
         modes, names = _named([*asking]), _named([*asking.values()])
         yield f"the file drops out at random in {names} if {modes} is true (training_mode), and inference never does"
-    yield from model.graph.meta.get(DEPARTURES, ())
+    yield from DEPARTURES.get(model.graph) or ()
 
 
 def frozen_without_statistics(policies: Mapping[ir.Node, NormPolicy]) -> Iterator[str]:

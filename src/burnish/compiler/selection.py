@@ -11,8 +11,9 @@ import onnx_ir as ir
 from burnish.analysis.dependence import Obstacles, candidates, reasons, reasons_together, why_no_weight
 from burnish.errors import ConfigurationError
 from burnish.graph import FLOATING, describe_node, quantization_of
+from burnish.graph.annotations import PREPARES
 from burnish.graph.names import Aliases, other_names, select_named
-from burnish.importer import PREPARES, InitializerKind, classify_initializers, untrained_scalars
+from burnish.importer import InitializerKind, classify_initializers, untrained_scalars
 from burnish.norms import Auto, Frozen, NormPolicy, Train, frozen_by_mode, layer_name, never_updated, normalizes_by_batch
 from burnish.settings import check_call, matches_pattern, nearest
 from burnish.validation import is_whole
@@ -97,7 +98,7 @@ def find_state(model: ir.Model, trainable: Trainable) -> ModelState:
             "nothing would train: trainable selects none of the model's weights, such as "
             f"'{parameters[0]}'; let it select some, or leave it out to train all {len(parameters)}"
         )
-    preparing = {name: initializers[name].meta[PREPARES] for name in buffers if PREPARES in initializers[name].meta}
+    preparing = {name: why for name in buffers if (why := PREPARES.get(initializers[name])) is not None}
     preparing = {name: why for name, why in preparing.items() if name not in parameters}
     return ModelState(parameters, statistics, selected, asked_for, unreached, preparing, aliases)
 

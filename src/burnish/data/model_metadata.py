@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,8 @@ from burnish.data.preprocessing import Preprocessing, read_pixels
 from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
-from burnish.importer.classical import CLASS_NUMBERS, CLASSES
-from burnish.importer.metadata_keys import COLUMNS, PIXELS, TEXT
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, PIXELS, TEXT, Annotation
+from burnish.untrusted import UNREADABLE
 from burnish.validation import is_whole
 
 
@@ -79,33 +77,29 @@ class DataDescription:
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for a model's ``metadata_props``: JSON by key, without what is not known."""
-        entries: dict[str, Any] = {}
-        if self.preprocessing is not None:
-            entries[PIXELS] = self.preprocessing.options()
-        if self.text is not None:
-            entries[TEXT] = self.text.options()
-        if self.table is not None:
-            entries[COLUMNS] = self.table.options()
-        if self.classes is not None:
-            entries[CLASSES] = list(self.classes)
-        if self.numbers is not None:
-            entries[CLASS_NUMBERS] = list(self.numbers)
+        said: list[tuple[Annotation[Any], Any]] = [
+            (PIXELS, None if self.preprocessing is None else self.preprocessing.options()),
+            (TEXT, None if self.text is None else self.text.options()),
+            (COLUMNS, None if self.table is None else self.table.options()),
+            (CLASSES, None if self.classes is None else list(self.classes)),
+            (CLASS_NUMBERS, None if self.numbers is None else list(self.numbers)),
+        ]
+        texts = {annotation.key: annotation.write(what) for annotation, what in said if what is not None}
         # Of names of files that are no UTF-8 (lone surrogates) JSON's escapes hold all, and a model's metadata nothing.
-        texts = {key: json.dumps(value, ensure_ascii=False) for key, value in entries.items()}
         return {key: text.encode("utf-8", "backslashreplace").decode() for key, text in texts.items()}
 
 
-def _entry(metadata: Mapping[str, str], key: str, kind: type, source: str) -> Any:
-    if key not in metadata:
+def _entry(metadata: Mapping[str, str], annotation: Annotation[Any], kind: type, source: str) -> Any:
+    if annotation.key not in metadata:
         return None
     try:
-        value = read_json(metadata[key])
+        value = annotation.read(metadata[annotation.key])
     except ValueError as error:
-        raise _damaged(source, key, str(error)) from error
+        raise _damaged(source, annotation, str(error)) from error
     if not isinstance(value, kind):
-        raise _damaged(source, key, f"it is a {type(value).__name__}")
+        raise _damaged(source, annotation, f"it is a {type(value).__name__}")
     return value
 
 
-def _damaged(source: str, key: str, what: str) -> DataError:
-    return DataError(f"{source}: its metadata '{key}' cannot be read ({what}); export it again, or remove that entry")
+def _damaged(source: str, annotation: Annotation[Any], what: str) -> DataError:
+    return DataError(f"{source}: its metadata '{annotation.key}' cannot be read ({what}); export it again, or remove that entry")

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor, remove_node, replace_node
+from burnish.graph.annotations import BRANCH_LAYER, LAYER, POLICY
 from burnish.norms import NormPolicy, Renorm, Sync, Train, get
-from burnish.norms.training import BRANCH_METADATA, LAYER_METADATA, POLICY_METADATA
 from burnish.operators import Operation
 from burnish.operators.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING, correction
@@ -40,14 +40,14 @@ LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
     """Return what each policy of the graph's layers means for this many workers; ``norm`` is what ``train`` means."""
     for node in graph.all_nodes():
-        if (layer := node.metadata_props.get(BRANCH_METADATA)) is not None:
+        if (layer := BRANCH_LAYER.get(node)) is not None:
             raise ConfigurationError(
                 f"the batch normalization '{layer}' is in a branch, and workers cannot exchange its statistics there: freeze it, "
                 f"norm={{'{layer}': 'frozen'}}, or train alone"
             )
     policies: dict[str, NormPolicy] = {}
     for node in graph:
-        text = node.metadata_props.get(POLICY_METADATA)
+        text = POLICY.get(node)
         if text is not None and text not in policies:
             policies[text] = norm if isinstance(get(text), Train) else get(text)
             check_group(policies[text], workers)
@@ -99,7 +99,7 @@ class _Synchronization:
 
     def _group_of(self, node: ir.Node) -> int | None:
         """How many workers a node's statistics are taken over; 0 for all, None if each has its own."""
-        policy = self.policies[node.metadata_props[POLICY_METADATA]]
+        policy = self.policies[POLICY.get(node) or ""]
         if isinstance(policy, Renorm):
             return 0
         if not isinstance(policy, Sync):
@@ -115,7 +115,7 @@ class _Synchronization:
         counts: dict[int, Tensor] = {}
         for node in [node for node in self.graph if semantic_operator(node) in LAYERS]:
             # One without a policy normalizes groups of samples within a worker's part.
-            group = self._group_of(node) if POLICY_METADATA in node.metadata_props else None
+            group = self._group_of(node) if POLICY.is_on(node) else None
             if group is not None:
                 count = self._synchronize_layer(node, group)
                 if group == 0:
@@ -137,7 +137,7 @@ class _Synchronization:
         for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
             if not BATCH_NORM_GRAD.is_of(user):
                 raise ConfigurationError(
-                    f"norm: the statistics of batch normalization '{node.metadata_props[LAYER_METADATA]}' are read by "
+                    f"norm: the statistics of batch normalization '{LAYER.get(node)}' are read by "
                     f"{user.op_type} '{user.name}', which cannot be synchronized: freeze the layer, norm={{...: 'frozen'}}, or "
                     "train with one worker"
                 )
@@ -183,7 +183,7 @@ class _Synchronization:
                     groups[name] = min(groups.get(name, self.workers), self._givers(node))
                 elif value.is_graph_output():
                     raise ConfigurationError(
-                        f"DataParallel: statistics='rank0': the running statistics of '{node.metadata_props[LAYER_METADATA]}' "
+                        f"DataParallel: statistics='rank0': the running statistics of '{LAYER.get(node)}' "
                         f"are read in the step that updates them, for '{name}': take statistics='mean'"
                     )
                 following = {output for user, _ in value.uses() for output in user.outputs} - found

@@ -17,9 +17,10 @@ from burnish.adapters.merge_adapters import merge_adapters
 from burnish.errors import CheckpointError
 from burnish.files.digest import DIGEST
 from burnish.files.file_writing import file_path, replacing
-from burnish.files.metadata import OBJECTIVE, TRAINING, objective_entry
+from burnish.files.metadata import TRAINING, objective_entry
 from burnish.files.model_file import ONE_FILE_LIMIT, constant_bytes, parts, write_model
 from burnish.graph import Names, remove_node, replace_value
+from burnish.graph.annotations import OBJECTIVE
 from burnish.graph.stage import Pass, Stage, rewrite
 from burnish.graph.uses import remove_unused
 from burnish.importer.classical import restore_zip_maps
@@ -103,7 +104,7 @@ def export_inference(
     model = program.predict.clone()
     for entry in (TRAINING, DIGEST):  # where the source was a program in one file, which this is not
         model.metadata_props.pop(entry, None)
-    model.metadata_props.pop(OBJECTIVE, None)
+    OBJECTIVE.remove(model)
     model.metadata_props.update({**objective_entry(program.options), **(metadata or {})})
     graph = model.graph
     _make_initializers(graph, needed)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from burnish.errors import ModelError
+from burnish.graph.annotations import OBJECTIVE
 from burnish.losses import Distillation, Mixed
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted import UNREADABLE
 
 TRAINING = "burnish.training"
 """The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""
-OBJECTIVE = "burnish.objective"
-"""The entry in a model's metadata that says what it was trained on, as JSON: ``loss``, ``metrics`` and ``outputs``."""
 LARGEST_OBJECTIVE = 1 << 16
 """Characters above which it is left out: a loss that is an ONNX graph with weights of its own."""
 
@@ -29,8 +27,8 @@ def objective_entry(options: Mapping[str, Any]) -> dict[str, str]:
         loss, outputs = loss["loss"], outputs[:1]
     if isinstance(loss, Mapping) and loss.get("name") == Mixed.name:
         loss = loss["loss"]  # which evaluation reads: nothing is mixed there
-    text = json.dumps({"loss": loss, "metrics": options.get("metrics", []), "outputs": outputs}, sort_keys=True)
-    return {OBJECTIVE: text} if len(text) <= LARGEST_OBJECTIVE else {}
+    text = OBJECTIVE.write({"loss": loss, "metrics": options.get("metrics", []), "outputs": outputs})
+    return {OBJECTIVE.key: text} if len(text) <= LARGEST_OBJECTIVE else {}
 
 
 def read_objective(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -39,16 +37,16 @@ def read_objective(metadata: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ModelError: the entry is not what was written.
     """
-    if OBJECTIVE not in metadata:
+    if OBJECTIVE.key not in metadata:
         return {}
     try:
-        entry = read_json(metadata[OBJECTIVE])
+        entry = OBJECTIVE.read(metadata[OBJECTIVE.key])
         loss, metrics, outputs = dict(entry["loss"]), entry["metrics"], entry["outputs"]
         if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (metrics, outputs)):
             raise ValueError("metrics and outputs are lists of names")
     except UNREADABLE as error:
         raise ModelError(
-            f"the model's metadata '{OBJECTIVE}' cannot be read ({error!r}): export it again, or remove that "
+            f"the model's metadata '{OBJECTIVE.key}' cannot be read ({error!r}): export it again, or remove that "
             "entry and say which loss"
         ) from error
     return {"loss": loss, "metrics": metrics, "outputs": outputs}

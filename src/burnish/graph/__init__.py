@@ -5,7 +5,6 @@ Knows the ONNX representation and nothing above it: no gradient rule, no trainin
 """
 
 from burnish.graph.annotations import (
-    SOURCE_METADATA,
     describe_lookup,
     describe_node,
     describe_place,
@@ -17,8 +16,6 @@ from burnish.graph.annotations import (
 from burnish.graph.attributes import attribute_value, bodies, hold_single_precision, typed_attribute
 from burnish.graph.builder import (
     BURNISH_DOMAIN,
-    NEVER_REPEATED_METADATA,
-    ORIGIN_METADATA,
     TRAINING_DOMAIN,
     Builder,
     Tensor,
@@ -52,10 +49,7 @@ from burnish.graph.uses import remove_node, replace_output, replace_uses
 __all__ = [
     "BURNISH_DOMAIN",
     "FLOATING",
-    "NEVER_REPEATED_METADATA",
-    "ORIGIN_METADATA",
     "SIXTEEN_BIT",
-    "SOURCE_METADATA",
     "TRAINING_DOMAIN",
     "Builder",
     "Names",

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ModelError, UnsupportedOperatorError
-from burnish.graph.annotations import SOURCE_METADATA, describe_node, describe_place
+from burnish.graph.annotations import ORIGIN, SOURCE, Annotation, describe_node, describe_place
 from burnish.graph.attributes import typed_attribute
 from burnish.graph.constants import constant_array
 from burnish.graph.inference import infer_outputs
@@ -30,11 +30,8 @@ from burnish.graph.uses import remove_node, replace_output, replace_uses
 BURNISH_DOMAIN = "burnish"
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 """Where the standard keeps Gradient and its optimizers."""
-ORIGIN_METADATA = "burnish.origin"
-"""Where a node may say which node of the model it comes from; what is emitted in front of it says the same."""
-NEVER_REPEATED_METADATA = "burnish.never_repeated"
-"""A node whose metadata holds this key runs once and its outputs are kept: a collective between replicas has it."""
-HANDED_ON = (ORIGIN_METADATA, SOURCE_METADATA)
+HANDED_ON: tuple[Annotation[Any], ...] = (ORIGIN, SOURCE)
+"""What is emitted in front of a node says the same of these as the node."""
 
 Scalar = int | float | bool | np.number
 T = TypeVar("T")
@@ -310,13 +307,12 @@ class Builder:
 
     def _insert(self, node: ir.Node) -> None:
         if self._source is not None:
-            node.metadata_props[SOURCE_METADATA] = self._source
+            SOURCE.set(node, self._source)
         if self.before is None:
             self.graph.append(node)
         else:
-            for key in HANDED_ON:
-                if key in self.before.metadata_props:
-                    node.metadata_props.setdefault(key, self.before.metadata_props[key])
+            for annotation in HANDED_ON:
+                annotation.hand_on(self.before, node)
             self.graph.insert_before(self.before, node)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
+from burnish.graph.annotations import Fact
 from burnish.graph.attributes import bodies
 
-OUTPUT_POSITIONS = "burnish.output_positions"
-"""Where ``Graph.meta`` holds the positions of outputs by the identity of the value: they are hints, to be checked."""
+OUTPUT_POSITIONS = Fact[dict[int, list[int]]]("burnish.output_positions")
+"""Of a graph: the positions of outputs by the identity of the value. They are hints, to be checked."""
 
 
 def remove_node(node: ir.Node) -> None:
@@ -62,20 +63,22 @@ def replace_output(value: ir.Value, replacement: ir.Value) -> None:
         positions = _output_positions(graph, value)
         for position in positions:
             graph.outputs[position] = replacement
-        graph.meta[OUTPUT_POSITIONS].setdefault(id(replacement), []).extend(positions)
+        hints = OUTPUT_POSITIONS.get(graph)
+        assert hints is not None
+        hints.setdefault(id(replacement), []).extend(positions)
 
 
 def _output_positions(graph: ir.Graph, value: ir.Value) -> list[int]:
     """Positions at which a value, which is an output of a graph, is one: at least one, and all as far as outputs were indexed."""
     outputs = graph.outputs
-    hints: dict[int, list[int]] = graph.meta.get(OUTPUT_POSITIONS, {})
+    hints = OUTPUT_POSITIONS.get(graph) or {}
     positions = [position for position in hints.get(id(value), ()) if position < len(outputs) and outputs[position] is value]
     if positions:
         return positions
     hints = {}
     for position, output in enumerate(outputs):
         hints.setdefault(id(output), []).append(position)
-    graph.meta[OUTPUT_POSITIONS] = hints
+    OUTPUT_POSITIONS.set(graph, hints)
     return hints[id(value)]
 
 

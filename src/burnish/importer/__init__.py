@@ -7,15 +7,12 @@ the batch symbolic. What is done with the model afterwards (training or inferenc
 """
 
 from burnish.importer.bound_inputs import Bind, described_bindings
-from burnish.importer.dimensions import FIXED_BY
 from burnish.importer.export_notes import folded_layers, lost_parameters, shared_statistics
 from burnish.importer.file_tensors import FileTensor
 from burnish.importer.gradients import refuse_gradients
 from burnish.importer.limits import check_constant_sizes
 from burnish.importer.load import Source, exported_module, load, with_plain_tensors
-from burnish.importer.operands import DEPARTURES, OF_MODULE, PREPARES
 from burnish.importer.reading import read_proto
-from burnish.importer.shape_constants import shape_reader
 from burnish.importer.source_model import SOURCE, SourceModel
 from burnish.importer.tensors import external_tensors, forget_data_locations, load_external_data, own_tensors
 from burnish.importer.weights import (
@@ -32,10 +29,6 @@ from burnish.importer.weights import (
 )
 
 __all__ = [
-    "DEPARTURES",
-    "FIXED_BY",
-    "OF_MODULE",
-    "PREPARES",
     "SOURCE",
     "Bind",
     "FileTensor",
@@ -62,7 +55,6 @@ __all__ = [
     "reached_by_gradients",
     "read_proto",
     "refuse_gradients",
-    "shape_reader",
     "shared_statistics",
     "untrained_scalars",
     "with_plain_tensors",

@@ -239,7 +239,7 @@ def _place_of(dim: ir.SymbolicDim, value: ir.Value, axis: int, others: list[ir.V
     assert value.shape is not None
     is_only = sum(isinstance(each, ir.SymbolicDim) for each in value.shape.dims) == 1
     first = others[0].shape
-    if axis in value.meta.get(UNNAMED_AXES, ()) and is_only and axis in BATCH_AXES and first is not None and len(first) > 0:
+    if axis in (UNNAMED_AXES.get(value) or ()) and is_only and axis in BATCH_AXES and first is not None and len(first) > 0:
         return (others[0], 0) if isinstance(first.dims[0], ir.SymbolicDim) else None
     return None
 

@@ -26,6 +26,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import attribute_value, bodies, constant_array, describe_node, same_dimension, static_dimension
+from burnish.graph.annotations import FIXED_BY
 from burnish.graph.inference import infer_outputs
 from burnish.graph.shapes import broadcast_shapes, multiple_name
 from burnish.graph.uses import producer_of
@@ -299,9 +300,6 @@ class _Names:
         return name
 
 
-FIXED_BY = "burnish.fixed_by"
-"""In the ``meta`` of an input: by axis, the layer that leaves one extent alone, in words."""
-
 _PER_CHANNEL = {"BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2)}
 _OVER_LAST_AXES = {"LayerNormalization": (1, 2), "RMSNormalization": (1,), "PRelu": (1,)}
 _RECURRENT = ("GRU", "LSTM", "RNN")
@@ -323,7 +321,7 @@ class _Same(NamedTuple):
 def fix_layer_axes(model: ir.Model) -> bool:
     """Fix, in place, open axes of inputs that a layer takes in one extent alone.
 
-    The inputs keep in their ``meta`` which layer that is (``FIXED_BY``).
+    It is noted with the inputs which layer that is (``FIXED_BY``).
 
     Returns:
         Whether there was any; the shapes that follow from the inputs are then to be inferred again.
@@ -335,7 +333,7 @@ def fix_layer_axes(model: ir.Model) -> bool:
         dims = [] if value.shape is None else list(value.shape.dims)
         fixed = {axis: asked[dim.value] for axis, dim in enumerate(dims) if not isinstance(dim, int) and dim.value in asked}
         if fixed:
-            value.meta[FIXED_BY] = {axis: reason for axis, (_, reason) in fixed.items()}
+            FIXED_BY.set(value, {axis: reason for axis, (_, reason) in fixed.items()})
             value.shape = ir.Shape([fixed[axis][0] if axis in fixed else dim for axis, dim in enumerate(dims)])
             has_any = True
     return has_any

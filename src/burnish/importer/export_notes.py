@@ -23,10 +23,11 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder
+from burnish.graph.annotations import FOLDED, OF_MODULE
 from burnish.graph.constants import add_initializer, constant_array, replace_by_initializer
 from burnish.graph.names import Names
 from burnish.graph.uses import producer_of, remove_node, replace_uses
-from burnish.importer.operands import OF_MODULE, STATISTIC_OPERANDS
+from burnish.importer.operands import STATISTIC_OPERANDS
 from burnish.untrusted import UNREADABLE
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -383,7 +384,7 @@ def shared_statistics(model: ir.Model) -> dict[str, int]:
 def _layers_by_statistic(graph: ir.Graph) -> Iterator[tuple[str, list[list[tuple[ir.Node, int]]]]]:
     """Give the running statistics of several layers, with the operands of each layer that are such a statistic."""
     # A module has each buffer by its own name, and a layer that shares one does so on purpose.
-    for name, value in () if OF_MODULE in graph.meta else list(graph.initializers.items()):
+    for name, value in () if OF_MODULE.is_on(graph) else list(graph.initializers.items()):
         layers: dict[Hashable, list[tuple[ir.Node, int]]] = {}
         for node, index in value.uses():
             if _is_statistic(node, index):
@@ -424,8 +425,6 @@ def _names_the_operation(node: ir.Node) -> bool:
     return bool(node.name) and output.startswith((f"{node.name}_output_", f"{node.name}:"))
 
 
-FOLDED = "burnish.folded_normalization"
-"""The note of a node into which burnish folded a batch normalization: its name."""
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _RULE = "FuseBatchNormInto"
 _COMPUTED_AHEAD = re.compile(r"onnx::Conv_\d+")
@@ -460,7 +459,7 @@ def folded_layers(model: ir.Model) -> dict[str, str]:
 
 def says_folded(node: ir.Node) -> bool:
     """Whether a note at a node says that a batch normalization was folded into it."""
-    return FOLDED in node.metadata_props or _RULE in node.metadata_props.get(_RULES, "")
+    return FOLDED.is_on(node) or _RULE in node.metadata_props.get(_RULES, "")
 
 
 def _is_named_so(names: list[str]) -> bool:

@@ -26,11 +26,10 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, attribute_value, constant_array, replace_node, same_dimension
-from burnish.graph.annotations import FIRST, INCLUSIVE, SUBGRADIENT, WHOLE
+from burnish.graph.annotations import COMPUTED, FIRST, INCLUSIVE, SUBGRADIENT, WHOLE
 from burnish.graph.matching import Either, Match, Node, Number, Variable, find_match
 from burnish.graph.uses import only_user, origin_of, producer_of, remove_unread
 from burnish.importer.export_notes import CALL
-from burnish.importer.shape_constants import COMPUTED
 
 LONGEST_EPSILON = 1e-6
 """Beyond it, what the older exporter makes of ``cosine_similarity`` is another function that one would notice."""
@@ -102,7 +101,7 @@ def _cosine(builder: Builder, match: Match) -> Tensor:
     for length in lengths:
         producer = length.value.producer()
         assert producer is not None
-        producer.metadata_props[SUBGRADIENT] = WHOLE
+        SUBGRADIENT.set(producer, WHOLE)
     return builder.tensor(match["product"]) / (lengths[0] * lengths[1])
 
 
@@ -215,7 +214,7 @@ def _is_broadcast_zero(value: ir.Value) -> bool:
     if made is None:
         return False
     if made.op_type == "Constant":
-        array = constant_array(origin) if COMPUTED in made.metadata_props else None
+        array = constant_array(origin) if COMPUTED.is_on(made) else None
         return array is not None and not array.any()
     if made.op_type == "ConstantOfShape":
         fill = attribute_value(made, "value", None)
@@ -240,10 +239,10 @@ def note_subgradients(model: ir.Model) -> None:
     for node in nodes:
         modules[_module_of(node)].update({node.op_type} - {"Constant"})
     for node in nodes:
-        if SUBGRADIENT not in node.metadata_props:
+        if not SUBGRADIENT.is_on(node):
             subgradient = _subgradient_of_call(node) if are_noted else _likely_subgradient(node, modules)
             if subgradient is not None:
-                node.metadata_props[SUBGRADIENT] = subgradient
+                SUBGRADIENT.set(node, subgradient)
 
 
 def _subgradient_of_call(node: ir.Node) -> str | None:

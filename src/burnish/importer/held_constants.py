@@ -20,10 +20,11 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, constant_array
+from burnish.graph.annotations import HELD, OF_MODULE, PREPARES
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.export_notes import is_parameter, noted_kinds
 from burnish.importer.initializers import ARRANGES, weight_operands
-from burnish.importer.operands import HELD, OF_MODULE, PREPARES, WEIGHT_OPERANDS
+from burnish.importer.operands import WEIGHT_OPERANDS
 
 LARGEST_EXCLUDING = -100.0
 """What a mask adds to exclude a place is this or less: exp(-100) is nothing beside 1 in float32."""
@@ -45,17 +46,17 @@ def hold_attention_constants(model: ir.Model) -> None:
     """
     for value in model.graph.initializers.values():
         if _is_triangle(value):
-            value.meta[HELD] = True
+            HELD.set(value, True)
     for graph in model.graphs():
         for node in graph:
             if node.op_type == "MatMul" and node.domain == "" and len(node.inputs) == 2:
                 left, right = (_factors(operand) for operand in node.inputs)
                 for scale in left & right:
-                    scale.meta[HELD] = True
+                    HELD.set(scale, True)
             elif node.op_type in _MASKED and node.domain == "":
                 for value in _summands(*node.inputs[_MASKED[node.op_type] :][:1]):
                     if _excludes(value):
-                        value.meta[HELD] = True
+                        HELD.set(value, True)
 
 
 def _factors(value: ir.Value | None) -> set[ir.Value]:
@@ -115,7 +116,7 @@ def hold_simplified_constants(model: ir.Model) -> None:
         origin_of(operand, ARRANGES) for graph in model.graphs() for node in graph for operand in weight_operands(node, False)
     }
     for value in named - layers:
-        value.meta[HELD] = True
+        HELD.set(value, True)
 
 
 ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -171,19 +172,19 @@ class _Prepared(NamedTuple):
 def hold_input_constants(model: ir.Model) -> None:
     """Note, in place, which initializers only prepare an input for the first layer that has weights, or tell positions.
 
-    Their ``meta`` says which of these it is (``PREPARES``).
+    It is noted which of these it is (``PREPARES``).
 
     Those are operands of Add, Sub, Mul and Div, and bases of waves, triangles over frequencies or cosines, in products, that an
     input reaches through nothing else but what moves or resizes it. What PyTorch's exporter noted to be a parameter is none, nor
     is anything of a module, whose parameters are known, or anything of a model without a layer after it.
     """
     graph = model.graph
-    if OF_MODULE in graph.meta:
+    if OF_MODULE.is_on(graph):
         return
     noted = noted_kinds(graph)
     for value in graph.initializers.values():
-        if value.dtype in FLOATING and HELD not in value.meta and not is_parameter(value, noted) and _tells_positions(value):
-            value.meta[PREPARES] = "holds sines and cosines of positions"
+        if value.dtype in FLOATING and not HELD.is_on(value) and not is_parameter(value, noted) and _tells_positions(value):
+            PREPARES.set(value, "holds sines and cosines of positions")
     prepared = {value: _Prepared(value, frozenset()) for value in graph.inputs}
     made: dict[ir.Value, list[ir.Value]] = {}
     before_layers: set[ir.Value] = set()
@@ -208,7 +209,7 @@ def hold_input_constants(model: ir.Model) -> None:
     sources = {value: each.source.name for each in reversed(prepared.values()) for value in each.constants}
     for value in held:
         if all(_is_for_data(reader, prepared) for reader in value.consumers()):
-            value.meta[PREPARES] = f"preprocesses '{sources[value]}'"
+            PREPARES.set(value, f"preprocesses '{sources[value]}'")
 
 
 def _passed(
@@ -240,7 +241,7 @@ def _passed(
         return None
     if any(is_parameter(value, noted) for value in learned):
         return None
-    tensors = {value for value in learned if value.shape is not None and len(value.shape) > 0 and HELD not in value.meta}
+    tensors = {value for value in learned if value.shape is not None and len(value.shape) > 0 and not HELD.is_on(value)}
     return _Prepared(found[0].source, before | tensors, has_basis)
 
 

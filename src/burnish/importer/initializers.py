@@ -14,13 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, Names, attribute_value, bodies, constant_array, static_shape
+from burnish.graph.annotations import COMPUTED, NAME_IN_BODY
 from burnish.graph.constants import replace_by_initializer
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.operands import WEIGHT_OPERANDS
-from burnish.importer.shape_constants import COMPUTED
-
-NAME_IN_BODY = "burnish.name_in_body"
-"""What an initializer that was lifted out of a branch or loop body was called there."""
 
 ARRANGES = frozenset("Cast Concat Flatten Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that only put the elements of weights into the form in which a layer reads them."""
@@ -117,7 +114,7 @@ def _lift_from_subgraph(graph: ir.Graph, subgraph: ir.Graph, names: Names) -> No
             _return_by_identity(subgraph, value)
         del subgraph.initializers[name]
         value.name = names.take(name)
-        value.meta[NAME_IN_BODY] = name
+        NAME_IN_BODY.set(value, name)
         graph.register_initializer(value)
 
 
@@ -134,7 +131,7 @@ def _return_by_identity(subgraph: ir.Graph, value: ir.Value) -> None:
 def _lift(graph: ir.Graph, value: ir.Value, names: Names) -> None:
     node = value.producer()
     is_output = value.is_graph_output()
-    if node is None or not value.name or COMPUTED in node.metadata_props or (is_output and node.graph is graph):
+    if node is None or not value.name or COMPUTED.is_on(node) or (is_output and node.graph is graph):
         return
     array = constant_array(value)
     if array is None or array.ndim == 0:
@@ -153,7 +150,7 @@ def _lift(graph: ir.Graph, value: ir.Value, names: Names) -> None:
         graph, node, tensor if isinstance(tensor, ir.ExternalTensor) else ir.Tensor(array, tensor.dtype)
     )
     if is_inside:
-        lifted.meta[NAME_IN_BODY] = name_in_body
+        NAME_IN_BODY.set(lifted, name_in_body)
 
 
 WEIGHTS = {"BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}

@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import FLOATING, Names, bodies, constant_array, describe_node, remove_node, replace_value
+from burnish.graph.annotations import BRANCH_OF, LEFT_OUT, NAME_IN_BODY
 from burnish.graph.function_bodies import bind_operands, settle_attributes
 from burnish.graph.uses import is_used
-from burnish.importer.initializers import NAME_IN_BODY
 from burnish.importer.operands import WEIGHT_OPERANDS
 
 EXPANSION = 100
@@ -180,11 +180,6 @@ class _Expansion:
             output.name, result.name = None, name
 
 
-LEFT_OUT = "burnish.weights_of_branches"
-BRANCH_OF = "burnish.branch_of"
-"""Where the main graph's ``meta`` holds weights that no branch reads any more, and theirs, which If it was."""
-
-
 def take_decided_branches(model: ir.Model) -> bool:
     """Replace, in place, every If of the main graph with a constant condition by its branch; return whether there was any.
 
@@ -226,12 +221,6 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     remove_node(node)
 
 
-def weights_of_branches(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Return the weights that went with branches that are never taken, by name; ``BRANCH_OF`` in their ``meta`` says whose."""
-    weights: dict[str, ir.Value] = graph.meta.get(LEFT_OUT, {})
-    return weights
-
-
 def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
     """Let a branch that is in no graph any more read nothing, and remove the initializers that nothing else reads.
 
@@ -239,6 +228,7 @@ def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
     """
     initializers: dict[ir.Value, None] = {}
     weights: set[ir.Value] = set()
+    left_out = LEFT_OUT.get(around) or {}
     for node in branch.all_nodes():
         for index, value in enumerate(node.inputs):
             if value is not None:
@@ -253,18 +243,20 @@ def _let_go(branch: ir.Graph, around: ir.Graph, described: str) -> None:
         if not is_used(value) and graph is not None:
             del graph.initializers[value.name or ""]
             if value in weights:
-                value.meta[BRANCH_OF] = described
-                around.meta.setdefault(LEFT_OUT, {})[value.meta.get(NAME_IN_BODY, value.name) or ""] = value
+                BRANCH_OF.set(value, described)
+                left_out[NAME_IN_BODY.get(value) or value.name or ""] = value
+    if left_out:
+        LEFT_OUT.set(around, left_out)
 
 
 def _restore_names(graph: ir.Graph) -> None:
     """Give weights out of bodies the names that they had there, where these are free now."""
-    renamed = [value for value in graph.initializers.values() if value.meta.get(NAME_IN_BODY, value.name) != value.name]
+    renamed = [value for value in graph.initializers.values() if NAME_IN_BODY.get(value) not in (None, value.name)]
     if not renamed:
         return
     names = Names.of(graph)
     for value in renamed:
-        name = value.meta[NAME_IN_BODY]
+        name = NAME_IN_BODY.get(value) or ""
         if name not in names:
             names.release(value.name)
             value.name = names.take(name)

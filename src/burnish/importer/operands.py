@@ -46,18 +46,6 @@ CONFIGURATION_OPERANDS: Mapping[str, tuple[int, ...]] = {
 }
 """Floating-point operands that set how an operator works."""
 
-HELD = "burnish.held"
-"""In the ``meta`` of an initializer that is no weight wherever it is read: the scales of integers, a table of angles."""
-
-PREPARES = "burnish.prepares"
-"""In the ``meta`` of an initializer that only prepares data for the first layer, or tells positions: which, in words."""
-
-DEPARTURES = "burnish.departures"
-"""In the ``meta`` of a graph: where the canonical model does not compute what the file does, as sentences."""
-
-OF_MODULE = "burnish.of_module"
-"""In the ``meta`` of a graph that was made of a PyTorch module, whose parameters and buffers are known."""
-
 NOT_DIFFERENTIABLE = frozenset(
     "Bernoulli Ceil EyeLike Floor Multinomial NonMaxSuppression RandomNormal RandomNormalLike RandomUniform RandomUniformLike "
     "Range Round Sign".split()

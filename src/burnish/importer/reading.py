@@ -62,7 +62,7 @@ def read_model(source: object) -> ir.Model:
         raise ModelError(f"{read.name}: the model cannot be read ({_first_line(error)}). {_AGAIN}") from error
     as_it_came = read.source
     assert as_it_came is not None
-    model.meta[SOURCE] = SourceModel(lambda: as_it_came, large_tensors(model))
+    SOURCE.set(model, SourceModel(lambda: as_it_came, large_tensors(model)))
     return model
 
 
@@ -213,7 +213,7 @@ def _read_ir(source: ir.Model) -> ir.Model:
     except Exception as error:
         raise ModelError(f"{name}: the model cannot be copied ({_first_line(error)}): is it valid ONNX?") from error
     _check(light, name)
-    model.meta[SOURCE] = SourceModel.of_model(model)
+    SOURCE.set(model, SourceModel.of_model(model))
     return model
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, attribute_value, constant_array, describe_node, remove_node, static_shape
+from burnish.graph.annotations import COMPUTED, SHAPE_READER
 from burnish.graph.constants import evaluated
 from burnish.graph.uses import is_read
 
@@ -37,12 +38,6 @@ GROWS = frozenset({"ConstantOfShape", "Expand", "Range"})
 
 LARGEST = 64
 """Shapes and axes are small; a larger result is data and stays computed."""
-
-SHAPE_READER = "burnish.shape_reader"
-"""What says of an initializer which operator read its shape, which is a constant now."""
-
-COMPUTED = "burnish.computed"
-"""The key in ``metadata_props`` of a Constant that was computed when a model was read: it is no weight, in exports neither."""
 
 INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
@@ -230,7 +225,7 @@ def _constant_before(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> ir.Va
     output = constant.outputs[0]
     output.dtype = ir.DataType.from_numpy(array.dtype)
     output.shape = ir.Shape(array.shape)
-    constant.metadata_props[COMPUTED] = ""
+    COMPUTED.set(constant, True)
     return output
 
 
@@ -241,11 +236,5 @@ def _remove_unread_arithmetic(graph: ir.Graph) -> None:
         if node.op_type in arithmetic and node.domain == "" and not is_read(node):
             for value in node.inputs:
                 if value is not None and value.is_initializer():
-                    value.meta[SHAPE_READER] = describe_node(node)
+                    SHAPE_READER.set(value, describe_node(node))
             remove_node(node)
-
-
-def shape_reader(value: ir.Value) -> str | None:
-    """Return which operator of the source read the shape of an initializer, where ``fold_shape_constants`` has removed it."""
-    reader = value.meta.get(SHAPE_READER)
-    return None if reader is None else str(reader)

@@ -60,7 +60,7 @@ def name_input_dimensions(model: ir.Model) -> None:
                 continue
             name = "batch" if position == 0 and axis == 0 and "batch" not in names else f"{value.name}_dim_{axis}"
             dims[axis] = ir.SymbolicDim(names.take(name))
-            value.meta.setdefault(UNNAMED_AXES, []).append(axis)
+            UNNAMED_AXES.set(value, [*(UNNAMED_AXES.get(value) or ()), axis])
         value.shape = ir.Shape(dims)
 
 

@@ -9,12 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from burnish.graph import model_proto
+from burnish.graph.annotations import Fact
 from burnish.importer.file_tensors import ExternalData, read_in_place
 from burnish.importer.lightweight import SMALL, large_constant, without_initializers
 from burnish.importer.tensors import placed_elsewhere
-
-SOURCE = "burnish.source"
-"""Where ``Model.meta`` holds the ``SourceModel`` of a model that was loaded."""
 
 Place = tuple[str, int, int]
 """A file next to the model, the offset of a tensor's data in it, and its bytes."""
@@ -171,3 +169,7 @@ def _is_same(tensor: ir.TensorProtocol, other: ir.TensorProtocol | None) -> bool
     if tensor.dtype != other.dtype or tensor.shape.numpy() != other.shape.numpy() or tensor.dtype == ir.DataType.STRING:
         return False
     return tensor.tobytes() == other.tobytes()
+
+
+SOURCE = Fact[SourceModel]("burnish.source")
+"""Of a model that was loaded."""

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import FLOATING, bodies, constant_array
-from burnish.graph.annotations import masked_weights
+from burnish.graph.annotations import HELD, PREPARES, masked_weights
 from burnish.graph.uses import producer_of
 from burnish.importer.export_notes import (
     is_computed,
@@ -24,9 +24,7 @@ from burnish.importer.export_notes import (
     parameters_behind,
 )
 from burnish.importer.operands import (
-    HELD,
     NOT_DIFFERENTIABLE,
-    PREPARES,
     QUANTIZES,
     STATISTIC_OPERANDS,
     constant_operands,
@@ -77,7 +75,7 @@ def untrained_scalars(model: ir.Model) -> tuple[str, ...]:
     """
     reached = reached_by_gradients(model.graph, model.graph.outputs)
     noted = noted_kinds(model.graph)
-    scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached and HELD not in value.meta)
+    scalars = ((name, value) for name, value in model.graph.initializers.items() if value in reached and not HELD.is_on(value))
     return tuple(
         name for name, value in scalars if value.shape is not None and len(value.shape) == 0 and not is_parameter(value, noted)
     )
@@ -100,9 +98,9 @@ def _kind(value: ir.Value, reached: set[ir.Value], statistics: set[ir.Value], no
     if value in statistics:
         return InitializerKind.STATISTIC
     may_train = value.dtype in FLOATING and value.shape is not None and (len(value.shape) > 0 or is_parameter(value, noted))
-    if not may_train or value not in reached or HELD in value.meta:
+    if not may_train or value not in reached or HELD.is_on(value):
         return InitializerKind.CONSTANT
-    is_buffer = PREPARES in value.meta or is_no_parameter(value, noted)
+    is_buffer = PREPARES.is_on(value) or is_no_parameter(value, noted)
     return InitializerKind.BUFFER if is_buffer else InitializerKind.WEIGHT
 
 

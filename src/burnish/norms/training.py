@@ -11,18 +11,11 @@ import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
 from burnish.graph import SIXTEEN_BIT, Builder, Names, Tensor, attribute_value, bodies
+from burnish.graph.annotations import BRANCH_LAYER, LAYER, POLICY
 from burnish.norms.policies import CUMULATIVE, BatchStatistics, Ghost, NormPolicy, Renorm, RunningVariance, Train, layer_name
 from burnish.operators.collectives import SHARD_COUNT, SHARD_MEAN
 from burnish.operators.normalization.batch import BATCH_RENORM_TRAINING, batch_norm_training, ghost_batch_norm_training
 from burnish.operators.normalization.statistics import elements_per_channel
-
-# Where a training graph says, in the metadata of a semantic operator, by which policy and for which layer it takes statistics
-# of the whole batch: a session of several workers finds by it what to synchronize. Layers of the policy ghost are not marked:
-# their groups of samples lie within a worker's part, and only their running statistics are averaged.
-POLICY_METADATA = "burnish.norm.policy"
-LAYER_METADATA = "burnish.norm.layer"
-BRANCH_METADATA = "burnish.norm.branch"
-"""Where an If says which layer in its branches takes statistics of the batch; what is in branches is lowered early."""
 
 
 class RunningStatistics:
@@ -191,8 +184,8 @@ def normalize_without_statistics(builder: Builder, node: ir.Node) -> Tensor:
 def _mark(result: Tensor, policy: NormPolicy, node: ir.Node) -> None:
     producer = result.value.producer()
     assert producer is not None
-    producer.metadata_props[POLICY_METADATA] = str(policy)
-    producer.metadata_props[LAYER_METADATA] = layer_name(node)
+    POLICY.set(producer, str(policy))
+    LAYER.set(producer, layer_name(node))
 
 
 def linear(step: Tensor, start: int, end: int, first: float, last: float) -> Tensor:
@@ -268,7 +261,7 @@ def _bind_branches(
     before = statistics.updated
     layers = [layer for body in bodies(node) for layer in body if isinstance(policies.get(layer), BatchStatistics)]
     if layers:
-        node.metadata_props[BRANCH_METADATA] = layer_name(layers[0])
+        BRANCH_LAYER.set(node, layer_name(layers[0]))
     branches: list[tuple[ir.Graph, dict[ir.Value, ir.Value]]] = []
     for body in bodies(node):
         statistics.replaced(before)

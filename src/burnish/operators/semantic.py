@@ -16,7 +16,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.graph import BURNISH_DOMAIN, FLOATING, NEVER_REPEATED_METADATA, Builder, Tensor
+from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, Tensor
+from burnish.graph.annotations import NEVER_REPEATED
 from burnish.graph.uses import operands_of
 from burnish.operators.registry import Operator, find_record, records
 
@@ -134,7 +135,7 @@ class SemanticOperator(BurnishOperator):
         if not self.repeatable:
             producer = results[0].value.producer()
             assert producer is not None
-            producer.metadata_props[NEVER_REPEATED_METADATA] = ""
+            NEVER_REPEATED.set(producer, True)
         return results
 
     def shared_input(self, position: int) -> int | None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import onnx_ir as ir
 
-from burnish.graph.annotations import read_mark
-
-KEY = "burnish.quantization"
-EXACT = "burnish.exact"
+from burnish.graph.annotations import EXACT, read_mark, record
 
 Role = Literal["weight", "activation"]
 Scales = Literal["learned", "observed", "fixed"]
@@ -52,27 +48,31 @@ class QuantizationMark:
 
     def put(self, node: ir.Node) -> None:
         """Write it into the metadata of a node."""
-        node.metadata_props[KEY] = json.dumps(asdict(self))
+        QUANTIZATION.set(node, self)
 
     @staticmethod
     def of(node: ir.Node | None) -> QuantizationMark | None:
         """Return what the metadata of a node says; None where it says nothing."""
-        return None if node is None else read_mark(node, KEY, QuantizationMark)
+        return None if node is None else read_mark(node, QUANTIZATION)
+
+
+QUANTIZATION = record("burnish.quantization", QuantizationMark)
+"""Of a QuantizeLinear or DequantizeLinear: how it is quantized."""
 
 
 def mark_exact(node: ir.Node) -> None:
     """Say of a layer that it adds products of whole numbers: no kernel may compute it from other products, which are rounded."""
-    node.metadata_props[EXACT] = "true"
+    EXACT.set(node, True)
 
 
 def is_exact(node: ir.Node) -> bool:
     """Whether a layer adds products of whole numbers."""
-    return EXACT in node.metadata_props
+    return EXACT.is_on(node)
 
 
 def simulates_quantization(graph: ir.Graph) -> bool:
     """Whether a graph computes with floating-point numbers what its export will compute with integers."""
-    return any(KEY in node.metadata_props for node in graph)
+    return any(map(QUANTIZATION.is_on, graph))
 
 
 def freezes_by_epochs(graph: ir.Graph) -> bool:

@@ -29,7 +29,7 @@ from burnish.graph.uses import is_read_once
 from burnish.importer import Source, load
 from burnish.quantization.calibration import Method, Range, check_method, ranges
 from burnish.quantization.formats import ActivationFormat, WeightFormat, activation_format, weight_format
-from burnish.quantization.graph import KEY, QuantizationMark, Scales
+from burnish.quantization.graph import QUANTIZATION, QuantizationMark, Scales
 from burnish.quantization.pairs import Training, put_pair, quantize_activation, quantize_weight
 from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
 from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
@@ -408,7 +408,7 @@ def remaining_line(model: ir.Model) -> str | None:
 
 def _leads_to_integers(reader: ir.Node) -> bool:
     """Whether a node quantizes a weight, or brings it into blocks before that."""
-    while KEY not in reader.metadata_props:
+    while not QUANTIZATION.is_on(reader):
         readers = [following for following, _ in reader.outputs[0].uses()]
         if reader.op_type not in ("Reshape", "Transpose") or len(readers) != 1:
             return False

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import describe_node
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.graph.annotations import flag, record
+from burnish.untrusted import UNREADABLE
 
-PLACES_METADATA = "burnish.random.numbered"
-"""Where the node that counts rows or columns says what they number."""
-EARLIER_METADATA = "burnish.random.places"
-"""Where it named axes in programs of earlier versions, which does not tell samples apart."""
+EARLIER = flag("burnish.random.places")
+"""Of a node that counts rows or columns, in programs of earlier versions: it names axes, which does not tell samples apart."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +34,24 @@ class Places:
 
     def write(self, node: ir.Node) -> None:
         """Note it on the node that counts."""
-        node.metadata_props[PLACES_METADATA] = json.dumps(asdict(self))
+        NUMBERED.set(node, self)
 
     @staticmethod
     def read(node: ir.Node) -> Places | None:
         """Return what is noted on a node; None where it does not count places of a draw."""
-        if EARLIER_METADATA in node.metadata_props:
+        if EARLIER.is_on(node):
             return Places(problem="the program was compiled by an earlier version, which did not note where samples stand")
-        text = node.metadata_props.get(PLACES_METADATA)
         try:
-            return None if text is None else Places(**read_json(text))
+            return NUMBERED.get(node)
         except UNREADABLE as error:
             raise ModelError(
-                f"{describe_node(node)} has an entry '{PLACES_METADATA}' in its metadata that cannot be read ({error!r}): "
+                f"{describe_node(node)} has an entry '{NUMBERED.key}' in its metadata that cannot be read ({error!r}): "
                 "compile the program again"
             ) from error
+
+
+NUMBERED = record("burnish.random.numbered", Places)
+"""Of a node that counts the rows or columns of a draw: what they number."""
 
 
 class Numbered(NamedTuple):

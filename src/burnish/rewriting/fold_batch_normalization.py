@@ -26,8 +26,8 @@ from burnish.graph import (
     remove_unread_value,
     replace_value,
 )
+from burnish.graph.annotations import FOLDED
 from burnish.graph.uses import is_read_once, is_used, producer_of
-from burnish.importer.export_notes import FOLDED
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Folding:
         elif shift.any():
             layer.resize_inputs(3)
             layer.replace_input_with(2, self.new_bias(layer.inputs[1], shifted))
-        layer.metadata_props[FOLDED] = self.normalization.name or ""
+        FOLDED.set(layer, self.normalization.name or "")
         return True
 
     def put(self, node: ir.Node, index: int, array: np.ndarray) -> None:

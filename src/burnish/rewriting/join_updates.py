@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from burnish.graph import SOURCE_METADATA, Builder, Tensor, constant_array, remove_node, static_shape
+from burnish.graph import Builder, Tensor, constant_array, remove_node, static_shape
+from burnish.graph.annotations import source_of
 from burnish.graph.uses import remove_unread_nodes, replace_output
 
 ELEMENTWISE = frozenset(
@@ -139,7 +140,7 @@ def _join(graph: ir.Graph, updates: list[_Update]) -> None:
     builder, first = Builder(graph), updates[0]
     lengths = [update.shape[0] for update in updates]
     shape = (sum(lengths), *first.shape[1:])
-    sources = {node.metadata_props.get(SOURCE_METADATA) for update in updates for node in update.nodes}
+    sources = {source_of(node) for update in updates for node in update.nodes}
     with builder.attributed(sources.pop() if len(sources) == 1 else SEVERAL):
         leaves = zip(*(update.leaves for update in updates), strict=True)
         constants = zip(*(update.constants for update in updates), strict=True)

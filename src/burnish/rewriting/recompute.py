@@ -20,18 +20,17 @@ from typing import Any
 
 import onnx_ir as ir
 
-from burnish.analysis.memory_plan import RECOMPUTES_METADATA, Task, planned_peak, value_bytes
+from burnish.analysis.memory_plan import Task, planned_peak, value_bytes
 from burnish.errors import ConfigurationError
 from burnish.graph import (
     FLOATING,
-    NEVER_REPEATED_METADATA,
-    SOURCE_METADATA,
     Builder,
     Tensor,
     remove_node,
     replace_node,
     source_of,
 )
+from burnish.graph.annotations import NEVER_REPEATED, RECOMPUTES, SOURCE
 from burnish.graph.uses import copy_of, remove_unused
 from burnish.rewriting.recompute_choice import Forward, fitting, layers
 from burnish.rewriting.recompute_request import BudgetError, Recompute, forget_origins, matching_nodes
@@ -176,7 +175,7 @@ def _waits(reshape: ir.Node) -> bool:
     """Whether a Reshape is there to let a copy wait: its shape is of nodes that serve that alone."""
     shape = reshape.inputs[1]
     producer = None if shape is None else shape.producer()
-    return producer is not None and producer.metadata_props.get(RECOMPUTES_METADATA) == ""
+    return producer is not None and RECOMPUTES.get(producer) == ()
 
 
 class _Rewriting:
@@ -234,8 +233,7 @@ class _Rewriting:
             builder.graph.insert_before(before, copy)
             for number, output in zip(task.outputs, copy.outputs, strict=True):
                 self.again[number - self.count] = output
-            originals = (self.forward.values[number - self.count].name or "" for number in task.outputs)
-            copy.metadata_props[RECOMPUTES_METADATA] = "\n".join(originals)
+            RECOMPUTES.set(copy, [self.forward.values[number - self.count].name or "" for number in task.outputs])
 
     def _is_checkpoint(self, number: int) -> bool:
         """Whether a value is there before the backward and changes from batch to batch."""
@@ -257,7 +255,7 @@ class _Rewriting:
         if value.dtype not in FLOATING or value.shape is None or len(value.shape) < rank:
             return False
         producer = value.producer()  # an exchange may still be under way
-        return producer is None or NEVER_REPEATED_METADATA not in producer.metadata_props
+        return producer is None or not NEVER_REPEATED.is_on(producer)
 
 
 class _Behind:
@@ -276,7 +274,9 @@ class _Behind:
             tensor = self.builder.tensor(value)
             shape = self._op("Add", self._op("Shape", tensor), self.zero)
             again = self._op("Reshape", tensor, shape, allowzero=1, like=tensor).value
-            again.producer().metadata_props[RECOMPUTES_METADATA] = value.name or ""  # type: ignore[union-attr]
+            producer = again.producer()
+            assert producer is not None
+            RECOMPUTES.set(producer, [value.name or ""])
             self._given[value] = again
         return self._given[value]
 
@@ -299,14 +299,14 @@ class _Behind:
 
     def _op(self, op_type: str, *inputs: Tensor, like: Tensor | None = None, **attributes: Any) -> Tensor:
         result = self.builder.op(op_type, *inputs, like=like, **attributes)
-        result.value.producer().metadata_props[RECOMPUTES_METADATA] = ""
+        RECOMPUTES.set(result.value.producer(), [])
         return result
 
 
 def _copy(task: Task, operands: Mapping[ir.Value, ir.Value]) -> ir.Node:
     copy = copy_of(task.node, [None if value is None else operands.get(value, value) for value in task.node.inputs])
     if (source := source_of(task.node)) is not None:
-        copy.metadata_props[SOURCE_METADATA] = source
+        SOURCE.set(copy, source)
     return copy
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.analysis.memory_plan import Task, peak_of
-from burnish.graph import BURNISH_DOMAIN, NEVER_REPEATED_METADATA, attribute_value, bodies
+from burnish.graph import BURNISH_DOMAIN, attribute_value, bodies
+from burnish.graph.annotations import NEVER_REPEATED
 from burnish.graph.inference import RANDOM_OPERATORS
 from burnish.graph.uses import captured_by, read_by
 from burnish.operators import semantic_operators
@@ -165,7 +166,7 @@ class Forward:
         node = self.nodes[index]
         if node.op_type in RANDOM_OPERATORS or node.op_type in MEASURES or node.op_type == "Constant":
             return False
-        if NEVER_REPEATED_METADATA in node.metadata_props:
+        if NEVER_REPEATED.is_on(node):
             return False
         if node.domain == BURNISH_DOMAIN and node.op_type not in semantic_operators():
             return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import ORIGIN_METADATA
+from burnish.graph.annotations import ORIGIN
 from burnish.settings import matches_pattern, memory_size, read_settings, with_settings
 from burnish.validation import is_whole
 
@@ -92,13 +92,13 @@ def name_origins(graph: ir.Graph) -> None:
     for node in graph:
         weights = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
         names = [node.name or "", node.outputs[0].name or "", *(name.removeprefix("param/") for name in weights)]
-        node.metadata_props[ORIGIN_METADATA] = "\n".join(names)
+        ORIGIN.set(node, names)
 
 
 def forget_origins(graph: ir.Graph) -> None:
     """Remove what ``name_origins`` noted."""
     for node in graph:
-        node.metadata_props.pop(ORIGIN_METADATA, None)
+        ORIGIN.remove(node)
 
 
 def matching_nodes(nodes: Sequence[ir.Node], pattern: str) -> list[int]:
@@ -106,5 +106,5 @@ def matching_nodes(nodes: Sequence[ir.Node], pattern: str) -> list[int]:
     return [
         index
         for index, node in enumerate(nodes)
-        if any(name and matches_pattern(name, pattern) for name in node.metadata_props.get(ORIGIN_METADATA, "").split("\n"))
+        if any(name and matches_pattern(name, pattern) for name in ORIGIN.get(node) or ())
     ]

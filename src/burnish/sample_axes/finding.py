@@ -128,7 +128,7 @@ def _axis_of(value: ir.Value, analysis: Analysis, symbols: Collection[str]) -> i
 
 def _names_in_file(value: ir.Value) -> Extents:
     """The extents of an input, those that the file does not name without the names that they were given since."""
-    unnamed = value.meta.get(UNNAMED_AXES, ())
+    unnamed = UNNAMED_AXES.get(value) or ()
     return [None if axis in unnamed else extent for axis, extent in enumerate(extents_of(value))]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import onnx_ir as ir
 
@@ -11,8 +9,8 @@ from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import CROP, LARGEST, PixelsLike, Preprocessing, read_pixels
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Tensor
+from burnish.graph.annotations import PIXELS
 from burnish.importer import Source, load
-from burnish.importer.metadata_keys import PIXELS
 from burnish.program import Entry, Role
 from burnish.settings import suggestion
 
@@ -202,4 +200,4 @@ def _describe(model: ir.Model, done: Preprocessing) -> None:
         shorter_side=done.side if is_cut else None,
         size=(done.side, done.side) if is_cut else done.size,
     )
-    model.metadata_props[PIXELS] = json.dumps(taken.options())
+    PIXELS.set(model, taken.options())

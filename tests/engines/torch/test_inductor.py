@@ -11,10 +11,10 @@ from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 
 import burnish
-from burnish.analysis.memory_plan import RECOMPUTES_METADATA
 from burnish.engines.torch import TorchEngine
 from burnish.engines.torch.runtime.inductor import laid_out_as
 from burnish.errors import EngineError, NonFiniteLossError
+from burnish.graph.annotations import RECOMPUTES
 from burnish.models import residual_network
 from oracles.open_program import open_program
 from oracles.small_networks import perceptron
@@ -124,9 +124,7 @@ def test_activations_are_computed_again_and_not_merged_with_what_they_are_copies
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
-    copies = [
-        node for node in again.program.step.graph if node.op_type == "Conv" and node.metadata_props.get(RECOMPUTES_METADATA)
-    ]
+    copies = [node for node in again.program.step.graph if node.op_type == "Conv" and RECOMPUTES.get(node)]
     convolutions = [each.code.count("extern_kernels.convolution(") for each in (residual, again)]
     assert convolutions[1] - convolutions[0] == len(copies) > 0
 

@@ -14,12 +14,10 @@ from burnish.graph import FLOATING, Builder, constant_array, replace_node
 from burnish.importer.classical.features import FEATURES
 from burnish.importer.classical.inference import CLASSICAL_DOMAIN, declare_outputs, stand_in_for_classical
 from burnish.importer.classical.linear import LinearModels
-from burnish.importer.classical.outputs import CLASS_NUMBERS, CLASSES, note_class_labels, restore_zip_maps, without_zip_maps
+from burnish.importer.classical.outputs import note_class_labels, restore_zip_maps, without_zip_maps
 
 __all__ = [
-    "CLASSES",
     "CLASSICAL_DOMAIN",
-    "CLASS_NUMBERS",
     "CONVERTERS",
     "declare_outputs",
     "hold_preprocessing",

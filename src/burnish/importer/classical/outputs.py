@@ -6,7 +6,6 @@ computed in it. What reads the model in between finds the scores as a tensor, un
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,10 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.graph import Names, constant_array
+from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, ZIP_MAPS
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.classical.inference import CLASSICAL_DOMAIN
-from burnish.untrusted import UNREADABLE, read_json
-
-CLASSES = "burnish.classes"
-"""The entry of a model's metadata with the names of its classes in the order of their indices: JSON, a list."""
-CLASS_NUMBERS = "burnish.class_numbers"
-"""The entry with the integers that a classifier calls its classes, where they are not their indices: JSON, a list."""
+from burnish.untrusted import UNREADABLE
 
 _PASSES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -33,7 +28,7 @@ def note_class_labels(model: ir.Model) -> None:
     A label is taken out of constant texts or integers by the place of the largest score; integers that are 0, 1, 2 and on are no
     names.
     """
-    if CLASSES in model.metadata_props:
+    if CLASSES.is_on(model):
         return
     for output in model.graph.outputs:
         labels = _labels(output)
@@ -42,11 +37,11 @@ def note_class_labels(model: ir.Model) -> None:
         if labels.dtype.kind in "iu":
             if np.array_equal(labels, np.arange(labels.size)):
                 continue
-            model.metadata_props[CLASS_NUMBERS] = json.dumps(labels.tolist())
+            CLASS_NUMBERS.set(model, labels.tolist())
             names = [str(label) for label in labels.tolist()]
         else:
             names = [label.decode() if isinstance(label, bytes) else str(label) for label in labels.tolist()]
-        model.metadata_props[CLASSES] = json.dumps(names, ensure_ascii=False)
+        CLASSES.set(model, names)
         return
 
 
@@ -60,10 +55,6 @@ def _labels(output: ir.Value) -> np.ndarray | None:
     if producer_of(index, "ArgMax", "Greater") is None or array is None or array.dtype.kind not in "iuSUO":
         return None
     return array.reshape(-1)
-
-
-ZIP_MAPS = "burnish.zip_maps"
-"""The entry of a model's metadata that says which outputs were maps: JSON, {output: attributes of the ZipMap}."""
 
 
 def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -88,7 +79,7 @@ def without_zip_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     infos = [value for value in changed.graph.value_info if value.name not in maps]
     changed.graph.ClearField("value_info")
     changed.graph.value_info.extend(infos)
-    onnx.helper.set_model_props(changed, {**_metadata(changed), ZIP_MAPS: json.dumps(maps, ensure_ascii=False)})
+    onnx.helper.set_model_props(changed, {**_metadata(changed), ZIP_MAPS.key: ZIP_MAPS.write(maps)})
     return changed
 
 
@@ -97,28 +88,28 @@ def number_zip_maps(model: ir.Model, output: str, classes: int) -> None:
 
     Text, which said what the earlier ones were called, becomes the text of the numbers.
     """
-    maps = _maps(model.metadata_props.get(ZIP_MAPS, "{}"))
+    maps = _maps(model.metadata_props.get(ZIP_MAPS.key, "{}"))
     for name, labels in maps.get(output, {}).items():
         if isinstance(labels, list) and len(labels) != classes:
             maps[output][name] = [str(number) if name == "classlabels_strings" else number for number in range(classes)]
-            model.metadata_props[ZIP_MAPS] = json.dumps(maps)
+            ZIP_MAPS.set(model, maps)
 
 
 def _maps(text: str) -> dict[str, dict[str, Any]]:
     try:
-        return {str(output): dict(attributes) for output, attributes in read_json(text).items()}
+        return {str(output): dict(attributes) for output, attributes in ZIP_MAPS.read(text).items()}
     except UNREADABLE as error:
         raise ModelError(
-            f"the model's metadata '{ZIP_MAPS}' cannot be read ({error!r}): export the model again, or remove that entry"
+            f"the model's metadata '{ZIP_MAPS.key}' cannot be read ({error!r}): export the model again, or remove that entry"
         ) from error
 
 
 def restore_zip_maps(proto: onnx.ModelProto) -> None:
     """Put, in place, back each ZipMap that ``without_zip_maps`` left out, and take the entry of the metadata away."""
     metadata = _metadata(proto)
-    if ZIP_MAPS not in metadata:
+    if ZIP_MAPS.key not in metadata:
         return
-    maps = _maps(metadata.pop(ZIP_MAPS))
+    maps = _maps(metadata.pop(ZIP_MAPS.key))
     onnx.helper.set_model_props(proto, metadata)
     graph = proto.graph
     values = (name for node in graph.node for name in (*node.input, *node.output))

@@ -21,8 +21,8 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, OutputSpe
 from torch.utils import _pytree as pytree
 
 from burnish.errors import UnsupportedOperatorError
+from burnish.graph.annotations import OF_MODULE
 from burnish.importer.export_notes import SIGNATURE
-from burnish.importer.operands import OF_MODULE
 from burnish.importer.pytorch.capture import Captured, is_computed
 from burnish.importer.pytorch.decompositions import decomposing, decompositions, refuse_misread
 from burnish.importer.pytorch.exported import Structure
@@ -114,7 +114,7 @@ def convert(program: torch.export.ExportedProgram, inputs: bool) -> tuple[ir.Mod
         value.name = name
     # It lists a parameter under each of its names, and what it lists is restored where it is not there.
     model.graph.metadata_props.pop(SIGNATURE, None)
-    model.graph.meta[OF_MODULE] = True
+    OF_MODULE.set(model.graph, True)
     _refuse_complex(program, model.graph, trained=not inputs)
     tensors = {**program.state_dict, **program.constants}
     for name, value in model.graph.initializers.items():

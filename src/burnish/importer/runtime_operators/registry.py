@@ -13,9 +13,8 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from burnish.graph import Builder, Tensor, bodies, describe_node
+from burnish.graph.annotations import COMPUTED, HELD
 from burnish.graph.uses import is_used, origin_of, producer_of
-from burnish.importer.operands import HELD
-from burnish.importer.shape_constants import COMPUTED
 from burnish.operators import Operation
 from burnish.operators.positions import known_rank
 
@@ -77,9 +76,9 @@ def _hold(value: ir.Value) -> None:
     value = origin_of(value, ("Identity",))
     producer = producer_of(value)
     if value.is_initializer():
-        value.meta[HELD] = True
+        HELD.set(value, True)
     elif producer is not None and producer.op_type == "Constant":
-        producer.metadata_props[COMPUTED] = ""
+        COMPUTED.set(producer, True)
     elif producer is not None and producer.op_type == "If":
         for body in bodies(producer):
             _hold(body.outputs[producer.outputs.index(value)])

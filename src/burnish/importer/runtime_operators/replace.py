@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from burnish.errors import BurnishError, ModelError
 from burnish.graph import Builder, Tensor, bodies, constant_array, describe_node, infer_outputs, replace_node
+from burnish.graph.annotations import DEPARTURES
 from burnish.graph.inference import operator_schema
 from burnish.graph.protos import graphs_within
 from burnish.graph.uses import copy_of
-from burnish.importer.operands import DEPARTURES
 from burnish.importer.opset import OLDEST_CANONICAL
 from burnish.importer.runtime_operators.registry import RUNTIME_DOMAIN, Results, find_rewrite
 from burnish.operators import Operation
@@ -151,7 +151,7 @@ def replace_runtime_operators(model: ir.Model) -> bool:
                 replaced.add(node.domain)
                 if node.op_type in UNROUNDED:
                     told = f"{describe_node(node)} is read as a layer of floating-point numbers: {UNROUNDED[node.op_type]}"
-                    model.graph.meta[DEPARTURES] = (*model.graph.meta.get(DEPARTURES, ()), told)
+                    DEPARTURES.set(model.graph, (*(DEPARTURES.get(model.graph) or ()), told))
                 main = _main_node(node, results)
                 replace_node(node, results)
                 if main is not None:

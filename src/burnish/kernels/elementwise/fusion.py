@@ -17,13 +17,13 @@ import onnx_ir as ir
 
 from burnish.graph import (
     BURNISH_DOMAIN,
-    SOURCE_METADATA,
     attribute_value,
     constant_array,
     replace_uses,
     source_of,
     typed_attribute,
 )
+from burnish.graph.annotations import SOURCE
 from burnish.graph.uses import read_by
 from burnish.kernels.elementwise import FUSED_ELEMENTWISE, FUSED_ELEMENTWISE_GROUPS, FUSED_ELEMENTWISE_SUMS
 from burnish.kernels.elementwise.programs import DTYPES, Program, is_supported
@@ -390,7 +390,7 @@ def _replace(graph: ir.Graph, group: _Group, sums: list[ir.Node]) -> bool:
         num_outputs=len(results),
     )
     if (source := source_of(nodes[-1])) is not None:  # of several the last one, whose result it gives
-        fused.metadata_props[SOURCE_METADATA] = source
+        SOURCE.set(fused, source)
     graph.insert_after(nodes[-1], fused)
     for value, replacement in zip(results, fused.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape
@@ -471,7 +471,7 @@ def _join(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         joined.attributes.add(attribute)
     ((source, _),) = Counter(map(source_of, nodes)).most_common(1)
     if source is not None:  # of several that of the most, whose time it is for the greater part
-        joined.metadata_props[SOURCE_METADATA] = source
+        SOURCE.set(joined, source)
     graph.append(joined)
     for value, replacement in zip((value for node in nodes for value in node.outputs), joined.outputs, strict=True):
         replacement.type, replacement.shape = value.type, value.shape
