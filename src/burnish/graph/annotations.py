@@ -1,4 +1,4 @@
-"""How a node is described, and annotations: what nodes, values, graphs and models say of themselves, one declaration for each key.
+"""How a node is described, and annotations: what nodes, values, graphs and models say of themselves, each key declared once.
 
 An ``Annotation`` is text in ``metadata_props``, which files keep; a ``Fact`` is known while a model is in memory. Those of one
 feature stand with it: ``QUANTIZATION`` in ``burnish.quantization.graph``, ``NUMBERED`` in ``burnish.random.places``.
