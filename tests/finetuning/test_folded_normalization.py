@@ -16,7 +16,8 @@ from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.finetuning.options import FinetuneOptions
 from burnish.finetuning.planning import plan
 from burnish.finetuning.preparation import transfer
-from burnish.importer.export_notes import FOLDED, folded_layers
+from burnish.graph.annotations import FOLDED
+from burnish.importer.export_notes import folded_layers
 from oracles.small_networks import Network
 
 
@@ -46,7 +47,7 @@ def convolutions(batch: int | str, is_said: bool = True) -> ir.Model:
         assert producer is not None
         producer.name = f"conv{number}"
         if is_said:
-            producer.metadata_props[FOLDED] = f"bn{number}"
+            FOLDED.set(producer, f"bn{number}")
         y = builder.op("Relu", y)
     pooled = builder.op("ReduceMean", y, builder.integers([2, 3]), keepdims=0)
     return network.model(network.dense("head", pooled, 4, 5))
@@ -158,7 +159,8 @@ def with_samples_apart() -> ir.Model:
     y = builder.op("Conv", y, weight, network.weight("conv.bias", rng.standard_normal(3)))
     producer = y.value.producer()
     assert producer is not None
-    producer.name, producer.metadata_props[FOLDED] = "conv", "bn"
+    producer.name = "conv"
+    FOLDED.set(producer, "bn")
     pooled = builder.op("ReduceMean", builder.op("Relu", y), builder.integers([0, 2, 3]), keepdims=0)
     return network.model(network.dense("head", builder.op("Reshape", pooled, builder.integers([1, 3])), 3, 5))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
@@ -29,6 +28,7 @@ from burnish.finetuning.planning import Plan, Stage, plan
 from burnish.finetuning.preparation import Transfer, transfer
 from burnish.finetuning.quantization import Quantization, accuracies_line, figure_of
 from burnish.finetuning.tasks import name_of, open_source
+from burnish.graph.annotations import FIGURES
 from burnish.importer import Source, load
 from burnish.options import takes
 from burnish.program import Program
@@ -39,7 +39,7 @@ from burnish.training.run_position import is_better
 from burnish.training.run_results import TrainingResult
 from burnish.training.trainer import Trainer
 
-METRICS, STEP = "burnish.metrics", "step"
+STEP = "step"
 """The metadata of a tuned file: its figures, and on which data they were taken."""
 
 
@@ -378,7 +378,7 @@ def _loss_of(path: Path) -> float | None:
 
 def metrics_entry(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return the entry for ``metadata_props`` that says what a tuned file came to, as JSON."""
-    return {METRICS: json.dumps(dict(figures))}
+    return {FIGURES.key: FIGURES.write(dict(figures))}
 
 
 def _carried(program: Program, state: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
