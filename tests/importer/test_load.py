@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.errors import ModelError
-from burnish.importer import lightweight, load
+from burnish.importer import file_tensors as lightweight
+from burnish.importer import load
 from oracles.onnxruntime_outputs import onnxruntime_outputs
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4) / 10

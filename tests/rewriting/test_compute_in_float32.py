@@ -10,7 +10,8 @@ import onnxruntime
 import pytest
 
 import burnish
-from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
+from burnish.graph.shapes import has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32
 from oracles.rewritten import rewritten
 
 SIXTEEN = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -10,13 +10,7 @@ from burnish.graph import FLOATING, bodies, describe_node, integer_weights
 from burnish.graph.annotations import BRANCH_OF, HELD, LEFT_OUT, SHAPE_READER
 from burnish.graph.uses import read_by
 from burnish.importer import InitializerKind, reached_by_gradients
-from burnish.importer.operands import (
-    CONFIGURATION_OPERANDS,
-    NOT_DIFFERENTIABLE,
-    QUANTIZES,
-    constant_operands,
-    may_hold_integers,
-)
+from burnish.importer.operands import CONFIGURATION_OPERANDS, NOT_DIFFERENTIABLE, QUANTIZES, constant_operands, may_hold_integers
 
 SHOWN = 3
 

@@ -13,11 +13,12 @@ from burnish.compiler.selection import ModelState
 from burnish.errors import ConfigurationError, UnsupportedOperatorError
 from burnish.graph import Builder, Names, same_dimension
 from burnish.graph.annotations import CLASSES, PIXELS, TEXT
+from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.losses import Distillation, Loss, Reading, WeightedSum
 from burnish.losses.distillation import Hint, Teacher, channel_axis
 from burnish.modes import bind_inference
 from burnish.norms import ExtentRule
-from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.fold_constants import fold_constants
 from burnish.rewriting.stages import RECOGNIZED
 

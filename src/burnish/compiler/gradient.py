@@ -10,9 +10,10 @@ import onnx_ir as ir
 from burnish.autodiff import differentiate
 from burnish.errors import ConfigurationError, GradientError
 from burnish.graph import FLOATING, SIXTEEN_BIT, Builder, Names, Tensor, garbage_kept, zeros_like
+from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.importer import Bind, Source, check_constant_sizes, load, refuse_gradients
 from burnish.modes import bind_as_exported
-from burnish.rewriting.change_dtypes import cast_for_readers, compute_in_float32, has_sixteen_bit_values, order_of
+from burnish.rewriting.change_dtypes import cast_for_readers, compute_in_float32, order_of
 from burnish.rewriting.simulate_quantization import refuse_lost_gradients, simulate_quantization
 from burnish.rewriting.stages import RECOGNIZED, RECOGNIZED_IN_MODE, RECOGNIZED_TO_TRAIN, STANDARD, Lowering
 from burnish.settings import nearest

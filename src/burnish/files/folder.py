@@ -31,7 +31,7 @@ from burnish.files.identity import adapter_base, graph_hash, program_hash, proto
 from burnish.files.model_file import ONE_FILE_LIMIT, fits_one_file, parts, save_model
 from burnish.files.state_file import StateFile, read_state_file, write_state_file
 from burnish.importer import SourceModel, external_tensors, own_tensors
-from burnish.importer.source_model import Place, empty_tensors
+from burnish.importer.reading import Place, empty_tensors
 from burnish.program import Program
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state

@@ -17,7 +17,7 @@ from burnish.errors import ModelError
 from burnish.files.file_writing import replacing
 from burnish.files.state_file import encoded
 from burnish.graph import model_proto, named_failures
-from burnish.importer.lightweight import light_copy, without_payloads
+from burnish.importer.file_tensors import light_copy, without_payloads
 from burnish.program.state import blocks
 from burnish.transfers import Transfer
 

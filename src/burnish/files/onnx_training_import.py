@@ -24,7 +24,7 @@ from burnish.graph import FLOATING, TRAINING_DOMAIN, Builder, Tensor, attribute_
 from burnish.graph.uses import ancestors_of, is_used, remove_unused
 from burnish.graph.versions import raise_opset
 from burnish.importer import load
-from burnish.importer.gradients import is_gradient
+from burnish.importer.nodes import is_gradient
 from burnish.modes import bind_as_exported, bind_inference, bind_training, numbered_draws
 from burnish.norms import RunningVariance
 from burnish.optim.arithmetic import Tensors

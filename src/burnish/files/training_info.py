@@ -38,7 +38,7 @@ from burnish.graph import model_proto
 from burnish.graph.protos import graphs_within
 from burnish.graph.versions import raise_opset
 from burnish.importer import external_tensors, forget_data_locations, load_external_data, read_proto
-from burnish.importer.lightweight import without_payloads
+from burnish.importer.file_tensors import without_payloads
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -120,3 +120,16 @@ SIXTEEN_BIT = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 FLOATING = SIXTEEN_BIT | {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 """The dtypes that carry gradients."""
+
+
+def has_values_of(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
+    """Whether a model holds any value of one of these dtypes."""
+    graphs = (model.graph, *model.graph.subgraphs())
+    held = (value for graph in graphs for value in (*graph.inputs, *graph.initializers.values()))
+    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
+    return any(value.dtype in dtypes for values in (held, computed) for value in values)
+
+
+def has_sixteen_bit_values(model: ir.Model) -> bool:
+    """Whether a model holds any value of float16 or bfloat16."""
+    return has_values_of(model, SIXTEEN_BIT)

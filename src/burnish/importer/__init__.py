@@ -9,11 +9,10 @@ the batch symbolic. What is done with the model afterwards (training or inferenc
 from burnish.importer.bound_inputs import Bind, described_bindings
 from burnish.importer.export_notes import folded_layers, lost_parameters, shared_statistics
 from burnish.importer.file_tensors import FileTensor
-from burnish.importer.gradients import refuse_gradients
 from burnish.importer.limits import check_constant_sizes
 from burnish.importer.load import Source, exported_module, load, with_plain_tensors
-from burnish.importer.reading import read_proto
-from burnish.importer.source_model import SOURCE, SourceModel
+from burnish.importer.nodes import refuse_gradients
+from burnish.importer.reading import SOURCE, SourceModel, read_proto
 from burnish.importer.tensors import external_tensors, forget_data_locations, load_external_data, own_tensors
 from burnish.importer.weights import (
     InitializerKind,

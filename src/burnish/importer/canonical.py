@@ -33,13 +33,12 @@ from burnish.importer.exporter_forms import (
     note_subgradients,
     restore_exported_functions,
 )
-from burnish.importer.gradients import bind_gradients
 from burnish.importer.held_constants import hold_attention_constants, hold_input_constants, hold_simplified_constants
-from burnish.importer.initializers import gather_initializers, hold_stripped_weights
 from burnish.importer.inlining import inline_functions, take_decided_branches
-from burnish.importer.nodes import check_nodes, check_operands, check_references, name_everything
+from burnish.importer.nodes import bind_gradients, check_nodes, check_operands, check_references, name_everything
 from burnish.importer.normalization import expand_group_normalization, normalize_by_own_statistics, restore_instance_normalization
 from burnish.importer.open_batch import open_batch
+from burnish.importer.operands import gather_initializers, hold_stripped_weights
 from burnish.importer.operator_forms import (
     give_signals_parts,
     make_bounds_scalars,

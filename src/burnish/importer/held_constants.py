@@ -23,8 +23,7 @@ from burnish.graph import FLOATING, constant_array
 from burnish.graph.annotations import HELD, OF_MODULE, PREPARES
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.export_notes import is_parameter, noted_kinds
-from burnish.importer.initializers import ARRANGES, weight_operands
-from burnish.importer.operands import WEIGHT_OPERANDS
+from burnish.importer.operands import ARRANGES, WEIGHT_OPERANDS, weight_operands
 
 LARGEST_EXCLUDING = -100.0
 """What a mask adds to exclude a place is this or less: exp(-100) is nothing beside 1 in float32."""

@@ -24,10 +24,9 @@ from burnish.graph import (
 from burnish.graph.annotations import UNNAMED_AXES
 from burnish.graph.protos import graphs_within
 from burnish.importer.classical import CLASSICAL_DOMAIN, stand_in_for_classical
-from burnish.importer.gradients import stand_in_for_gradients
-from burnish.importer.lightweight import light_copy
+from burnish.importer.file_tensors import light_copy
 from burnish.importer.limits import may_have_many_axes, try_inference
-from burnish.importer.nodes import is_absent
+from burnish.importer.nodes import is_absent, stand_in_for_gradients
 from burnish.importer.runtime_operators.registry import laid_out_for_one_processor
 
 NOT_INFERRED = frozenset({"Compress"})

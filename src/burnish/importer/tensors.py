@@ -20,15 +20,16 @@ from burnish.errors import ModelError
 from burnish.graph import FLOATING
 from burnish.graph.protos import Body, graphs_within
 from burnish.importer.file_tensors import (
+    SERIALIZABLE,
     Elements,
     ExternalData,
     FileTensor,
     Payload,
     SourceFile,
     check_external_proto,
+    payload_bytes,
     read_in_place,
 )
-from burnish.importer.lightweight import SERIALIZABLE, payload_bytes
 
 _REMEDY = "The file is damaged or was written wrongly: export the model again"
 

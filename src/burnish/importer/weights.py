@@ -23,13 +23,7 @@ from burnish.importer.export_notes import (
     noted_kinds,
     parameters_behind,
 )
-from burnish.importer.operands import (
-    NOT_DIFFERENTIABLE,
-    QUANTIZES,
-    STATISTIC_OPERANDS,
-    constant_operands,
-    may_hold_integers,
-)
+from burnish.importer.operands import NOT_DIFFERENTIABLE, QUANTIZES, STATISTIC_OPERANDS, constant_operands, may_hold_integers
 from burnish.quantization.graph import observed_range
 
 _ATTRIBUTE = re.compile(r"(?!val_|ortshared)[A-Za-z_]\w*(\.\w+)*")

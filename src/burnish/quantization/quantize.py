@@ -25,6 +25,7 @@ from burnish.graph import (
     static_shape,
 )
 from burnish.graph.annotations import masked_weights
+from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.graph.uses import is_read_once
 from burnish.importer import Source, load
 from burnish.quantization.calibration import Method, Range, check_method, ranges
@@ -32,7 +33,7 @@ from burnish.quantization.formats import ActivationFormat, WeightFormat, activat
 from burnish.quantization.graph import QUANTIZATION, QuantizationMark, Scales
 from burnish.quantization.pairs import Training, put_pair, quantize_activation, quantize_weight
 from burnish.quantization.placement import Layer, Place, layers_of, nodes_apart, places, put_dropout_last
-from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.settings import is_natural_text, read_number
 from burnish.validation import is_number, is_whole

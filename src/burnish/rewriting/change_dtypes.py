@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import SIXTEEN_BIT, Builder, Names, bodies, insert_behind, replace_output, replace_value
+from burnish.graph.shapes import has_sixteen_bit_values, has_values_of
 from burnish.graph.uses import only_user, remove_node
 
 ELEMENT_TYPES = ("to", "dtype", "precision", "softmax_precision", "stash_type")
@@ -44,14 +45,6 @@ def widen_node(node: ir.Node, narrow: Collection[ir.DataType], wide: ir.DataType
     is_zeros = node.op_type == "ConstantOfShape" and node.domain == "" and "value" not in node.attributes
     if is_zeros and ir.DataType.FLOAT in narrow:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, wide.numpy())))
-
-
-def has_values_of(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
-    """Whether a model holds any value of one of these dtypes."""
-    graphs = (model.graph, *model.graph.subgraphs())
-    held = (value for graph in graphs for value in (*graph.inputs, *graph.initializers.values()))
-    computed = (value for node in model.graph.all_nodes() for value in node.outputs)
-    return any(value.dtype in dtypes for values in (held, computed) for value in values)
 
 
 def widen_values(values: Iterable[ir.Value], narrow: Collection[ir.DataType], wide: ir.DataType) -> None:
@@ -88,11 +81,6 @@ def _wider(kind: ir.TypeProtocol, wide: ir.DataType) -> ir.TypeProtocol:
 
 
 SINGLE = ir.DataType.FLOAT
-
-
-def has_sixteen_bit_values(model: ir.Model) -> bool:
-    """Whether a model holds any value of float16 or bfloat16."""
-    return has_values_of(model, SIXTEEN_BIT)
 
 
 def compute_in_float32(model: ir.Model, *, keep_inputs: bool = True, keep_outputs: bool = False) -> bool:

@@ -10,14 +10,14 @@ from burnish.autodiff import differentiate
 from burnish.errors import GradientError, UnsupportedOperatorError
 from burnish.graph import BURNISH_DOMAIN, FLOATING, Builder, attribute_value, bodies, describe_node, replace_node, zeros_like
 from burnish.graph.uses import copy_of, read_by
-from burnish.importer.gradients import is_gradient
+from burnish.importer.nodes import is_gradient
 from burnish.operators import has_gradient
 from burnish.operators.semantic import semantic_operator
 from burnish.rewriting.lower_semantic_operators import lower_semantic_operators
 
 
 def expand_gradients(model: ir.Model) -> bool:
-    """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.gradients``) by what computes it.
+    """Replace, in place, every ``burnish.Gradient`` node (see ``burnish.importer.nodes``) by what computes it.
 
     A Gradient is the derivative of y as a function of xs and zs alone: it does not flow on to what they are computed from.
     Where y has more than one element it is that of their sum. Nodes may differentiate what others compute: each is expanded
