@@ -15,9 +15,10 @@ import pytest
 
 import burnish
 from burnish import surgery
-from burnish.adapters.graph import ADAPTERS, read_adapters
+from burnish.adapters.graph import read_adapters
 from burnish.errors import ConfigurationError, ModelError
 from burnish.files.export import export_inference
+from burnish.graph.annotations import ADAPTERS
 from oracles import layers_in_bodies
 from oracles.adapted_models import LAYERS, batch, layered_model
 
@@ -95,7 +96,7 @@ def test_an_export_is_merged_and_has_the_names_of_the_file(variant, tmp_path):
     for name in ("words", "dense", "turned", "filter", "head"):
         assert shapes[f"{name}.weight"] == array(base, f"{name}.weight").shape
     assert not any("lora" in name or "ia3" in name for name in shapes)
-    assert ADAPTERS not in {entry.key for entry in merged.metadata_props}
+    assert ADAPTERS.key not in {entry.key for entry in merged.metadata_props}
     again = burnish.compile(kept)
     assert again.options["trainable"] == session.program.options["trainable"]
     state = session.state()
@@ -347,14 +348,14 @@ def test_a_weight_of_zeros_has_no_direction():
 )
 def test_a_note_of_adapters_that_cannot_be_read_is_refused(entry, message):
     model = surgery.lora(layered_model(), "dense")
-    model.metadata_props[ADAPTERS] = entry
+    model.metadata_props[ADAPTERS.key] = entry
     with pytest.raises(ModelError, match=message):
         burnish.compile(model)
 
 
 def test_an_adapter_that_was_changed_is_not_merged():
     model = surgery.lora(layered_model(), "dense")
-    model.metadata_props[ADAPTERS] = model.metadata_props[ADAPTERS].replace("product:base", "another")
+    model.metadata_props[ADAPTERS.key] = model.metadata_props[ADAPTERS.key].replace("product:base", "another")
     with pytest.raises(ModelError, match=r"the adapter of the layer 'dense' is not as burnish.surgery.lora put it: 'another'"):
         surgery.merge_adapters(model)
 

@@ -34,6 +34,7 @@ from burnish.compiler.sparse_tables import SparseRequest
 from burnish.compiler.state_inputs import make_inputs, rounded_weights, state_dtypes
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import integer_weights
+from burnish.graph.annotations import ADAPTERS
 from burnish.importer import SOURCE, Bind, Source, SourceModel, exported_module, load, refuse_gradients, with_plain_tensors
 from burnish.modes import batch_normalizations, batch_normalizations_in_loops
 from burnish.norms import (
@@ -51,7 +52,8 @@ from burnish.norms import (
 from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern, with_aliases, without_freezing
 from burnish.program.state import Weights
-from burnish.rewriting.change_dtypes import compute_in_float32, has_sixteen_bit_values
+from burnish.graph.shapes import has_sixteen_bit_values
+from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.stages import RECOGNIZED
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
 from burnish.warn import warn
@@ -146,7 +148,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
     source, trainable, norm = (source, options.trainable, options.norm) if module is None else _of_module(module, options)
     forms = _read_forms(source, "burnish.compile", options.sample_axis, options.batch, options.bind)
     if trainable is None:
-        trainable = read_adapters(forms.model.metadata_props).trained or None
+        trainable = (read_adapters(forms.model.metadata_props).trained if ADAPTERS.is_on(forms.model) else ()) or None
     loss, forms = _with_loss(forms, options)
     axes, optimizer = _result_axes(forms), optim.get(options.optimizer)
     if isinstance(loss, losses.ConnectionistTemporalClassification):
@@ -202,7 +204,7 @@ def prepare(source: Source, options: CompileOptions) -> PreparedModel:
         rounded=rounded,
         unselected=_unselected(forms.in_file, options.bind) if trainable is None else {},
         departures=departures,
-        source=forms.in_file.meta.get(SOURCE),
+        source=SOURCE.get(forms.in_file),
         counted_batches={} if module is None else _counted_batches(module),
     )
 

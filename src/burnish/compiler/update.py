@@ -18,9 +18,9 @@ from burnish.compiler.draft import Draft, finish, name_taken, name_taken_twice
 from burnish.compiler.sparse_tables import check_optimizer
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import Tensor
+from burnish.graph.annotations import LAYER, POLICY
 from burnish.graph.uses import producer_of
 from burnish.norms.policies import Frozen
-from burnish.norms.training import LAYER_METADATA, POLICY_METADATA
 from burnish.operators.collectives import PARTS_OF
 from burnish.operators.row_gradients import coalesced
 from burnish.optim.accumulate import LOSS_WEIGHT, steps_to_an_update, weighing, weighs
@@ -136,13 +136,13 @@ def layers_left_moving(grad: ir.Model | None, optimizer: optim.Optimizer) -> lis
     """
     moving = []
     for node in grad.graph if grad is not None else ():
-        policy = node.metadata_props.get(POLICY_METADATA)
+        policy = POLICY.get(node)
         if policy is None or policy.startswith(Frozen.name):
             continue
         names = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
         parameters = [name.removeprefix("param/") for name in names if name.startswith("param/")]
         if parameters and len(frozen_by_pattern(optimizer, parameters)) == len(parameters):
-            moving.append(node.metadata_props[LAYER_METADATA])
+            moving.append(LAYER.get(node) or "")
     return moving
 
 

@@ -82,11 +82,13 @@ def exchange_accumulated(graph: ir.Graph) -> None:
         set_order(node, order)
 
 
-def join_parts(graph: ir.Graph, accumulating: bool) -> None:
+def join_parts(graph: ir.Graph, accumulating: bool) -> bool:
     """Exchange, in place, figures of gradients that are each worker's own."""
-    for node in [node for node in graph if PARTS_OF.is_of(node)]:
+    parts = [node for node in graph if PARTS_OF.is_of(node)]
+    for node in parts:
         own = Builder(graph, before=node).tensors(node.inputs)
         replace_node(node, all_reduce(own, "count") if accumulating else own)
+    return bool(parts)
 
 
 def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed: set[ir.Node]) -> None:

@@ -64,7 +64,7 @@ def check_group(policy: NormPolicy, workers: int) -> None:
 
 def synchronize(
     graph: ir.Graph, norm: NormPolicy, workers: int, updates: Mapping[str, str], *, of_rank0: bool = False, spare: bool = True
-) -> None:
+) -> bool:
     """Rewrite, in place, layers with statistics of several workers, their gradients, and running statistics.
 
     ``updates`` has a running statistic's input by the output with its next value. If workers have different statistics, running
@@ -88,6 +88,7 @@ def synchronize(
         kept = builder.op("Where", has_samples[group], following, before, like=before)
         graph.outputs[index] = kept.value
         output.name, kept.value.name = None, name
+    return bool(counts)
 
 
 @dataclass(frozen=True)

@@ -52,15 +52,16 @@ class Distribution:
         return next((samples_entry(value) for value in graph.inputs if value.name not in known), None)
 
 
-def _synchronize(model: ir.Model, context: Distribution) -> None:
+def _synchronize(model: ir.Model, context: Distribution) -> bool:
     updates = {entry.name: entry.updates for entry in context.entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
-    synchronize(model.graph, context.norm, context.workers, updates, of_rank0=context.of_rank0, spare=not context.accumulating)
+    spare = not context.accumulating
+    return synchronize(model.graph, context.norm, context.workers, updates, of_rank0=context.of_rank0, spare=spare)
 
 
-def _look_up_rows(model: ir.Model, context: Distribution) -> None:
+def _look_up_rows(model: ir.Model, context: Distribution) -> bool:
     assert context.shards is not None
-    look_up_rows(model, context.shards)
-    sum_over_workers(model.graph, context.shards)
+    looked_up = look_up_rows(model, context.shards)
+    return sum_over_workers(model.graph, context.shards) or looked_up
 
 
 def _check_replicated(model: ir.Model, context: Distribution) -> bool:
@@ -109,7 +110,7 @@ def derive(
     return exchanging_for_updates(derived) if accumulating else derived
 
 
-def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> None:
+def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> bool:
     """Exchange, in place, the gradients of tables that are kept as rows: those of all tables in one exchange.
 
     A worker adds up its own rows first, so that each travels once; what the workers have of a row is added in the order of the
@@ -124,6 +125,7 @@ def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> Non
             for node, pair in zip(nodes, zip(every[::2], every[1::2], strict=True), strict=True):
                 replace_node(node, pair if workers == 1 else COALESCE_ROWS.emit(*pair))
     graph.sort()
+    return bool(marks)
 
 
 DISTRIBUTED: Stage[Distribution] = Stage(

@@ -43,7 +43,7 @@ def is_exchange(node: ir.Node) -> bool:
     return semantic_operator(node) in BEGINNING
 
 
-def share_exchanges(graph: ir.Graph) -> None:
+def share_exchanges(graph: ir.Graph) -> bool:
     """Merge, in place, exchanges that do not wait for each other; gradients have rules of their own."""
     exchanges = {node: attribute_value(node, "purpose", "") for node in graph if is_exchange(node)}
     awaited = {node for node, purpose in exchanges.items() if purpose not in LATE and purpose != "gradient"}
@@ -54,7 +54,8 @@ def share_exchanges(graph: ir.Graph) -> None:
             if semantic_operator(node) not in ALONE:
                 kind = (node.op_type, attribute_value(node, "group", 0), attribute_value(node, "counted", 0))
                 merged.setdefault((level, *kind), []).append(node)
-    for nodes in [nodes for nodes in merged.values() if len(nodes) > 1]:
+    several = [nodes for nodes in merged.values() if len(nodes) > 1]
+    for nodes in several:
         last = nodes[-1]
         operator = semantic_operator(last)
         assert operator is not None
@@ -68,6 +69,7 @@ def share_exchanges(graph: ir.Graph) -> None:
             own, results = results[: len(node.outputs)], results[len(node.outputs) :]
             replace_node(node, own)
     graph.sort()
+    return bool(several)
 
 
 def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[ir.Node]]:
@@ -83,9 +85,11 @@ def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[i
     return found
 
 
-def number_exchanges(graph: ir.Graph) -> None:
-    for order, node in enumerate(node for node in graph if is_exchange(node) or OWN_GRADIENTS.is_of(node)):
+def number_exchanges(graph: ir.Graph) -> bool:
+    exchanges = [node for node in graph if is_exchange(node) or OWN_GRADIENTS.is_of(node)]
+    for order, node in enumerate(exchanges):
         set_order(node, order)
+    return bool(exchanges)
 
 
 def set_order(node: ir.Node, order: int) -> None:
@@ -104,7 +108,7 @@ def replace_by_exchanged(values: Sequence[ir.Value], results: Sequence[Tensor], 
         replace_value(value, result.value, but=exchange)
 
 
-def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> None:
+def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> bool:
     """Replace, in place, the exchanges of gradients by one for each bucket of at least ``bucket_size`` bytes.
 
     ``accumulating`` puts ``OwnGradients`` there instead: what is accumulated is exchanged.
@@ -139,6 +143,7 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
             results = ALL_REDUCE_FINISH.emit(*builder.tensors([results[0].value, *(node.inputs[0] for node in bucket)]))
         for node, result in zip(bucket, results, strict=True):
             replace_node(node, result)
+    return bool(buckets)
 
 
 def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str, Entry]) -> None:

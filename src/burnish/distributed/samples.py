@@ -134,21 +134,26 @@ def samples_entry(value: ir.Value) -> Entry:
     return Entry(value.name or "", Role.SAMPLES, INT64, value.shape.numpy())
 
 
-def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> None:
+def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> bool:
     """Rewrite, in place, what depends on which samples a worker has; a batch of open size gets an input for their numbers."""
+    changed = False
     samples = Samples(graph, data, workers)
     if workers > 1:
         _refuse_other_draws(graph)
     for node in list(graph):
         if SAMPLE_SHARE.is_of(node):
             _put_share(graph, node, samples, workers)
+            changed = True
         elif workers > 1 and samples.first is not None and (places := Places.read(node)) is not None:
             _shift_places(graph, node, places, samples)
+            changed = True
     if samples.is_counted:
         for node in [node for node in graph if semantic_operator(node) in GUARDED]:
             node.resize_inputs(len(node.inputs) + 1)
             node.replace_input_with(len(node.inputs) - 1, samples.own.value)
             node.attributes["counted"] = ir.AttrInt64("counted", 1)
+            changed = True
+    return changed
 
 
 def _refuse_other_draws(graph: ir.Graph) -> None:

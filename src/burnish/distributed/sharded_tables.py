@@ -99,7 +99,7 @@ def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[
     return chosen
 
 
-def look_up_rows(model: ir.Model, shards: TableShards) -> None:
+def look_up_rows(model: ir.Model, shards: TableShards) -> bool:
     """Let a graph, in place, ask the workers for rows; lookups that do not depend on each other's rows are one exchange."""
     graph = model.graph
     tables = _lookups(graph, shards)
@@ -124,6 +124,7 @@ def look_up_rows(model: ir.Model, shards: TableShards) -> None:
     if tables:
         graph.sort()
         remove_unused(model)
+    return bool(tables)
 
 
 def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
@@ -159,7 +160,7 @@ def _reads_rows(node: ir.Node) -> bool:
     return not attribute_value(node, "batch_dims", 0) and shape is not None and len(shape) > 0 and shape[-1] == 1
 
 
-def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
+def sum_over_workers(graph: ir.Graph, shards: TableShards) -> bool:
     """Sum over the workers, in place, sums over all rows of a sharded gradient, such as norms for clipping."""
     partial: set[ir.Value] = set()
     sums: set[ir.Node] = set()
@@ -184,6 +185,7 @@ def sum_over_workers(graph: ir.Graph, shards: TableShards) -> None:
         values = [node.outputs[0] for node in levels[level]]
         replace_by_exchanged(values, all_reduce(Builder(graph).tensors(values), "rows"), order)
     graph.sort()
+    return bool(sums)
 
 
 def _is_summed(value: ir.Value) -> bool:

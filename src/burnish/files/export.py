@@ -61,7 +61,7 @@ EXPORTED: Stage[Exporting] = Stage(
         rewrite(fold_pruning, when=_settles),
         Pass("fold_quantization", lambda model, context: fold_quantization(model, _folds(model, context)), when=_settles),
         rewrite(fold_batch_normalization, when=_folds),
-        Pass("remove_unused", lambda model, _: remove_unused(model) or None),
+        rewrite(remove_unused),
     ),
 )
 """From the graph ``predict`` with its weights to what other tools read."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from burnish.graph.matching import near_misses
-from burnish.graph.verification import Verification, described
+from burnish.graph.verification import Verification
 
 C = TypeVar("C")
 """What the passes of a stage are told, a frozen dataclass: of the target, the mode, the policies. Facts that a pass finds are
@@ -38,8 +38,7 @@ class Pass(Generic[C]):
 
     Attributes:
         name: in the words of the field, verb first.
-        apply: changes the model in place, and returns whether it did. None: it does not say, and counts as one that did; a record
-            with notes says what a comparison of the nodes says.
+        apply: changes the model in place, and returns whether it did.
         when: says for which target and graph (``model.graph.name``) it runs.
         local: whether it names what it emits and gives it dtypes and shapes, so that nothing has to be restored.
         settled: whether it reads shapes that a pass before it may have opened: in a ``Repeat`` it waits for a round in which none
@@ -51,7 +50,7 @@ class Pass(Generic[C]):
     """
 
     name: str
-    apply: Callable[[ir.Model, C], bool | None]
+    apply: Callable[[ir.Model, C], bool]
     when: Callable[[ir.Model, C], bool] = always
     local: bool = False
     settled: bool = False
@@ -63,12 +62,12 @@ class Pass(Generic[C]):
         return self.name
 
 
-def rewrite(apply: Callable[[ir.Model], bool | None], **options: Any) -> Pass[Any]:
+def rewrite(apply: Callable[[ir.Model], bool], **options: Any) -> Pass[Any]:
     """A pass that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model), **options)
 
 
-def rewrite_graph(apply: Callable[[ir.Graph], bool | None], **options: Any) -> Pass[Any]:
+def rewrite_graph(apply: Callable[[ir.Graph], bool], **options: Any) -> Pass[Any]:
     """A pass over the main graph that is told nothing, named as its function. ``options`` are fields of ``Pass``."""
     return Pass(apply.__name__, lambda model, _: apply(model.graph), **options)
 
@@ -259,19 +258,16 @@ class _Run(Generic[C]):
         is_idle = bool(item.operators) and self.operators().isdisjoint(item.operators)
         if (is_idle and self.verification is None) or not item.when(self.model, self.context):
             return False
-        nodes = described(self.model.graph) if self.takes_notes else {}
         before, start = len(self.model.graph), perf_counter()
         if self.takes_notes:
             with near_misses() as misses:
-                said = item.apply(self.model, self.context)
+                changed = item.apply(self.model, self.context)
         else:
-            said, misses = item.apply(self.model, self.context), []
+            changed, misses = item.apply(self.model, self.context), []
         seconds, after = perf_counter() - start, len(self.model.graph)
-        changed = said is not False and not is_idle
+        changed = changed and not is_idle
         if changed:
             self.present = None
-        if said is None and self.takes_notes:
-            changed = described(self.model.graph).keys() != nodes.keys()
         counts = [f"{before} -> {after} nodes"] if after != before else []
         self.records.append(PassRecord(item.name, changed, seconds, "; ".join([*counts, *misses])))
         if self.verification is not None:

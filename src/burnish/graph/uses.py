@@ -199,10 +199,19 @@ def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
                 graph.initializers.pop(value.name or "", None)
 
 
+def sort(graph: ir.Graph) -> bool:
+    """Order the nodes of a graph, in place, so that each stands after those that it reads; return whether one moved."""
+    before = list(graph)
+    graph.sort()
+    return any(one is not other for one, other in zip(before, graph, strict=True))
+
+
 def remove_unused(model: ir.Model) -> bool:
     """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
     # The pass removes nodes too, and each takes it as long as the graph has outputs.
     changed = remove_unread_nodes(model.graph)
+    # It drops operands that are left out at the end, and does not say so.
+    changed |= any(node.inputs and node.inputs[-1] is None for node in model.graph.all_nodes())
     changed |= RemoveUnusedNodesPass()(model).modified
     changed |= RemoveUnusedOpsetsPass()(model).modified
     model.opset_imports.setdefault("", 18)

@@ -29,7 +29,7 @@ SHOWN = 64
 """The most elements of a value that a description writes out."""
 
 
-def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
+def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> bool:
     """Put constants in the place of inputs, which the model then no longer has, and fix open dimensions of others, in place.
 
     Args:
@@ -61,6 +61,7 @@ def bind_inputs(model: ir.Model, bind: Mapping[str, ArrayLike]) -> None:
         graph.inputs.remove(value)
         replace_uses(value, constant.value)
         constant.value.name, value.name = value.name, None
+    return True
 
 
 def _fix_dimensions(graph: ir.Graph, extents: Mapping[str, ArrayLike]) -> list[ir.Value]:

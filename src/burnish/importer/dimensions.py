@@ -37,7 +37,7 @@ _PASSES_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 """Operators that leave the one element of a length what it is."""
 
 
-def settle_range_shapes(model: ir.Model) -> None:
+def settle_range_shapes(model: ir.Model) -> bool:
     """Give, in place, each Range from 0 by 1 the dimension that it counts along, and infer the shapes of what reads it.
 
     Args:
@@ -46,7 +46,7 @@ def settle_range_shapes(model: ir.Model) -> None:
     counted: dict[ir.Value, Any] = {}
     for node in model.graph.all_nodes():
         if node.op_type == "Loop" and node.domain == "":
-            return
+            return False
         if node.op_type == "Range" and node.domain == "" and _counts_up(node):
             dimension = _counted_dimension(node.inputs[1])
             output = node.outputs[0]
@@ -56,6 +56,7 @@ def settle_range_shapes(model: ir.Model) -> None:
         output.shape = ir.Shape([dimension])
     if counted:
         infer_shapes(model, known={output.name or "" for output in counted})
+    return bool(counted)
 
 
 def _counts_up(node: ir.Node) -> bool:
@@ -109,7 +110,7 @@ class _State:
         return ir.Shape([dim if all(same_dimension(dim, each) for each in rest) else None for dim, *rest in columns])
 
 
-def settle_loop_shapes(model: ir.Model) -> None:
+def settle_loop_shapes(model: ir.Model) -> bool:
     """Infer, in place, the shapes of the states of every Loop, and of what is computed from them.
 
     Each state is taken to keep the shape that it begins with. Where an iteration, with that, gives another extent, that extent is
@@ -120,7 +121,7 @@ def settle_loop_shapes(model: ir.Model) -> None:
     """
     states = list(_states(model.graph))
     if not states:
-        return
+        return False
     told = _shapes(model)
     taken = _walked(model, states)
     # Each round takes a state more or gives an extent up, so that they come to an end.
@@ -140,6 +141,7 @@ def settle_loop_shapes(model: ir.Model) -> None:
     if not fits:
         _restore(told)
         infer_shapes(model)
+    return True
 
 
 def _walked(model: ir.Model, states: list[_State]) -> dict[_State, ir.Shape | None]:
@@ -218,7 +220,7 @@ INVENTED = "unk__"
 """How names begin that the standard's inference makes up."""
 
 
-def name_reshaped_dimensions(model: ir.Model) -> None:
+def name_reshaped_dimensions(model: ir.Model) -> bool:
     """Give, in place, dimensions with a name that was made up the name that they are known to equal.
 
     A Reshape keeps the number of elements, so that of one open dimension on either side each follows from the other: a multiple
@@ -246,6 +248,7 @@ def name_reshaped_dimensions(model: ir.Model) -> None:
             for value in (output for node in graph for output in node.outputs):
                 if value.shape is not None:
                     value.shape = names.resolved(value.shape)
+    return bool(names.equal)
 
 
 class _Names:

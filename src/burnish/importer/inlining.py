@@ -28,7 +28,7 @@ SMALL_EXPANSION = 50_000
 _REMEDY = "Inline them when the model is exported"
 
 
-def inline_functions(model: ir.Model) -> None:
+def inline_functions(model: ir.Model) -> bool:
     """Replace, in place, every call of a model-local function by its body.
 
     Raises:
@@ -47,6 +47,7 @@ def inline_functions(model: ir.Model) -> None:
             else:
                 pending.extend(bodies(node))
     model.functions.clear()
+    return True
 
 
 def _check_expansion(model: ir.Model) -> None:

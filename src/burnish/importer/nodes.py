@@ -249,7 +249,7 @@ def _type_name(kind: object) -> str | None:
     return None if inner is None else f"{prefix}({inner})"
 
 
-def name_everything(model: ir.Model) -> None:
+def name_everything(model: ir.Model) -> bool:
     """Give, in place, names to nodes and values without one, and new names to those whose name is taken.
 
     Inputs, outputs and initializers of the main graph keep theirs.
@@ -259,25 +259,35 @@ def name_everything(model: ir.Model) -> None:
     taken = Names(value.name for value in fixed)
     settled = set(fixed)
     node_names = Names()
+    changed = False
     for node in graph.all_nodes():
-        node.name = node_names.take(node.name or node.op_type)
+        name = node_names.take(node.name or node.op_type)
+        changed |= name != node.name
+        node.name = name
     for inner in model.graphs():
         values = [*inner.inputs, *inner.initializers.values(), *(output for node in inner for output in node.outputs)]
-        _name_values((value for value in values if value not in settled), taken)
+        changed |= _name_values((value for value in values if value not in settled), taken)
     for value in fixed:
         if not value.name:
             value.name = taken.take("value")
+            changed = True
+    return changed
 
 
-def _name_values(values: Iterable[ir.Value], taken: Names) -> None:
+def _name_values(values: Iterable[ir.Value], taken: Names) -> bool:
+    changed = False
     for value in values:
         if not value.name:
             if is_absent(value):
                 continue
             producer = value.producer()
             value.name = taken.take(f"{producer.name}_output_{value.index()}" if producer is not None else "value")
+            changed = True
         else:
-            value.name = taken.take(value.name)
+            name = taken.take(value.name)
+            changed |= name != value.name
+            value.name = name
+    return changed
 
 
 def is_absent(value: ir.Value) -> bool:
@@ -290,7 +300,7 @@ def is_gradient(node: ir.Node) -> bool:
     return node.op_type == "Gradient" and node.domain == BURNISH_DOMAIN
 
 
-def bind_gradients(model: ir.Model) -> None:
+def bind_gradients(model: ir.Model) -> bool:
     """Replace, in place, the names in the Gradient nodes of the main graph by the values that have them.
 
     Raises:
@@ -300,7 +310,7 @@ def bind_gradients(model: ir.Model) -> None:
     graph = model.graph
     nodes = [node for node in graph if node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"]
     if not nodes:
-        return
+        return False
     values = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     values |= {output.name: output for node in graph for output in node.outputs if output.name}
     for node in nodes:
@@ -313,6 +323,7 @@ def bind_gradients(model: ir.Model) -> None:
         raise ModelError(
             f"{describe_node(nodes[0])}: what a Gradient of the model differentiates depends on that gradient. {_REMEDY}"
         ) from error
+    return True
 
 
 def refuse_gradients(model: ir.Model, what: str) -> None:

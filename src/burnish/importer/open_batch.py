@@ -35,7 +35,7 @@ BY_ELEMENT: Mapping[Elementwise | None, ReopenRule] = {Elementwise.UNARY: unary,
 """How elementwise operators are opened, whose records say no more."""
 
 
-def open_batch(model: ir.Model) -> None:
+def open_batch(model: ir.Model) -> bool:
     """Let a model that was made for one sample take any number of them, in place.
 
     Each input holds samples along its first axis of extent 1, which is named ``batch``, and along its second where a recurrent
@@ -84,6 +84,7 @@ def open_batch(model: ir.Model) -> None:
     settle_loop_shapes(model)
     for value, shape in expected.items():
         _check(value, shape)
+    return True
 
 
 def _inputs(graph: ir.Graph) -> list[tuple[ir.Value, Batch]]:

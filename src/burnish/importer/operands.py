@@ -129,7 +129,7 @@ ARRANGES = frozenset("Cast Concat Flatten Identity Reshape Slice Split Squeeze T
 """Operators that only put the elements of weights into the form in which a layer reads them."""
 
 
-def gather_initializers(model: ir.Model) -> None:
+def gather_initializers(model: ir.Model) -> bool:
     """Make, in place, every weight an initializer of the main graph, and no initializer a graph input.
 
     An initializer that is also an input is a weight with a default a caller may override; in training it is state. Weights
@@ -142,6 +142,7 @@ def gather_initializers(model: ir.Model) -> None:
     """
     graph = model.graph
     weights = set(graph.initializers.values())
+    before = len(graph.inputs)
     graph.inputs[:] = [value for value in graph.inputs if value not in weights]
     subgraphs = [subgraph for subgraph in model.graphs() if subgraph is not graph]
     # Values inside of bodies that are no weights get other names where theirs are taken.
@@ -156,8 +157,10 @@ def gather_initializers(model: ir.Model) -> None:
     operands = [
         operand for subgraph in (graph, *subgraphs) for node in subgraph for operand in weight_operands(node, has_initializers)
     ]
-    for constant in dict.fromkeys(constant for operand in operands for constant in _constants_of(operand)):
+    constants = dict.fromkeys(constant for operand in operands for constant in _constants_of(operand))
+    for constant in constants:
         _lift(graph, constant, names)
+    return bool(constants) or bool(subgraphs) or len(graph.inputs) < before
 
 
 def weight_operands(node: ir.Node, has_initializers: bool) -> Iterator[ir.Value]:
@@ -265,14 +268,15 @@ LARGEST = 1 << 31
 """Elements of a weight; above, a few bytes of a file would ask for more memory than there is."""
 
 
-def hold_stripped_weights(model: ir.Model) -> None:
+def hold_stripped_weights(model: ir.Model) -> bool:
     """Make, in place, initializers of weights that are only filled with one value, in a model that reads no matrix otherwise.
 
     In a model with weights of its own such a fill is the zero or the one that stands for a bias or scale that a layer lacks.
     """
     graph = model.graph
     if any(map(_is_matrix, graph.initializers.values())):
-        return
+        return False
+    held = len(graph.initializers)
     scaled: set[ir.Value] = set()
     for node in list(graph):
         if node.domain != "":
@@ -282,6 +286,7 @@ def hold_stripped_weights(model: ir.Model) -> None:
                 _hold(graph, node.inputs[index])
         if node.op_type in ("Add", "Mul"):
             _hold_scale_or_shift(graph, node, scaled)
+    return len(graph.initializers) > held
 
 
 def _is_matrix(value: ir.Value) -> bool:

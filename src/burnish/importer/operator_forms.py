@@ -95,11 +95,12 @@ def _mod(node: ir.Node, builder: Builder, operands: list[Tensor]) -> Tensor | No
     return builder.op("Where", moves, rest + b, rest)
 
 
-def resolve_cast_like(model: ir.Model) -> None:
+def resolve_cast_like(model: ir.Model) -> bool:
     """Replace, in place, each CastLike by a Cast to the dtype of its second operand. Names and other attributes stay.
 
     For a model whose dtypes are inferred; where one is not known, the node stays.
     """
+    changed = False
     for node in model.graph.all_nodes():
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
         if like is None or like.dtype is None:
@@ -107,6 +108,8 @@ def resolve_cast_like(model: ir.Model) -> None:
         node.op_type = "Cast"
         node.attributes["to"] = ir.AttrInt64("to", like.dtype.value)
         node.resize_inputs(1)
+        changed = True
+    return changed
 
 
 def give_signals_parts(model: ir.Model) -> bool:
@@ -146,7 +149,7 @@ _MEAN_VARIANCE_AXES = [0, 2, 3]
 """Of MeanVarianceNormalization, in every version."""
 
 
-def state_defaults(model: ir.Model) -> None:
+def state_defaults(model: ir.Model) -> bool:
     """Write, in place, on nodes what the standard's own inference, or its text, does not take from what they say.
 
     - MeanVarianceNormalization without axes has those of the standard. Inference expands its function body, which has no default.
@@ -155,9 +158,11 @@ def state_defaults(model: ir.Model) -> None:
       default size. The standard takes no notice of the attribute beside a size; PyTorch's exporter, which writes ``unbind`` so,
       means it, and ONNX Runtime does.
     """
+    changed = False
     for node in model.graph.all_nodes():
         if node.domain != "":
             continue
+        said = len(node.attributes)
         if node.op_type == "MeanVarianceNormalization":
             node.attributes.setdefault("axes", ir.AttrInt64s("axes", _MEAN_VARIANCE_AXES))
         elif node.op_type == "STFT":
@@ -166,6 +171,9 @@ def state_defaults(model: ir.Model) -> None:
             size = constant_array(node.inputs[1])
             if size is not None and size.ndim == 0 and size == 1:
                 node.replace_input_with(1, None)
+                changed = True
+        changed |= len(node.attributes) > said
+    return changed
 
 
 Extents = list[int | None]

@@ -381,10 +381,13 @@ def check_opset(model: ir.Model) -> None:
             )
 
 
-def declare_opset(model: ir.Model) -> None:
+def declare_opset(model: ir.Model) -> bool:
     """Let every body declare the model's opset, in place: what emits nodes into a graph asks that graph for it."""
-    for graph in model.graphs():
-        graph.opset_imports[""] = model.opset_imports[""]
+    declared = model.opset_imports[""]
+    silent = [graph for graph in model.graphs() if graph.opset_imports.get("") != declared]
+    for graph in silent:
+        graph.opset_imports[""] = declared
+    return bool(silent)
 
 
 def upgrade_opset(model: ir.Model) -> bool:
@@ -426,16 +429,19 @@ def normalize_proto_domains(proto: onnx.ModelProto) -> None:
             node.domain = ""
 
 
-def normalize_domains(model: ir.Model) -> None:
+def normalize_domains(model: ir.Model) -> bool:
     """Spell the standard domain ``""`` where the model imports ``"ai.onnx"``; ``onnx_ir`` spells it so in nodes.
 
     Raises:
         ModelError: the model imports it by both names, in two versions.
     """
+    changed = False
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         spelled_out = imports.pop("ai.onnx", None)
+        changed |= spelled_out is not None
         if spelled_out is not None and imports.setdefault("", spelled_out) != spelled_out:
             raise ModelError(
                 f"the model imports the standard operators in two versions: '' {imports['']} and 'ai.onnx' {spelled_out}. "
                 "Export it again with one opset"
             )
+    return changed

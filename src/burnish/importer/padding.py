@@ -27,18 +27,19 @@ POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _NOT_SET = ("NOTSET", "")
 
 
-def write_pads(model: ir.Model) -> None:
+def write_pads(model: ir.Model) -> bool:
     """Write, in place, explicit pads wherever they follow from the attributes, or from sizes that are known.
 
     Other nodes stay as they are: their padding changes with an input of symbolic size.
     """
     nodes = [node for graph in model.graphs() for node in graph if _has_implicit_pads(node)]
     waiting = [node for node in nodes if not _write(node)]
+    written = len(waiting) < len(nodes)
     if any(_sizes(node) for node in waiting):
         # A node of implicit pads may be declared in a size that runtimes do not give it, and what follows not fit.
         infer_shapes(model, strict=False)
-        for node in waiting:
-            _write(node)
+        written |= any([_write(node) for node in waiting])
+    return written
 
 
 def _has_implicit_pads(node: ir.Node) -> bool:
@@ -151,7 +152,7 @@ def _spans(node: ir.Node, kernel: Sequence[int]) -> list[int]:
     return [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
 
 
-def drop_windows_in_padding(model: ir.Model) -> None:
+def drop_windows_in_padding(model: ir.Model) -> bool:
     """Write, in place, each pool with such a window without it: its output size needs no rounding up there.
 
     Where spatial sizes are symbolic, nodes stay as they are: nothing is inferred from them.
@@ -159,13 +160,16 @@ def drop_windows_in_padding(model: ir.Model) -> None:
     Raises:
         UnsupportedOperatorError: max pooling in that case, of which the places of the maxima are read.
     """
+    changed = False
     while pools := [node for graph in model.graphs() for node in graph if _is_rounded_up(node)]:
         # What follows a pool of the wrong size may not fit, so inference goes on as far as it can.
         infer_shapes(model, strict=False)
         node = next((node for node in pools if any(axis.has_dropped for axis in _axes(node))), None)
         if node is None:
-            return
+            break
         _write_without(node)
+        changed = True
+    return changed
 
 
 @dataclass(frozen=True)
@@ -243,15 +247,18 @@ def _write_without(node: ir.Node) -> None:
     node.replace_input_with(0, builder.op("Slice", builder.tensor(data), starts, stops, builder.integers(list(cropped))).value)
 
 
-def count_padding_as_data(model: ir.Model) -> None:
+def count_padding_as_data(model: ir.Model) -> bool:
     """Write, in place, the padding of such pools as a Pad of zeros before them, and leave it out where there is none.
 
     A pool with padding whose spatial sizes are symbolic stays as it is: which windows start in the padding is not known.
     """
+    changed = False
     for graph in model.graphs():
         for node in list(graph):
             if _counts_padding(node) and _may_pad(node):
                 _write_padding(node, graph)
+                changed = True
+    return changed
 
 
 def _counts_padding(node: ir.Node) -> bool:

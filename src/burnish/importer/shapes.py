@@ -43,13 +43,14 @@ NO_NAME = re.compile(r"\s*|\?+|\*|-1|none|null|nan|undefined|unk(nown)?(_*\d+)?"
 """What exporters write in place of a dimension's name; tf2onnx counts its own: ``unk__12``."""
 
 
-def name_input_dimensions(model: ir.Model) -> None:
+def name_input_dimensions(model: ir.Model) -> bool:
     """Name, in place, the unnamed dimensions of the inputs: ``batch`` for the first of the first input.
 
     Other inputs get names of their own: that two unnamed dimensions are equal is not known.
     """
     shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
     names = Names(dim.value for shape in shapes for dim in shape.dims if isinstance(dim, ir.SymbolicDim))
+    changed = False
     for position, value in enumerate(model.graph.inputs):
         if value.shape is None:
             continue
@@ -59,11 +60,13 @@ def name_input_dimensions(model: ir.Model) -> None:
                 continue
             name = "batch" if position == 0 and axis == 0 and "batch" not in names else f"{value.name}_dim_{axis}"
             dims[axis] = ir.SymbolicDim(names.take(name))
+            changed = True
             UNNAMED_AXES.set(value, [*(UNNAMED_AXES.get(value) or ()), axis])
         value.shape = ir.Shape(dims)
+    return changed
 
 
-def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str] = ()) -> None:
+def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str] = ()) -> bool:
     """Infer, in place, the dtype and shape of every value. Weights are not serialized.
 
     What the source declares for values in between is not relied on: it may date from another batch size. It stays where
@@ -102,14 +105,17 @@ def infer_shapes(model: ir.Model, *, strict: bool = True, known: Collection[str]
         _require_dtypes(node for node in model.graph.all_nodes() if node.domain not in ("", CLASSICAL_DOMAIN))
         raise
     types = _types_of(inferred_proto.graph)
-    declared = set(model.graph.inputs)
+    declared, changed = set(model.graph.inputs), False
     for graph in model.graphs():
         for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
             inferred = types.get(value.name or "")
             if inferred is not None and value not in declared:
+                before = value.type, value.shape
                 _settle(value, inferred)
+                changed |= before != (value.type, value.shape)
                 if strict:
                     _require_possible(value)
+    return changed
 
 
 def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProto:
@@ -129,7 +135,7 @@ def _inferred(light: ir.Model, strict: bool, joins_many: bool) -> onnx.ModelProt
         return _infer(plain, joins_many)
 
 
-def open_unknown_dimensions(model: ir.Model) -> None:
+def open_unknown_dimensions(model: ir.Model) -> bool:
     """Make, in place, unknown what exporters write for an extent that they do not know: each is one of its own.
 
     That is -1, as runtimes read it; a name that is none (``''``, ``?``, ``None``, ``unk__12``), which dimensions that differ may
@@ -139,7 +145,7 @@ def open_unknown_dimensions(model: ir.Model) -> None:
     Raises:
         ModelError: a declared extent below -1.
     """
-    inputs = set(model.graph.inputs)
+    changed, inputs = False, set(model.graph.inputs)
     for graph in model.graphs():
         values = [*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)]
         for value in dict.fromkeys(values):
@@ -156,6 +162,8 @@ def open_unknown_dimensions(model: ir.Model) -> None:
                 opened = [None if extent == 0 else extent for extent in opened]
             if opened != dims:
                 value.shape = ir.Shape(opened)
+                changed = True
+    return changed
 
 
 def _is_unknown(extent: int | ir.SymbolicDim) -> bool:

@@ -58,11 +58,12 @@ def _layer() -> Either:
 _LAYER = _layer()
 
 
-def fuse_linear(graph: ir.Graph) -> None:
+def fuse_linear(graph: ir.Graph) -> bool:
     """Replace products with a matrix, x W or x W' with or without a bias and a ReLU, by ``burnish.FusedLinear``, in place.
 
     Of float32 and bfloat16; the latter adds a bias before it rounds.
     """
+    changed = False
     for node in reversed(list(graph)):
         if node.graph is None or node.domain != "" or node.op_type not in ("Relu", "Add", "Gemm", "MatMul"):
             continue
@@ -78,15 +79,18 @@ def fuse_linear(graph: ir.Graph) -> None:
         makers = [value.producer() for value in node.inputs if value is not None]
         replace_node(node, result)
         remove_unread(graph, *makers, match["matrix"].producer())
+        changed = True
+    return changed
 
 
 @fuses(LINEAR_GRAD)
-def use_linear_gradients(graph: ir.Graph) -> None:
+def use_linear_gradients(graph: ir.Graph) -> bool:
     """Put ``burnish.FusedLinearGrad`` in the place of gradients of layers, in place; of float32 and bfloat16.
 
     It takes in the gradient of a ReLU that gave x, a matrix of float32, where that is all that reads dx, and the transposition of
     dw.
     """
+    changed = False
     for node in list(graph):
         if not LINEAR_GRAD.is_of(node) or node.outputs[0].dtype not in DTYPES:
             continue
@@ -97,6 +101,8 @@ def use_linear_gradients(graph: ir.Graph) -> None:
             _use_product(graph, node, dy, weight)
         else:
             _use_linear_gradient(graph, node, dy, x, weight)
+        changed = True
+    return changed
 
 
 def _use_product(graph: ir.Graph, node: ir.Node, dy: ir.Value, weight: ir.Value) -> None:
@@ -181,8 +187,9 @@ def _swaps(node: ir.Node) -> bool:
 RANK = 4
 
 
-def fuse_batched_products(graph: ir.Graph) -> None:
+def fuse_batched_products(graph: ir.Graph) -> bool:
     """Replace ``MatMul`` of two values of four axes by ``burnish.FusedBatchedProduct``, in place; float32 and bfloat16."""
+    changed = False
     for node in list(graph):
         if node.op_type != "MatMul" or node.domain != "" or node.outputs[0].dtype not in DTYPES:
             continue
@@ -194,6 +201,8 @@ def fuse_batched_products(graph: ir.Graph) -> None:
         operands = [builder.tensor(value) for value in (left, right)]
         like = builder.tensor(node.outputs[0])
         replace_node(node, FUSED_BATCHED_PRODUCT(*operands, like=like, perm=order))
+        changed = True
+    return changed
 
 
 def _order(value: ir.Value) -> list[int]:

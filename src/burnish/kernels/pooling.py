@@ -17,11 +17,12 @@ FUSED_MAX_POOL = EngineOperator("FusedMaxPool", ("x",), ("y", "places"))
 FUSED_MAX_POOL_GRAD = EngineOperator("FusedMaxPoolGrad", ("dy", "places", "x"), ("dx",))
 
 
-def fuse_max_pooling(graph: ir.Graph) -> None:
+def fuse_max_pooling(graph: ir.Graph) -> bool:
     """Replace poolings and their gradients by FusedMaxPool and FusedMaxPoolGrad, in place."""
-    for node in list(graph):
-        if node.op_type == "MaxPool" and node.domain == "":
-            _fuse_pool(graph, node)
+    pools = [node for node in graph if node.op_type == "MaxPool" and node.domain == ""]
+    for node in pools:
+        _fuse_pool(graph, node)
+    return any(node.graph is None for node in pools)
 
 
 def _fuse_pool(graph: ir.Graph, node: ir.Node) -> None:

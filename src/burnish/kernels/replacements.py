@@ -67,12 +67,15 @@ def fused_operators() -> frozenset[str]:
     return frozenset(_fused)
 
 
-def replace_whole_nodes(graph: ir.Graph) -> None:
+def replace_whole_nodes(graph: ir.Graph) -> bool:
     """Replace the nodes that a kernel takes as they are, in place."""
+    changed = False
     for node in list(graph):
         replacement = _replacements.get((node.domain, node.op_type))
         if replacement is not None and _is_single(node) and replacement.has_kernel(node):
             replacement.operator.replace(node)
+            changed = True
+    return changed
 
 
 def _is_single(node: ir.Node) -> bool:

@@ -128,8 +128,7 @@ _BECOMES_STANDARD: tuple[Pass[Lowering], ...] = (
     Pass("lower_semantic_operators", lambda model, context: lower_semantic_operators(model, keep=context.target.kernels)),
 )
 _IS_RUN: tuple[Pass[Lowering], ...] = (
-    # It drops operands that are left out at the end, too, and does not say so.
-    Pass("remove_unused", lambda model, _: remove_unused(model) or None),
+    rewrite(remove_unused),
     Pass("settle_opset", lambda model, context: settle_opset(model, context.target)),
     Pass("check_allowed", lambda model, context: _is_allowed(model, context.target)),
     rewrite_graph(separate_names, reason=NAMES),

@@ -27,14 +27,14 @@ _STATES = (5, 6)
 """The operands of a recurrent layer that are the states which it begins with."""
 
 
-def ask_sample_axes(graph: ir.Graph, asked: AskedAxes) -> None:
-    """Mark the inputs of a graph, in place, as the user says.
+def ask_sample_axes(graph: ir.Graph, asked: AskedAxes) -> bool:
+    """Mark the inputs of a graph, in place, as the user says; return whether anything is said.
 
     Raises:
         ConfigurationError: no such input, or no such axis.
     """
     if asked is None:
-        return
+        return False
     values = {value.name or "": value for value in graph.inputs if value.shape is not None}
     if not isinstance(asked, Mapping):
         asked = dict.fromkeys((name for name, value in values.items() if len(value.shape or ())), asked)
@@ -59,6 +59,7 @@ def ask_sample_axes(graph: ir.Graph, asked: AskedAxes) -> None:
             f"sample_axis={dict(asked)!r}: no input would have samples: give the axis of one at least, such as "
             f"{{'{next(iter(values), 'x')}': 0}}"
         )
+    return True
 
 
 def find_sample_axes(graph: ir.Graph) -> None:

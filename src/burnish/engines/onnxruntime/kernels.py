@@ -15,8 +15,8 @@ import onnxruntime
 from burnish.engines.onnxruntime.failures import has_bfloat16
 from burnish.errors import EngineError, KernelWarning
 from burnish.graph import BURNISH_DOMAIN, Builder, attribute_value, replace_uses
-from burnish.graph.stage import Pass, Stage, rewrite_graph
-from burnish.graph.uses import remove_unread_nodes, remove_unused
+from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
+from burnish.graph.uses import remove_unread_nodes, remove_unused, sort
 from burnish.kernels import compiling
 from burnish.kernels.building import SWITCHED_OFF, build_library, cores, find_built, first_line, is_switched_off, level_of
 from burnish.kernels.convolution.channels_last import use_channels_last
@@ -184,10 +184,13 @@ def _keep_for_kernels(model: ir.Model, *kept: SemanticOperator) -> bool:
     return lower_semantic_operators(model, keep=called - {operator.name for operator in OPERATORS} | {item.name for item in kept})
 
 
-def _leave_out_missing_operands(graph: ir.Graph) -> None:
+def _leave_out_missing_operands(graph: ir.Graph) -> bool:
+    changed = False
     for node in list(graph):
         if any(operator.is_of(node) for operator in _WITH_OPTIONAL_OPERANDS) and "present" not in node.attributes:
             _leave_out_what_is_missing(graph, node)
+            changed = True
+    return changed
 
 
 ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
@@ -199,7 +202,7 @@ ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
         rewrite_graph(use_cross_entropy_kernels),
         Pass("use_recurrent_kernels", lambda model, context: use_recurrent_kernels(model.graph, context.threads)),
         Pass("use_gather_kernels", lambda model, context: use_gather_kernels(model.graph, context.threads)),
-        Pass("sort", lambda model, _: model.graph.sort(), reason="TopologicalSortPass makes the same call"),
+        rewrite_graph(sort, reason="TopologicalSortPass makes the same call"),
         Pass("lower_all_but_images", lambda model, _: _keep_for_kernels(model, *IMAGES)),
         Pass("use_channels_last", lambda model, context: use_channels_last(model.graph, context.threads)),
         # No kernel computes what only such nodes read.
@@ -209,7 +212,7 @@ ONNXRUNTIME_KERNELS: Stage[Calling] = Stage(
         rewrite_graph(fuse_elementwise),
         rewrite_graph(join_groups),
         Pass("name_outputs", lambda model, context: _name_outputs(model.graph, context.outputs)),
-        Pass("remove_unused", lambda model, _: remove_unused(model) or None),
+        rewrite(remove_unused),
     ),
     settles=False,
 )
@@ -230,16 +233,20 @@ def call_kernels(model: ir.Model, threads: int | None = None) -> None:
     model.opset_imports[BURNISH_DOMAIN] = 1
 
 
-def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> None:
+def _name_outputs(graph: ir.Graph, names: Sequence[str | None]) -> bool:
     """Give outputs of a graph their names again, by which a session finds them."""
+    changed = False
     for place, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
         if value.name != name and value.producer() is not None and value.name not in names:
             value.name = name
+            changed = True
         elif value.name != name:  # what else is an output, or an input, keeps its own
             builder = Builder(graph)
             copy = builder.op("Identity", builder.tensor(value)).value
             copy.name = name
             graph.outputs[place] = copy
+            changed = True
+    return changed
 
 
 def _leave_out_what_is_missing(graph: ir.Graph, node: ir.Node) -> None:

@@ -30,7 +30,7 @@ from burnish.engines.torch.bindings.precision import (
 from burnish.engines.torch.translate.rules import translated_operators
 from burnish.graph import BURNISH_DOMAIN, Builder, constant_array, replace_node
 from burnish.graph.stage import Pass, Stage, rewrite_graph
-from burnish.graph.uses import is_read_once, producer_of, remove_unread
+from burnish.graph.uses import is_read_once, producer_of, remove_unread, sort
 from burnish.kernels.attention import fuse_attention, use_cuda_attention
 from burnish.kernels.convolution.fusion import (
     choose_convolutions,
@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from burnish.compiler.lowered_graphs import LoweredGraphs
 
 
-def sum_whole_rows(graph: ir.Graph) -> None:
+def sum_whole_rows(graph: ir.Graph) -> bool:
     """Put one reduction in the place of those that sum trailing axes block by block, in place."""
+    changed = False
     for node in list(graph):
         stages = _stages(node)
         if len(stages) < 2:
@@ -79,6 +80,8 @@ def sum_whole_rows(graph: ir.Graph) -> None:
         total = builder.op(stages[-1].op_type, builder.tensor(source), builder.integers(axes), keepdims=0)
         replace_node(node, builder.op("Unsqueeze", total, builder.integers([-1]), like=builder.tensor(node.outputs[0])))
         remove_unread(graph, *stages[1:], split)
+        changed = True
+    return changed
 
 
 def _stages(node: ir.Node) -> list[ir.Node]:
@@ -189,7 +192,7 @@ TORCH: Stage[Fusing] = Stage(
             when=lambda _, context: context.kernel_choice is not None,
         ),
         # A fused layer stands where its activation was: what reads its statistics may have come before.
-        Pass("sort", lambda model, _: model.graph.sort(), reason="TopologicalSortPass makes the same call"),
+        rewrite_graph(sort, reason="TopologicalSortPass makes the same call"),
         rewrite_graph(transpose_narrow),
         rewrite_graph(use_linear_gradients, when=_has_kernels),
         Pass("fuse_attention", lambda model, context: fuse_attention(model.graph, context.attended), when=_has_kernels),

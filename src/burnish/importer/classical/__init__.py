@@ -34,13 +34,14 @@ CONVERTERS = frozenset({"skl2onnx", "OnnxMLTools"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
-def hold_preprocessing(model: ir.Model) -> None:
+def hold_preprocessing(model: ir.Model) -> bool:
     """Make, in place, Constant nodes of the initializers that are no weights, in a file of one of the ``CONVERTERS``.
 
     In such a file the weights are the matrices of products, and what is added to a product. Every other number is what a step of
     the pipeline was fitted to, such as the means of a scaler or the quantiles of a table, or a constant such as the 1 of
     ``1 - p``.
     """
+    changed = False
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if value.dtype not in FLOATING or not value.uses() or value.is_graph_output():
@@ -55,6 +56,8 @@ def hold_preprocessing(model: ir.Model) -> None:
         value.replace_all_uses_with(output)
         del graph.initializers[name]
         value.name, output.name = None, name
+        changed = True
+    return changed
 
 
 def _trains(node: ir.Node, value: ir.Value) -> bool:

@@ -41,17 +41,20 @@ OF_FLOATS = {
 """Operators without inference, in some version, that give float32 whatever they read, and which output that is."""
 
 
-def declare_outputs(model: ir.Model) -> None:
+def declare_outputs(model: ir.Model) -> bool:
     """Give, in place, dtype and rank to outputs of such operators whose dtype the file does not tell.
 
     Their other outputs, which are labels, have what the standard infers, or what the file declares.
     """
+    changed = False
     for node in model.graph.all_nodes():
         index = OF_FLOATS.get(node.op_type) if node.domain == CLASSICAL_DOMAIN else None
         if index is None or index >= len(node.outputs) or node.outputs[index].type is not None:
             continue
         node.outputs[index].type = ir.TensorType(ir.DataType.FLOAT)
         node.outputs[index].shape = ir.Shape([None, _columns(node)])
+        changed = True
+    return changed
 
 
 def _columns(node: ir.Node) -> int | None:

@@ -36,8 +36,9 @@ def hide_runtime_nodes(proto: onnx.ModelProto) -> None:
             body.opset_import.append(onnx.helper.make_opsetid(RUNTIME_DOMAIN, 1))
 
 
-def move_runtime_nodes(model: ir.Model) -> None:
+def move_runtime_nodes(model: ir.Model) -> bool:
     """The same for a model that is read."""
+    changed = False
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for body in bodies:
         opset_imports = model.opset_imports if isinstance(body, ir.Graph) else body.opset_imports
@@ -45,6 +46,8 @@ def move_runtime_nodes(model: ir.Model) -> None:
             if node.op_type in STANDARD_NAMES and node.domain == "" and not _is_standard(node.op_type, opset_imports.get("")):
                 node.domain = RUNTIME_DOMAIN
                 opset_imports.setdefault(RUNTIME_DOMAIN, 1)
+                changed = True
+    return changed
 
 
 def _is_standard(op_type: str, opset: int | None) -> bool:
@@ -58,14 +61,16 @@ _SMALL = 64
 """Elements of a constant up to which a trial has it: axes and lengths, not weights."""
 
 
-def declare_runtime_outputs(model: ir.Model) -> None:
+def declare_runtime_outputs(model: ir.Model) -> bool:
     """Give, in place, dtype and shape to what operators with a rewrite return, which the standard's inference does not know.
 
     For a model of any opset. Each node is rewritten in a graph of its own, and what that infers is taken over. Nodes in between
     are inferred one by one, in their order. Nothing is done for a model without such operators.
     """
-    if any(find_rewrite(node) is not None for node in model.graph.all_nodes()):
+    has_any = any(find_rewrite(node) is not None for node in model.graph.all_nodes())
+    if has_any:
         _declare(model.graph)
+    return has_any
 
 
 def _declare(graph: ir.Graph) -> None:

@@ -39,26 +39,31 @@ ALIGNMENT = 16
 
 
 @fuses(ATTENTION, ATTENTION_GRAD)
-def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> None:
+def fuse_attention(graph: ir.Graph, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> bool:
     """Put ``burnish.FusedAttention`` and ``burnish.FusedAttentionGrad`` in the place of attention of these ``dtypes``, in place.
 
     Attention stays whose probabilities something but its gradient reads, whose heads have values of another width, or whose mask
     has other axes than the kernels read: all four, or the last two.
     """
-    for node, gradients in _attention_of(graph, dtypes):
+    found = list(_attention_of(graph, dtypes))
+    for node, gradients in found:
         _fuse(node, gradients, FUSED_ATTENTION, FUSED_ATTENTION_GRAD)
+    return bool(found)
 
 
-def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: int) -> None:
+def use_cuda_attention(graph: ir.Graph, dtypes: Collection[ir.DataType], opset: int) -> bool:
     """Put ``burnish.CudaAttention`` and ``burnish.CudaAttentionGrad`` in the place of attention of these ``dtypes``, in place.
 
     What stays is as for ``fuse_attention``, and heads of a width that the kernels have no form for. A constant mask that hides
     from each query the keys after it, and nothing else, becomes an attribute.
     """
+    changed = False
     for node, gradients in _attention_of(graph, dtypes):
         query = node.inputs[0]
         if query is not None and _takes_heads(query):
             _fuse(node, gradients, CUDA_ATTENTION, CUDA_ATTENTION_GRAD, causal=_is_causal(node, opset))
+            changed = True
+    return changed
 
 
 def _takes_heads(query: ir.Value) -> bool:

@@ -52,18 +52,20 @@ REDUCTIONS = frozenset("ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceP
 GLOBAL_POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
-def use_channels_last(graph: ir.Graph, threads: int) -> None:
+def use_channels_last(graph: ir.Graph, threads: int) -> bool:
     """Let a training graph hold its images with their channels last, in place, where most of its convolutions have kernels.
 
     Args:
         graph: in the order in which it runs; batch normalization is fused.
         threads: in how many parts kernels of convolutions cut what they sum up.
     """
-    if takes_most(graph):
-        layout = _Layout(graph, threads)
-        for node in list(graph):
-            if node.graph is graph:  # the second gradient of a convolution is taken with the first
-                layout.visit(node)
+    if not takes_most(graph):
+        return False
+    layout = _Layout(graph, threads)
+    for node in list(graph):
+        if node.graph is graph:  # the second gradient of a convolution is taken with the first
+            layout.visit(node)
+    return True
 
 
 @dataclass(frozen=True)

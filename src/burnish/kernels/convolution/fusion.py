@@ -63,7 +63,7 @@ CHOSEN = {
 }
 
 
-def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
+def choose_convolutions(graph: ir.Graph, measured: bool) -> bool:
     """Rename ``Conv``, ``ConvTranspose`` and the gradients to ``ChosenConv``, ... in the domain ``burnish``, in place.
 
     They keep operands and attributes. They are taken in float32, with padding of zero or more, outside of what was compared:
@@ -73,10 +73,13 @@ def choose_convolutions(graph: ir.Graph, measured: bool) -> None:
         graph: a graph of which the other fusions of convolutions have taken what is theirs.
         measured: whether the calls measure the ways; else they take the usual one.
     """
+    changed = False
     for node in graph:
         if _is_taken(node):
             node.domain, node.op_type = CHOSEN[node.op_type].key
             node.attributes["measured"] = ir.AttrInt64("measured", int(measured))
+            changed = True
+    return changed
 
 
 def _is_taken(node: ir.Node) -> bool:
@@ -105,13 +108,14 @@ def _is_transposed(node: ir.Node) -> bool:
     return node.op_type == "ConvTranspose" and node.domain == ""
 
 
-def use_narrow_gradients(graph: ir.Graph) -> None:
+def use_narrow_gradients(graph: ir.Graph) -> bool:
     """Replace ``ConvWeightGrad`` by ``ConvWeightGradNarrow``, and ``ConvInputGrad`` of kernels of one pixel with strides and no
     padding by ``ConvInputGradNarrow``, in place.
 
     They are taken in bfloat16, of images, in one group, without dilation, with kernels of known extents and the same padding on
     both sides of an axis. The graph's order is to be restored after.
     """
+    changed = False
     for node in list(graph):
         window = _narrow_window(node)
         if window is None:
@@ -123,6 +127,8 @@ def use_narrow_gradients(graph: ir.Graph) -> None:
         operands = [builder.tensor(value) for value in node.inputs if value is not None]
         narrow = CONV_INPUT_GRAD_NARROW if CONV_INPUT_GRAD.is_of(node) else CONV_WEIGHT_GRAD_NARROW
         replace_node(node, narrow(*operands, kernel_shape=extents, strides=strides, pads=pads))
+        changed = True
+    return changed
 
 
 def _narrow_window(node: ir.Node) -> tuple[list[int], list[int], list[int]] | None:
@@ -155,7 +161,7 @@ LEAST_CHANNELS = {
 }
 
 
-def use_products(graph: ir.Graph) -> None:
+def use_products(graph: ir.Graph) -> bool:
     """Replace ``Conv`` and ``ConvInputGrad`` by ``PointwiseConv`` and ``PointwiseConvInputGrad``, ``ConvWeightGrad`` by
     ``ConvWeightGradProducts``, and both gradients of a layer by ``PointwiseConvGrad``, in place.
 
@@ -163,7 +169,7 @@ def use_products(graph: ir.Graph) -> None:
     on either side; the first two with kernels of 1x1 and no padding, the third with kernels up to 3x3, the last with kernels of
     1x1, no padding and a stride of 1. The graph's order is to be restored after.
     """
-    _join_gradients(graph)
+    changed = _join_gradients(graph)
     for node in list(graph):
         window = _window(node, LEAST_CHANNELS)
         if window is None:
@@ -179,13 +185,16 @@ def use_products(graph: ir.Graph) -> None:
         else:
             continue
         replace_node(node, result)
+        changed = True
+    return changed
 
 
-def _join_gradients(graph: ir.Graph) -> None:
+def _join_gradients(graph: ir.Graph) -> bool:
     """``ConvInputGrad(dy, w, x)`` and ``ConvWeightGrad(dy, x, w)`` to ``PointwiseConvGrad(dy, x, w) -> dx, dw``.
 
     Of the former's x the shape is read, which follows from dy and w: where x is computed again, the latter reads another value.
     """
+    changed = False
     least = dict.fromkeys(LEAST_CHANNELS, ConvolutionProducts.LEAST_CHANNELS_OF_BOTH)
     of_input: dict[tuple[ir.Value | None, ir.Value | None], ir.Node] = {}
     of_weight = []
@@ -206,6 +215,8 @@ def _join_gradients(graph: ir.Graph) -> None:
         for result, replaced in zip(results, (other, node), strict=True):
             result.value.type = replaced.outputs[0].type
             replace_node(replaced, result)
+            changed = True
+    return changed
 
 
 def _window(node: ir.Node, least: dict[str, int]) -> tuple[list[int], list[int], list[int]] | None:
@@ -233,12 +244,13 @@ WINOGRAD = {
 }
 
 
-def use_winograd(graph: ir.Graph) -> None:
+def use_winograd(graph: ir.Graph) -> bool:
     """Replace ``Conv``, ``ConvInputGrad`` and ``ConvWeightGrad`` by ``WinogradConv``, ``WinogradConvInputGrad``, ..., in place.
 
     They are taken in float32, with kernels of 3x3, strides and dilations of one, one group, and padding of 0 to 2 that is the
     same on both sides of an axis.
     """
+    changed = False
     for node in list(graph):
         padding = _padding(node)
         if padding is None or is_exact(node):
@@ -248,6 +260,8 @@ def use_winograd(graph: ir.Graph) -> None:
         builder = Builder(graph, before=node)
         operands = [None if value is None else builder.tensor(value) for value in read]
         replace_node(node, WINOGRAD[node.op_type](*operands, padding=padding))
+        changed = True
+    return changed
 
 
 def _padding(node: ir.Node) -> list[int] | None:
@@ -276,16 +290,17 @@ STRIDES = (1, 2)
 DTYPES = (ir.DataType.FLOAT, ir.DataType.BFLOAT16)
 
 
-def fuse_depthwise(graph: ir.Graph) -> None:
+def fuse_depthwise(graph: ir.Graph) -> bool:
     """Replace depthwise convolutions by ``burnish.DepthwiseConv`` and ``burnish.DepthwiseConvGrad``, in place.
 
     ``DepthwiseConv(x, w, b) -> y`` and ``DepthwiseConvGrad(dy, x, w) -> dx, dw``, with ``stride`` and ``pads`` (top, left,
     bottom, right); of the gradients those are computed that ``input`` and ``weight`` ask for.
     """
+    changed = False
     gradients: dict[tuple[Any, ...], _Gradients] = {}
     for node in list(graph):
         if node.op_type == "Conv" and node.domain == "":
-            _fuse_forward(graph, node)
+            changed |= _fuse_forward(graph, node)
         elif CONV_INPUT_GRAD.is_of(node) or CONV_WEIGHT_GRAD.is_of(node):
             operands = _operands(node)
             window = _depthwise_window(node, *operands[1:])
@@ -300,6 +315,7 @@ def fuse_depthwise(graph: ir.Graph) -> None:
         found.fuse(graph)
     if gradients:
         graph.sort()
+    return changed or bool(gradients)
 
 
 @dataclass(frozen=True)
@@ -341,15 +357,16 @@ def _operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, ir.Value
     return (dy, third, second) if CONV_INPUT_GRAD.is_of(node) else (dy, second, third)
 
 
-def _fuse_forward(graph: ir.Graph, node: ir.Node) -> None:
+def _fuse_forward(graph: ir.Graph, node: ir.Node) -> bool:
     x, weight, *bias = node.inputs
     window = _depthwise_window(node, x, weight)
     if window is None:
-        return
+        return False
     builder = Builder(graph, before=node)
     operands = [None if value is None else builder.tensor(value) for value in (x, weight, *bias)]
     y = DEPTHWISE_CONV(*operands, stride=window.stride, pads=list(window.pads))
     replace_node(node, y)
+    return True
 
 
 def _depthwise_window(node: ir.Node, x: ir.Value | None, weight: ir.Value | None) -> _Window | None:

@@ -161,7 +161,7 @@ class _Groups:
         return one
 
 
-def fuse_elementwise(graph: ir.Graph) -> None:
+def fuse_elementwise(graph: ir.Graph) -> bool:
     """Replace chains of elementwise nodes by ``burnish.FusedElementwise`` nodes, in place; the graph stays in order.
 
     Where only a sum over leading axes reads a value, as that for the gradient of a bias reads a widened gradient, the chain adds
@@ -170,7 +170,7 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     groups = _Groups()
     for node in graph:
         groups.add(node)
-    _compute_again(graph, groups)
+    changed = _compute_again(graph, groups)
     replaced: list[ir.Node] = []
     for group in groups:
         sums = [] if _is_small(group.shape) else _sums_of(group)
@@ -179,14 +179,16 @@ def fuse_elementwise(graph: ir.Graph) -> None:
             replaced += group.nodes + sums
     graph.remove(replaced, safe=True)  # at once: each time takes as long as the graph has outputs
     graph.sort()
+    return changed or bool(replaced)
 
 
-def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
+def _compute_again(graph: ir.Graph, groups: _Groups) -> bool:
     """Compute values again that are read much later, as activations are by the backward pass, where groups there read operands.
 
     A group that reads all operands of a node anyway computes it in the same pass, and shares with it what both compute: the
     gradient of GELU its distribution function. What is kept until then is the operand alone.
     """
+    changed = False
     places = {node: place for place, node in enumerate(graph)}
     for node in list(places):
         shape = _shape(node)
@@ -216,6 +218,8 @@ def _compute_again(graph: ir.Graph, groups: _Groups) -> None:
                     user.replace_input_with(position, again.outputs[0])
         group.nodes.append(again)
         groups.of[again] = group
+        changed = True
+    return changed
 
 
 @dataclass(frozen=True)
@@ -429,7 +433,7 @@ MOST_ELEMENTS = 1 << 16
 """Of a result up to which a node is joined to others: a larger one fills a call by itself, and frees what it reads early."""
 
 
-def join_groups(graph: ir.Graph) -> None:
+def join_groups(graph: ir.Graph) -> bool:
     """Join the nodes ``burnish.FusedElementwise`` over few elements whose results are outputs of the graph alone, in place.
 
     Nothing waits for these, so that all of one program may run at the end, as one ``burnish.FusedElementwiseGroups``: the updates
@@ -439,9 +443,10 @@ def join_groups(graph: ir.Graph) -> None:
     for node in graph:
         if FUSED_ELEMENTWISE.is_of(node) and all(_is_small_output(value) for value in node.outputs):
             alike.setdefault(tuple(_program(node)), []).append(node)
-    for nodes in alike.values():
-        if len(nodes) > 1:
-            _join(graph, nodes)
+    several = [nodes for nodes in alike.values() if len(nodes) > 1]
+    for nodes in several:
+        _join(graph, nodes)
+    return bool(several)
 
 
 def _is_small_output(value: ir.Value) -> bool:

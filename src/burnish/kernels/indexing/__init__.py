@@ -21,7 +21,7 @@ FUSED_COALESCE_ROWS = EngineOperator("FusedCoalesceRows", COALESCE_ROWS.inputs, 
 FUSED_LOOKUPS = EngineOperator("FusedLookups", ("tables and indices...",), ("rows...",))
 
 
-def use_gather_kernels(graph: ir.Graph, threads: int) -> None:
+def use_gather_kernels(graph: ir.Graph, threads: int) -> bool:
     """Put ``burnish.FusedGatherGrad`` in the place of gradients of Gather, in place.
 
     Of float32 rows read by int64 indices, along an axis whose extent is known. A single constant index is left: there, standard
@@ -31,6 +31,7 @@ def use_gather_kernels(graph: ir.Graph, threads: int) -> None:
         graph: the graph.
         threads: among which the kernel divides its work.
     """
+    changed = False
     for node in list(graph):
         if not GATHER_GRAD.is_of(node):
             continue
@@ -48,6 +49,8 @@ def use_gather_kernels(graph: ir.Graph, threads: int) -> None:
         operands = (builder.tensor(dy), builder.tensor(indices))
         result = FUSED_GATHER_GRAD(*operands, like=builder.tensor(data), axis=axis, extent=extent, threads=threads)
         replace_node(node, result)
+        changed = True
+    return changed
 
 
 SUMMED = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -58,14 +61,18 @@ MANY_LOOKUPS = 4
 """Rows of a table, and lookups, from which on the kernel is worth that it is built: it fetches rows early, and is called once."""
 
 
-def use_row_kernels(graph: ir.Graph) -> None:
+def use_row_kernels(graph: ir.Graph) -> bool:
     """Replace sums of rows, and lookups whose table and indices are inputs of the graph, by calls of the kernels, in place."""
+    changed = False
     for node in list(graph):
         if COALESCE_ROWS.is_of(node) and node.outputs[1].dtype in SUMMED:
             FUSED_COALESCE_ROWS.replace(node)
+            changed = True
     lookups = [node for node in graph if _is_lookup(node)]
     if len(lookups) >= MANY_LOOKUPS or any(_rows(node) >= MANY_ROWS for node in lookups):
         _join_lookups(graph, lookups)
+        changed = True
+    return changed
 
 
 def _is_lookup(node: ir.Node) -> bool:

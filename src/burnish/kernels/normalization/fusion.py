@@ -151,11 +151,12 @@ def _same_extents(one: ir.Value, other: ir.Value) -> bool:
     return one.shape is not None and other.shape is not None and one.shape == other.shape
 
 
-def fuse_batch_normalization(graph: ir.Graph) -> None:
+def fuse_batch_normalization(graph: ir.Graph) -> bool:
     """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after."""
-    for node in list(graph):
-        if BATCH_NORM_TRAINING.is_of(node):
-            _fuse_batch_norm(graph, node)
+    layers = [node for node in graph if BATCH_NORM_TRAINING.is_of(node)]
+    for node in layers:
+        _fuse_batch_norm(graph, node)
+    return any(node.graph is None for node in layers)
 
 
 def _fuse_batch_norm(graph: ir.Graph, node: ir.Node) -> None:
@@ -293,11 +294,12 @@ SYNCHRONIZED = (*RENAMED, BATCH_NORM_APPLY, BATCH_NORM_GRAD_SUMS, BATCH_NORM_GRA
 """The semantic operators that become kernels here; a part that none takes is to be lowered."""
 
 
-def fuse_synchronized(graph: ir.Graph) -> None:
+def fuse_synchronized(graph: ir.Graph) -> bool:
     """Replace the parts of synchronized layers by kernels, in place, where they are of float32.
 
     The caller sorts the graph: what is fused stands where its activation was, and a gradient before what reads it.
     """
+    changed = False
     # Where a layer is computed again in the backward, its gradient is of the second run, which comes to it first.
     for node in reversed(list(graph)):
         operator = semantic_operator(node)
@@ -305,8 +307,11 @@ def fuse_synchronized(graph: ir.Graph) -> None:
             continue
         if operator is BATCH_NORM_APPLY and _is_single(node.inputs[0]):
             _fuse_synchronized_layer(graph, node)
+            changed = True
         elif operator in RENAMED:
             _rename(graph, node, RENAMED[operator])
+            changed = True
+    return changed
 
 
 def _is_single(value: ir.Value | None) -> bool:
@@ -388,17 +393,18 @@ BY_SILU = 3
 
 
 @fuses(GROUP_NORM_TRAINING, GROUP_NORM_GRAD, SILU, SILU_GRAD)
-def fuse_group_normalization(graph: ir.Graph) -> None:
+def fuse_group_normalization(graph: ir.Graph) -> bool:
     """Take every layer of a form that the kernels have, in place; the graph's order is to be restored after.
 
     SiLU that is left is written out, for the chains of elementwise operators.
     """
-    for node in list(graph):
-        if GROUP_NORM_TRAINING.is_of(node):
-            _fuse_layer(graph, node)
-    for node in list(graph):
-        if SILU.is_of(node) or SILU_GRAD.is_of(node):
-            _write_out(graph, node)
+    layers = [node for node in graph if GROUP_NORM_TRAINING.is_of(node)]
+    for node in layers:
+        _fuse_layer(graph, node)
+    units = [node for node in graph if SILU.is_of(node) or SILU_GRAD.is_of(node)]
+    for node in units:
+        _write_out(graph, node)
+    return bool(units) or any(node.graph is None for node in layers)
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,21 @@ class _Gradient:
     parameters: dict[str, ir.Value]
 
 
-def fuse_normalization(graph: ir.Graph) -> None:
+def fuse_normalization(graph: ir.Graph) -> bool:
     """Replace Standardize, RootMeanSquareNormalize and StandardizeGrad of float32 by kernels, in place.
 
     What is not float32 stays. The caller sorts the graph: a gradient may stand before what it waits for.
     """
+    changed = False
     for node in list(graph):
         if (STANDARDIZE.is_of(node) or ROOT_MEAN_SQUARE_NORMALIZE.is_of(node)) and _is_single(node):
             _fuse_layer(graph, node)
+            changed = True
     for node in list(graph):
         if STANDARDIZE_GRAD.is_of(node) and _is_single(node):
             _replace_projection(graph, node)
+            changed = True
+    return changed
 
 
 def _is_single(node: ir.Node) -> bool:

@@ -25,7 +25,7 @@ _FUSED = {
 """By the semantic operators that there are kernels for."""
 
 
-def use_recurrent_kernels(graph: ir.Graph, threads: int) -> None:
+def use_recurrent_kernels(graph: ir.Graph, threads: int) -> bool:
     """Put an engine's operator in the place of the steps of LSTM and GRU layers, and of their gradients, in place.
 
     Of float32 layers of the usual form: no peepholes, and every frame belongs to its sequence.
@@ -34,10 +34,13 @@ def use_recurrent_kernels(graph: ir.Graph, threads: int) -> None:
         graph: the graph.
         threads: among which the kernels divide their work.
     """
+    changed = False
     for node in list(graph):
         semantic = next((operator for operator in _FUSED if operator.is_of(node)), None)
         if semantic is not None and has_recurrent_kernel(node):
             _FUSED[semantic].replace(node, threads=threads)
+            changed = True
+    return changed
 
 
 def has_recurrent_kernel(node: ir.Node) -> bool:

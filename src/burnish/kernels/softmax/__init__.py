@@ -19,11 +19,12 @@ LOG_P = 3
 """The operand of the gradient that the forward pass computed for it; the kernels keep two numbers per row in its place."""
 
 
-def use_cross_entropy_kernels(graph: ir.Graph) -> None:
+def use_cross_entropy_kernels(graph: ir.Graph) -> bool:
     """Put ``burnish.FusedCrossEntropy`` and ``burnish.FusedCrossEntropyGrad`` in the place of the loss and its gradient.
 
     Of float32 logits ``[N, C]``; class weights and smoothing have no kernel.
     """
+    changed = False
     for node in list(graph):
         if not SOFTMAX_CROSS_ENTROPY.is_of(node) or not _has_kernel(node):
             continue
@@ -46,6 +47,8 @@ def use_cross_entropy_kernels(graph: ir.Graph) -> None:
             read = [*operands, results[2], builder.tensor(flow)]
             replace_node(gradient, FUSED_CROSS_ENTROPY_GRAD(*read, builder=builder, like=operands[0], ignored=ignored))
         replace_node(node, results)
+        changed = True
+    return changed
 
 
 def _has_kernel(node: ir.Node) -> bool:

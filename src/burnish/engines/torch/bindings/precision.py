@@ -36,17 +36,21 @@ def cast_apart(op: Call) -> Any:
 WIDTHS = {ir.DataType.FLOAT16: 2, ir.DataType.BFLOAT16: 2, ir.DataType.FLOAT: 4, ir.DataType.DOUBLE: 8}
 
 
-def read_shapes_before_casts(graph: ir.Graph) -> None:
+def read_shapes_before_casts(graph: ir.Graph) -> bool:
     """Let every Shape read what a cast reads, in place: a cast that nothing else reads need not be computed."""
+    changed = False
     for node in graph:
         if node.op_type != "Shape" or node.domain != "":
             continue
         while (source := _before_cast(node.inputs[0])) is not None:
             node.replace_input_with(0, source)
+            changed = True
+    return changed
 
 
-def transpose_narrow(graph: ir.Graph) -> None:
+def transpose_narrow(graph: ir.Graph) -> bool:
     """Let a matrix that is cast and transposed be transposed in its narrower dtype, in place: products read it so."""
+    changed = False
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
         other = None if source is None else source.producer()
@@ -74,6 +78,8 @@ def transpose_narrow(graph: ir.Graph) -> None:
             exchanged = builder.op("Transpose", builder.cast(operand, after.dtype), perm=[1, 0])
         replace_node(node, exchanged)
         remove_node(other)
+        changed = True
+    return changed
 
 
 def _before_cast(value: ir.Value | None) -> ir.Value | None:
@@ -121,7 +127,7 @@ def widened(model: ir.Model, device: torch.device) -> ir.Model:
     return model
 
 
-def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Collection[ir.DataType]) -> None:
+def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Collection[ir.DataType]) -> bool:
     """Let every node of these operators that computes in one of these dtypes compute in float32, in place.
 
     Args:
@@ -129,6 +135,7 @@ def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Colle
         operators: by domain and name.
         narrow: the dtypes.
     """
+    changed = False
     casts: dict[tuple[ir.Graph, ir.Value], tuple[ir.Value, int]] = {}
     for place, node in enumerate(list(graph.all_nodes()) if narrow else ()):
         owner = node.graph
@@ -146,6 +153,8 @@ def widen(graph: ir.Graph, operators: Collection[tuple[str, str]], narrow: Colle
             casts[owner, value] = cast, place
             node.replace_input_with(index, cast)
         _round_behind(owner, node)
+        changed = True
+    return changed
 
 
 def _round_behind(graph: ir.Graph, node: ir.Node) -> None:
