@@ -21,7 +21,7 @@ def differentiable_operators() -> set[str]:
 
 
 def test_whatever_the_standard_calls_differentiable_has_a_rule_or_a_function() -> None:
-    """Functions are differentiated as what they hold: ``test_functions.py``."""
+    """Functions are differentiated as what they hold: ``test_inlining.py``."""
     marked = differentiable_operators()
     assert len(marked) > 100
     without = {name for name in marked - BOUND_TO_A_MODE if not has_gradient(ir.node(name, []), NEWEST)}

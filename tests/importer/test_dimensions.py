@@ -1,4 +1,4 @@
-"""What loops carry has the shape that it keeps from one iteration to the next, and no other."""
+"""Dimensions that the standard's inference leaves open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import burnish
 from burnish.errors import ConfigurationError
 from burnish.importer import dimensions as loop_shapes
 from burnish.importer import load
+from burnish.importer.dimensions import name_reshaped_dimensions
+from burnish.operators.attention import ATTENTION
+from burnish.rewriting.recognize_attention import recognize_attention
 from oracles.onnxruntime_outputs import onnxruntime_outputs
+from oracles.rewritten import rewritten
+from oracles.runtime_operators import Case, cases
 
 TEXT = """<ir_version: 10, opset_import: ["": 18]>
 g (float[n, 3] x, int64 count) => (float[] y) <bool yes = {1}, int64[1] first = {0},
@@ -130,3 +135,127 @@ def test_a_loop_that_grows_does_not_take_the_shapes_of_the_others() -> None:
     model = load(chain(20, first="t0 = Concat <axis = 0> (s0, s0)"))
     shapes = [re.sub(r"unk__\d+", "None", str(node.outputs[0].shape)) for node in model.graph if node.op_type == "Loop"]
     assert shapes == ["[None,3]"] * 20
+
+
+MASKED = [case for case in cases() if case.op_type == "Attention" and case.name in ("unidirectional", "keys_causal", "ends")]
+
+
+@pytest.mark.parametrize(
+    ("length", "extent"),
+    [
+        ("n = Gather (s, one)", "M"),
+        ("v = Slice (s, at, behind)\n n = Squeeze (v)", "M"),
+        ("t = Shape <start = 1, end = 2> (x)\n i = Cast <to = 7> (t)\n n = Reshape (i, none)", "M"),
+        ("g = Gather (s, one)\n n = Add (g, one)", None),
+        ("n = ReduceProd <keepdims = 0> (s)", None),
+    ],
+    ids=["gather", "slice", "shape", "longer", "product"],
+)
+def test_what_counts_along_an_axis_has_its_extent(length: str, extent: str | None) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, M] x) => (int64[K] y, int64[L] z)
+    <int64 zero = {{0}}, int64 one = {{1}}, int64[1] at = {{1}}, int64[1] behind = {{2}}, int64[0] none = {{}}> {{
+        s = Shape (x)
+        {length}
+        counted = Range (zero, n, one)
+        later = Range (one, n, one)
+        y = Neg (counted)
+        z = Neg (later)
+    }}""")
+    graph = burnish.load(model).graph
+    made = {output.name: output.shape for node in graph for output in node.outputs}
+    assert (str(made["counted"]) == "[M]") == (extent is not None)
+    assert str(made["later"]) != "[M]"
+
+
+@pytest.mark.parametrize("case", MASKED, ids=str)
+def test_attention_with_an_open_length_is_recognized(case: Case) -> None:
+    file = case.model(symbolic=True)
+    file.graph.input[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
+    model = rewritten(recognize_attention, burnish.load(file))
+    assert any(ATTENTION.is_of(node) for node in model.graph)
+
+
+HEADER = '<ir_version: 10, opset_import: ["": 18]>\n'
+
+
+def loaded_with(graph: str):
+    return burnish.load(onnx.parser.parse_model(f"{HEADER}{graph}"))
+
+
+def shapes(model) -> dict[str, list]:
+    values = (output for node in model.graph for output in node.outputs)
+    return {value.name: [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims] for value in values}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("[batch, 6, 4]", "-1, 4", ["6*batch", 4]),
+        ("[batch, 6, 4]", "-1, 24", ["batch", 24]),
+        ("[batch, 6, 4]", "-1, 48", ["1/2*batch", 48]),
+        ("[batch, 6, 4]", "4, -1, 3", [4, "2*batch", 3]),
+    ],
+)
+def test_a_reshape_keeps_the_number_of_elements(source, target, expected):
+    model = loaded_with(
+        f"g (float{source} x) => (float y) <int64[{target.count(',') + 1}] s = {{{target}}}> {{ y = Reshape (x, s) }}"
+    )
+    assert shapes(model)["y"] == expected
+
+
+def test_rows_are_put_back_to_the_batch_and_added():
+    model = loaded_with("""
+    g (float[batch, 6, 4] x) => (float y) <int64[2] rows = {-1, 4}, int64[3] back = {-1, 6, 4}> {
+        r = Reshape (x, rows)
+        a = Relu (r)
+        b = Reshape (a, back)
+        y = Add (x, b)
+    }""")
+    found = shapes(model)
+    assert found["r"] == found["a"] == ["6*batch", 4]
+    assert found["b"] == found["y"] == ["batch", 6, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("[batch, length, 4]", "-1, 4"), ("[batch, 6, 4]", "-1, 0, 4")],
+    ids=["two names", "an extent that is copied"],
+)
+def test_what_does_not_follow_keeps_a_name_of_its_own(source, target):
+    model = loaded_with(
+        f"g (float{source} x) => (float y) <int64[{target.count(',') + 1}] s = {{{target}}}> {{ y = Reshape (x, s) }}"
+    )
+    first = shapes(model)["y"][0]
+    assert first == "batch" if target == "-1, 0, 4" else first.startswith("unk__")
+
+
+def test_the_gradient_of_a_residual_around_rows_looks_for_no_shape_at_run_time():
+    """As of GPT-2, whose dense layers take the rows of all sequences: what is added has one shape, and nothing is summed back."""
+    numbers = ", ".join(f"{value:.2f}" for value in np.linspace(-1, 1, 16))
+    source = onnx.parser.parse_model(f"""{HEADER}
+    g (float[batch, 3, 4] x) => (float[batch, 3, 4] logits)
+      <float[4, 4] w = {{{numbers}}}, float[3, 4] places = {{{"0.5, " * 11}0.5}},
+       int64[2] rows = {{-1, 4}}, int64[3] back = {{-1, 3, 4}}>
+    {{
+        placed = Add (x, places)
+        r = Reshape (placed, rows)
+        product = MatMul (r, w)
+        b = Reshape (product, back)
+        logits = Add (placed, b)
+    }}""")
+    program = burnish.compile(source, loss="cross_entropy:class_axis=-1", optimizer="sgd", metrics=())
+    kinds = {node.op_type for node in program.step.graph}
+    assert "NonZero" not in kinds
+    batch = {"x": np.ones((2, 3, 4), np.float32), "labels": np.ones((2, 3), np.int64)}
+    with burnish.Session(program, engine="reference") as session:
+        first = session.step(batch)["loss"]
+        assert session.step(batch)["loss"] < first
+
+
+def test_a_dimension_that_comes_back_under_its_own_name_stays():
+    """Exporters write names such as unk__0 themselves, which look made up."""
+    graph = "g (float[unk__0, 64] x, int64[1] flat, int64[2] back) => (float[unk__0, 64] y)"
+    model = onnx.parser.parse_model(f"{HEADER}{graph} <float[unk__1] r> {{ r = Reshape (x, flat) y = Reshape (r, back) }}")
+    read = ir.from_proto(model)
+    name_reshaped_dimensions(read)
+    assert shapes(read) == {"r": ["64*unk__0"], "y": ["unk__0", 64]}

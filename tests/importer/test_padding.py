@@ -1,4 +1,4 @@
-"""auto_pad and output_shape become pads, so that every runtime computes what the standard says."""
+"""Padding of convolutions and pools as explicit pads, and as data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import burnish
 from burnish.errors import ModelError
 from burnish.importer import load
 from burnish.importer.padding import write_pads
@@ -114,3 +116,36 @@ def test_numbers_that_are_not_one_for_each_axis(op_type: str, attributes: dict[s
     source = build(op_type, ("n", 1, 8, 8), weight, auto_pad="SAME_UPPER", **attributes)
     with pytest.raises(ModelError, match=rf"{op_type} .*{named}"):
         write_pads(ir.from_proto(source))
+
+
+def pooling(shape: tuple[int | str, ...], opset: int = 17, **attributes) -> onnx.ModelProto:
+    pool = helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], count_include_pad=1, ceil_mode=1, **attributes)
+    graph = helper.make_graph(
+        [pool],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def operators(model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("opset", [10, 17, 22])
+@pytest.mark.parametrize(("shape", "pads"), [((2, 2, 6, 8), [0] * 4), (("n", 2, "h", "w"), [0] * 4), (("n", 2, 6, 8), [1] * 4)])
+def test_the_runtime_counts_nothing_and_the_averages_are_pytorchs(shape, pads: list[int], opset: int) -> None:
+    model = burnish.load(pooling(shape, opset, strides=[2, 2], pads=pads))
+    (pool,) = (node for node in model.graph if node.op_type == "AveragePool")
+    assert "count_include_pad" not in pool.attributes
+    assert ("Pad" in operators(model)) == any(pads)
+
+    x = np.random.default_rng(0).normal(size=(2, 2, 6, 8)).astype(np.float32)
+    expected = torch.nn.AvgPool2d(3, 2, pads[0], ceil_mode=True)(torch.from_numpy(x))
+    np.testing.assert_allclose(onnxruntime_outputs(model, {"x": x})["y"], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_windows_that_cannot_be_counted_stay() -> None:
+    model = burnish.load(pooling((2, 2, "h", "w"), strides=[2, 2], pads=[1, 1, 1, 1]))
+    assert operators(model) == ["AveragePool"]
