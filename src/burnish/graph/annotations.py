@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import onnx_ir as ir
 
@@ -71,7 +71,8 @@ class Fact(Generic[Said]):
 
     def get(self, holder: Holder) -> Said | None:
         """Return what is known; None if nothing is."""
-        return cast("Said | None", holder.meta.get(self.key))
+        said: Said | None = holder.meta.get(self.key)
+        return said
 
     def set(self, holder: Holder, said: Said) -> None:
         """Note it, in place of what was known."""

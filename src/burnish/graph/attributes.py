@@ -14,15 +14,19 @@ def attribute_value(node: ir.Node, name: str, default: Any) -> Any:
     return default if attribute is None else attribute.value
 
 
+_HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
 def bodies(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs inside a node: branches and loop bodies."""
     graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
-        if attribute.is_ref():
+        kind = attribute.type
+        if kind not in _HOLD_GRAPHS or attribute.is_ref():
             continue
-        if attribute.type == ir.AttributeType.GRAPH:
+        if kind == ir.AttributeType.GRAPH:
             graphs.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        else:
             graphs.extend(attribute.as_graphs())
     return graphs
 

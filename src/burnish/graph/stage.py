@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
+from burnish.graph.attributes import bodies
 from burnish.graph.matching import near_misses
 from burnish.graph.verification import Verification
 
@@ -245,9 +246,15 @@ class _Run(Generic[C]):
     def operators(self) -> frozenset[str]:
         """Return the types of the nodes of the model, in bodies and functions too, and their domains."""
         if self.present is None:
-            bodies: list[ir.Graph | ir.Function] = [self.model.graph, *self.model.functions.values()]
-            nodes = [node for body in bodies for node in body.all_nodes()]
-            self.present = frozenset(name for node in nodes for name in (node.op_type, node.domain))
+            found: set[str] = set()
+            pending: list[ir.Graph | ir.Function] = [self.model.graph, *self.model.functions.values()]
+            while pending:
+                for node in pending.pop():
+                    found.add(node.op_type)
+                    if node.domain:
+                        found.add(node.domain)
+                    pending += bodies(node)
+            self.present = frozenset(found)
         return self.present
 
     def changes(self, item: Pass[C]) -> bool:

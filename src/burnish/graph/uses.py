@@ -182,6 +182,19 @@ def remove_unread_nodes(graph: ir.Graph) -> bool:
     return changed
 
 
+_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+def _leaves_out_last_operands(graph: ir.Graph) -> bool:
+    for node in graph:
+        operands = node.inputs
+        if operands and operands[-1] is None:
+            return True
+        if node.op_type in _CONTROL and any(map(_leaves_out_last_operands, bodies(node))):
+            return True
+    return False
+
+
 def remove_unread(graph: ir.Graph, *nodes: ir.Node | None) -> None:
     """Remove those of the nodes that are of the graph and that nothing reads, and then what was made or stored for them alone."""
     pending = [node for node in reversed(nodes) if node is not None]
@@ -211,7 +224,7 @@ def remove_unused(model: ir.Model) -> bool:
     # The pass removes nodes too, and each takes it as long as the graph has outputs.
     changed = remove_unread_nodes(model.graph)
     # It drops operands that are left out at the end, and does not say so.
-    changed |= any(node.inputs and node.inputs[-1] is None for node in model.graph.all_nodes())
+    changed |= _leaves_out_last_operands(model.graph)
     changed |= RemoveUnusedNodesPass()(model).modified
     changed |= RemoveUnusedOpsetsPass()(model).modified
     model.opset_imports.setdefault("", 18)

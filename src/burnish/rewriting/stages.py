@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from burnish.graph.names import separate_names
-from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.graph.stage import Pass, Stage, rewrite, rewrite_graph
 from burnish.graph.uses import remove_unused
 from burnish.quantization.graph import simulates_quantization
@@ -139,7 +138,7 @@ LOWERED: Stage[Lowering] = Stage(
     (
         *_BECOMES_STANDARD,
         rewrite(complete_axes, operators=("Pad", "Resize")),
-        rewrite(widen_reductions, when=lambda model, _: has_sixteen_bit_values(model)),
+        rewrite(widen_reductions),
         Pass(
             "compute_further_outputs",
             lambda model, context: compute_further_outputs(model, context.target.output_limits),
