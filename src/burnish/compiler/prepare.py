@@ -35,6 +35,7 @@ from burnish.compiler.state_inputs import make_inputs, rounded_weights, state_dt
 from burnish.errors import ConfigurationError, ObjectiveWarning
 from burnish.graph import integer_weights
 from burnish.graph.annotations import ADAPTERS
+from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.importer import SOURCE, Bind, Source, SourceModel, exported_module, load, refuse_gradients, with_plain_tensors
 from burnish.modes import batch_normalizations, batch_normalizations_in_loops
 from burnish.norms import (
@@ -52,7 +53,6 @@ from burnish.norms import (
 from burnish.norms import get as get_policy
 from burnish.optim.groups import frozen_by_pattern, with_aliases, without_freezing
 from burnish.program.state import Weights
-from burnish.graph.shapes import has_sixteen_bit_values
 from burnish.rewriting.change_dtypes import compute_in_float32
 from burnish.rewriting.stages import RECOGNIZED
 from burnish.sample_axes import AskedAxes, find_sample_axes, result_axes
