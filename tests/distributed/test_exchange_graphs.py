@@ -54,5 +54,6 @@ def test_each_worker_has_an_equal_share_where_nothing_tells_samples(workers: int
     small = SmallGraph({"penalty": ("float64", [])})
     small.graph.opset_imports["burnish"] = 1
     small.output("share", SAMPLE_SHARE(small["penalty"]))
-    assert place_samples(small.graph, (), workers) is None
+    assert place_samples(small.graph, (), workers)
+    assert [value.name for value in small.graph.inputs] == ["penalty"]
     assert small.run(penalty=np.float64(6.0)) == {"share": 6.0 / workers}
