@@ -13,7 +13,7 @@ import burnish
 from burnish.data import ArrayDataset, Loader, file_rows, open_dataset
 from burnish.errors import DataError
 from burnish.training import read_checkpoint
-from burnish.training.features import FeatureDataset
+from burnish.training.feature_dataset import FeatureDataset
 from oracles.tiny_program import CLASSES, FEATURES, tiny_program
 from specs.program_inputs import classification
 

@@ -23,8 +23,9 @@ from burnish.errors import CheckpointError, ConfigurationError, DataError, Engin
 from burnish.files.folder import MANIFEST
 from burnish.models import residual_network
 from burnish.program import Program, Role
-from burnish.training import features
-from burnish.training.features import FeatureDataset, Features
+from burnish.training import feature_dataset
+from burnish.training.feature_dataset import FeatureDataset
+from burnish.training.features import Features
 from burnish.training.trainer import Trainer
 from oracles.combinations import diagonal
 from oracles.several_workers import in_threads, part_of
@@ -150,7 +151,7 @@ def test_many_features_lie_in_a_file(tmp_path, monkeypatch):
     with burnish.Session(program(STAGE, True), threads=1) as session:
         in_memory = FeatureDataset(ArrayDataset(data()), "train")
         assert "MB in memory" in in_memory.fill(session.features, 16, tmp_path)
-        monkeypatch.setattr(features, "IN_MEMORY", 1000)
+        monkeypatch.setattr(feature_dataset, "IN_MEMORY", 1000)
         mapped = FeatureDataset(ArrayDataset(data()), "train")
         assert f"in '{tmp_path / 'train.features'}'" in mapped.fill(session.features, 16, tmp_path)
         rows = np.array([3, 39, 0])
@@ -158,7 +159,7 @@ def test_many_features_lie_in_a_file(tmp_path, monkeypatch):
             np.testing.assert_array_equal(mapped.batch(rows)[name], array)
         del mapped
         assert not (tmp_path / "train.features").exists()
-        monkeypatch.setattr(features, "SPARED", 1 << 60)
+        monkeypatch.setattr(feature_dataset, "SPARED", 1 << 60)
         with pytest.raises(ConfigurationError, match=r"those of 40 samples take .* GB, and the disk of .* make room"):
             FeatureDataset(ArrayDataset(data()), "train").fill(session.features, 16, tmp_path)
     with pytest.raises(DataError, match="have not been computed: call fill"):

@@ -260,7 +260,7 @@ class Watching(OptionGroup):
             EngineError: the engine cannot tell.
         """
         from burnish.data import DataSpec
-        from burnish.training.features import FeatureDataset
+        from burnish.training.feature_dataset import FeatureDataset
         from burnish.training.profiling import profile, shortened
 
         dataset = trainer.loader.dataset

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from burnish.graph.annotations import describe_node
 from burnish.graph.uses import remove_node
@@ -31,6 +30,8 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
 
 def evaluated(node: ir.Node, operands: Mapping[str, np.ndarray], opset: int) -> list[np.ndarray]:
     """Return the outputs of a node for operands by name; nothing where the evaluator fails: computing early is never needed."""
+    from onnx.reference import ReferenceEvaluator  # not above: burnish.compile is imported without it
+
     try:
         with np.errstate(all="ignore"):
             results = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, dict(operands))

@@ -23,7 +23,8 @@ from burnish.errors import ConfigurationError, EngineError, InputError, Objectiv
 from burnish.optim.accumulate import steps_to_an_update
 from burnish.program import Entry, Program, Role
 from burnish.program.layout import sample_extent
-from burnish.training.features import FeatureDataset, Features
+from burnish.training.feature_dataset import FeatureDataset
+from burnish.training.features import Features
 from burnish.training.inputs import broken_rule, check_batch
 from burnish.training.session import Session
 from burnish.training.trained_model import TrainedModel

@@ -21,7 +21,7 @@ import numpy as np
 from burnish.data import Dataset
 from burnish.errors import CheckpointError, ConfigurationError, DataError
 from burnish.training.callbacks.base import Callbacks
-from burnish.training.features import FeatureDataset
+from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.metric_totals import Means
 from burnish.training.run_files import CheckpointFolder
 from burnish.training.run_position import Position

@@ -14,7 +14,7 @@ from burnish.data.batches import BatchLoader
 from burnish.data.image.labelled import DecodedImages
 from burnish.errors import BurnishError
 from burnish.metrics.average_precision import Picture, overlaps
-from burnish.training.features import FeatureDataset
+from burnish.training.feature_dataset import FeatureDataset
 from burnish.training.html_report.contents import Example, Judgement
 from burnish.training.html_report.pictures import class_colours, drawn_on, joined, pixels_of, side_by_side
 from burnish.training.predictions import Answer, class_names, is_detector, pictures_in, read_answer
