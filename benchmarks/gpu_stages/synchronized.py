@@ -16,8 +16,8 @@ import torch
 from torch import distributed
 
 import burnish
-from burnish.distributed.connection.backends import Backends
 from burnish.distributed.connection.joining import join
+from burnish.distributed.connection.process_group import Backends
 from burnish.engines.torch import TorchEngine
 from gpu_stages.campaign import PRELOADED
 from gpu_stages.differences import check_apart

@@ -9,7 +9,6 @@ from worker_processes import run
 
 import burnish
 from burnish.distributed import join
-from burnish.distributed.connection.backends import Backends
 from burnish.distributed.connection.communicators import (
     COMPRESSIONS,
     SMALL_BYTES,
@@ -19,6 +18,7 @@ from burnish.distributed.connection.communicators import (
     GroupCommunicator,
     OrderedSums,
 )
+from burnish.distributed.connection.process_group import Backends
 from burnish.engines.communicator import GRADIENTS
 from burnish.engines.torch import native as kernels
 from burnish.errors import ConfigurationError

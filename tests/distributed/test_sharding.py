@@ -102,7 +102,7 @@ def test_a_worker_holds_its_share(program):
             return set(session._runner.own_state())
 
     for rank, names in enumerate(in_threads(3, held)):
-        assert names == set(entries) - shares.not_of(rank)
+        assert names == set(entries) - (set(shares.slots) - shares.of(rank))
 
 
 def test_a_worker_that_keeps_all_of_it_asks_nobody_before_the_first_step(batches):

@@ -17,7 +17,7 @@ from worker_processes import Workers, run, tell
 
 from burnish.distributed import join
 from burnish.distributed.connection import shared_memory
-from burnish.distributed.connection.backends import Backends
+from burnish.distributed.connection.process_group import Backends
 from burnish.distributed.connection.shared_memory import PIECE_BYTES, SMALL_BYTES, Files, Processes
 from burnish.engines.torch import native as kernels
 from burnish.errors import WorkerError

@@ -1,9 +1,7 @@
 """Data-parallel training: several workers train one model as one worker with the whole batch would.
 
-``options`` is where a session begins: it joins the workers, derives the graph that each runs, and opens it on an engine.
-``derivation`` puts the exchanges into a training graph. ``connection`` is how workers meet and exchange numbers, as a
-``Communicator``. Each other module is one feature: its rewrites of the graph, and a runner around the engine's. Nothing here
-reads data, or imports PyTorch before it is used.
+``options`` is where a session begins, ``derivation`` puts the exchanges into a graph, ``connection`` is how workers meet; each
+other module is one feature. Nothing here imports PyTorch before it is used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""Gradient accumulation on several workers: each adds up its own gradients, and one exchange sums them for the update.
-
-Until then what a worker has accumulated is its own, and the state of the run is the sum over the workers.
-"""
+"""Gradient accumulation on several workers: each adds up its own gradients, and one exchange sums them for the update."""
 
 from __future__ import annotations
 
@@ -20,22 +17,12 @@ from burnish.engines.communicator import Communicator
 from burnish.engines.split_graph import parted
 from burnish.graph import Builder, attribute_value, replace_node
 from burnish.graph.uses import ancestors_of
-from burnish.operators.collectives import (
-    ALL_REDUCE,
-    ALL_REDUCE_FINISH,
-    ALL_REDUCE_START,
-    ALL_REDUCE_WHERE,
-    OWN_GRADIENTS,
-    PARTS_OF,
-    all_reduce,
-)
+from burnish.operators import collectives
 from burnish.optim.accumulate import COUNT, Accumulate
 from burnish.optim.average import ParameterAverage
 from burnish.optim.base import layers_of
 from burnish.optim.slots import slot_of
 from burnish.program import Role
-
-COUNT_ENTRY = COUNT.entry()
 
 
 def accumulates(graphs: LoweredGraphs) -> bool:
@@ -62,43 +49,41 @@ def exchanging_for_updates(graphs: LoweredGraphs) -> LoweredGraphs:
         exchange_accumulated(model.graph)
         check_replicated(model.graph, own, outputs)
 
-    return graphs.rewritten(rewrite, "step", marks=(ALL_REDUCE_WHERE, PARTS_OF))
+    return graphs.rewritten(rewrite, "step", marks=(collectives.ALL_REDUCE_WHERE, collectives.PARTS_OF))
 
 
 def exchange_accumulated(graph: ir.Graph) -> None:
     """Exchange, in place, a step's accumulated gradients by their buckets, each as soon as it is added up."""
     join_parts(graph, accumulating=True)
     needed: dict[ir.Node, set[ir.Node]] = {}
-    for mark in [node for node in graph if ALL_REDUCE_WHERE.is_of(node)]:
-        read = [ancestors_of(value, back_to=OWN_GRADIENTS.is_of) for value in mark.inputs if value is not None]
+    for mark in [node for node in graph if collectives.ALL_REDUCE_WHERE.is_of(node)]:
+        read = [ancestors_of(value, back_to=collectives.OWN_GRADIENTS.is_of) for value in mark.inputs if value is not None]
         needed[mark] = {node for value in set[ir.Value]().union(*read) if (node := value.producer()) is not None}
-    for bucket in [node for node in graph if OWN_GRADIENTS.is_of(node)]:
+    for bucket in [node for node in graph if collectives.OWN_GRADIENTS.is_of(node)]:
         members = [mark for mark, nodes in needed.items() if bucket in nodes]
         if members:
             _exchange(graph, bucket, members, set[ir.Node]().union(*(needed[mark] for mark in members)))
         bucket.attributes.pop("order")  # which its exchange has now
-    in_update = [node for node in graph if ALL_REDUCE.is_of(node) and "order" not in node.attributes]
+    in_update = [node for node in graph if collectives.ALL_REDUCE.is_of(node) and "order" not in node.attributes]
     for order, node in enumerate(in_update, next_order(graph)):
         set_order(node, order)
 
 
 def join_parts(graph: ir.Graph, accumulating: bool) -> bool:
-    """Exchange, in place, figures of gradients that are each worker's own."""
-    parts = [node for node in graph if PARTS_OF.is_of(node)]
+    parts = [node for node in graph if collectives.PARTS_OF.is_of(node)]
     for node in parts:
         own = Builder(graph, before=node).tensors(node.inputs)
-        replace_node(node, all_reduce(own, "count") if accumulating else own)
+        replace_node(node, collectives.all_reduce(own, "count") if accumulating else own)
     return bool(parts)
 
 
 def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed: set[ir.Node]) -> None:
-    """Put one exchange of some marks' operands after a bucket, and wait for it at the last mark."""
     position = {node: index for index, node in enumerate(graph)}
     moved = sorted((node for node in needed if position[node] > position[bucket]), key=position.__getitem__)
     graph.remove(moved)
     graph.insert_after(bucket, moved)
     builder = Builder(graph, before=list(graph)[position[bucket] + len(moved) + 1])
-    buffer = ALL_REDUCE_START(
+    buffer = collectives.ALL_REDUCE_START(
         *builder.tensors([*(mark.inputs[0] for mark in marks), marks[0].inputs[1]]),
         purpose="gradient",
         conditional=1,
@@ -106,17 +91,13 @@ def _exchange(graph: ir.Graph, bucket: ir.Node, marks: Sequence[ir.Node], needed
         order=attribute_value(bucket, "order", 0),
     )
     builder = Builder(graph, before=max(marks, key=position.__getitem__))
-    results = ALL_REDUCE_FINISH.emit(*builder.tensors([buffer.value, *(mark.inputs[0] for mark in marks)]))
+    results = collectives.ALL_REDUCE_FINISH.emit(*builder.tensors([buffer.value, *(mark.inputs[0] for mark in marks)]))
     for mark, result in zip(marks, results, strict=True):
         replace_node(mark, result)
 
 
 class AccumulatingRunner(SpreadRunner):
-    """A runner that adds up what the workers accumulated when the state is asked for.
-
-    ``runner`` was opened with ``part_of`` the state of the run. After an update there is nothing to add, and nothing is
-    exchanged.
-    """
+    """A runner that adds up what the workers accumulated when asked for the state; ``runner`` was opened with ``part_of`` it."""
 
     def __init__(
         self, runner: ProgramRunner, communicator: Communicator, accumulated: Sequence[str], state: Mapping[str, np.ndarray]
@@ -126,14 +107,14 @@ class AccumulatingRunner(SpreadRunner):
         self._known = self._sums_of(state)
 
     def _spread(self) -> Sequence[str]:
-        return self._accumulated if int(self._runner.state_entry(COUNT_ENTRY)) else ()
+        return self._accumulated if int(self._runner.state_entry(COUNT.entry())) else ()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._runner.load_state(part_of(state, self._accumulated, self._communicator.rank))
         self._known = self._sums_of(state)
 
     def _sums_of(self, state: Mapping[str, np.ndarray]) -> Arrays:
-        return {name: np.array(state[name]) for name in self._accumulated} if int(state[COUNT_ENTRY]) else {}
+        return {name: np.array(state[name]) for name in self._accumulated} if int(state[COUNT.entry()]) else {}
 
     def _whole(self, own: Arrays) -> Arrays:
         parts = [own[name] for name in self._accumulated]

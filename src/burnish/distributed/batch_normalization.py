@@ -18,17 +18,8 @@ from burnish.graph.annotations import BRANCH_LAYER, LAYER, POLICY
 from burnish.norms import NormPolicy, Renorm, Sync, Train, get
 from burnish.operators import Operation
 from burnish.operators.collectives import ALL_REDUCE, SHARD_COUNT, SHARD_MEAN, WORKER_RANK, all_gather, all_reduce
+from burnish.operators.normalization import synchronized
 from burnish.operators.normalization.batch import BATCH_NORM_GRAD, BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING, correction
-from burnish.operators.normalization.synchronized import (
-    BATCH_NORM_APPLY,
-    BATCH_NORM_GRAD_APPLY,
-    BATCH_NORM_GRAD_MERGE,
-    BATCH_NORM_GRAD_SUMS,
-    BATCH_NORM_MERGE,
-    BATCH_NORM_MOMENTS,
-    Statistics,
-    halves,
-)
 from burnish.operators.semantic import semantic_operator
 
 DOUBLE = ir.DataType.DOUBLE
@@ -38,7 +29,6 @@ LAYERS = frozenset({BATCH_NORM_TRAINING, BATCH_RENORM_TRAINING})
 
 
 def effective_policies(graph: ir.Graph, norm: NormPolicy, workers: int) -> dict[str, NormPolicy]:
-    """Return what each policy of the graph's layers means for this many workers; ``norm`` is what ``train`` means."""
     for node in graph.all_nodes():
         if (layer := BRANCH_LAYER.get(node)) is not None:
             raise ConfigurationError(
@@ -67,9 +57,8 @@ def synchronize(
 ) -> bool:
     """Rewrite, in place, layers with statistics of several workers, their gradients, and running statistics.
 
-    ``updates`` has a running statistic's input by the output with its next value. If workers have different statistics, running
-    ones take rank 0's (``of_rank0``) or the average by elements. ``spare`` gives scale and bias the whole batch's gradients at
-    once, without an exchange of their own.
+    ``updates`` has a running statistic's input by its output; with ``of_rank0`` it is rank 0's, else the average by elements.
+    ``spare`` gives scale and bias the whole batch's gradients without an exchange of their own.
     """
     made = _Synchronization(graph, effective_policies(graph, norm, workers), workers, spare)
     groups = dict.fromkeys(updates, workers) | (made.groups_of_statistics(updates) if of_rank0 else {})
@@ -127,14 +116,16 @@ class _Synchronization:
         builder = Builder(self.graph, before=node)
         op = Operation(node, builder)
         x, scale, bias = (op.required(index) for index in range(3))
-        moments, pivot = BATCH_NORM_MOMENTS.emit(x)
+        moments, pivot = synchronized.BATCH_NORM_MOMENTS.emit(x)
         gathered = all_gather(moments, self.workers, "moments", group)
-        statistics = Statistics(*BATCH_NORM_MERGE.emit(gathered, scale, epsilon=op.attribute("epsilon")))
+        statistics = synchronized.Statistics(
+            *synchronized.BATCH_NORM_MERGE.emit(gathered, scale, epsilon=op.attribute("epsilon"))
+        )
         gain = statistics.gain
         if BATCH_RENORM_TRAINING.is_of(node):
             r, d = correction(op, statistics.mean, statistics.inverse_std)
             gain, bias = gain * r, bias + scale * d
-        y = BATCH_NORM_APPLY(x, pivot, statistics.center, gain, bias)
+        y = synchronized.BATCH_NORM_APPLY(x, pivot, statistics.center, gain, bias)
         for user in dict.fromkeys(user for value in node.outputs[4:6] for user, _ in value.uses()):
             if not BATCH_NORM_GRAD.is_of(user):
                 raise ConfigurationError(
@@ -151,18 +142,20 @@ class _Synchronization:
         replace_node(node, (y, statistics.mean, statistics.inverse_std, statistics.variance, None, None))
         return statistics.count
 
-    def _synchronize_gradient(self, node: ir.Node, group: int, own_scale: Tensor, pivot: Tensor, merged: Statistics) -> None:
+    def _synchronize_gradient(
+        self, node: ir.Node, group: int, own_scale: Tensor, pivot: Tensor, merged: synchronized.Statistics
+    ) -> None:
         builder = Builder(self.graph, before=node)
         dy, x, scale, pivot, count, center, precise, gain = builder.tensors(
             [*node.inputs[:3], *(each.value for each in (pivot, merged.count, merged.center, merged.precise, merged.gain))]
         )
         if scale.value is not own_scale.value:
             gain = builder.cast(builder.cast(scale, DOUBLE) * precise, scale.dtype)
-        sums = BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
+        sums = synchronized.BATCH_NORM_GRAD_SUMS(dy, x, pivot, center)
         (total,) = all_reduce((sums,), "sums", group)
-        slope, offset, *whole = BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
-        dx = BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
-        own_flow, own_products = halves(sums, scale)
+        slope, offset, *whole = synchronized.BATCH_NORM_GRAD_MERGE.emit(total, count, precise, scale)
+        dx = synchronized.BATCH_NORM_GRAD_APPLY(dy, x, pivot, center, gain, slope, offset)
+        own_flow, own_products = synchronized.halves(sums, scale)
         own = (builder.cast(own_products * precise, scale.dtype), builder.cast(own_flow, scale.dtype))
         for output, gradient in zip(node.outputs[1:], whole, strict=True) if group == 0 and self.spare else ():
             # The sum over all workers is there already, in place of an exchange that alone reads this worker's part.
@@ -193,11 +186,7 @@ class _Synchronization:
         return groups
 
     def join_statistics(self, of_rank0: bool) -> dict[int, Tensor]:
-        """Exchange the statistics that running ones take in, if each worker has its own.
-
-        With ``of_rank0``, a group that shares rank 0's gives them, as rank 0's own part may be empty. Returns numbers that are 0
-        if all parts are empty, float64 [1], by how many workers give theirs.
-        """
+        """Exchange what running statistics take in; return how much that is of, float64 [1], by how many workers give theirs."""
         counts: dict[int, Tensor] = {}
         rank = WORKER_RANK(builder=Builder(self.graph, before=next(iter(self.graph)))) if of_rank0 else None
         for node in [node for node in self.graph if SHARD_MEAN.is_of(node) or SHARD_COUNT.is_of(node)]:

@@ -27,10 +27,7 @@ from burnish.program.signature import Entry, GraphSignature, Signature
 
 @dataclass(frozen=True)
 class Distribution:
-    """The context of DISTRIBUTED: the signature of the graph of the gradients, and the options of ``DataParallel``.
-
-    With ``accumulating``, gradients stay each worker's own in this graph.
-    """
+    """The context of DISTRIBUTED; with ``accumulating``, gradients stay each worker's own in this graph."""
 
     entries: GraphSignature
     workers: int
@@ -43,11 +40,9 @@ class Distribution:
 
     @property
     def spread(self) -> Collection[str]:
-        """The tables of which each worker holds a part."""
         return () if self.shards is None else self.shards.extents
 
     def counts(self, graph: ir.Graph) -> Entry | None:
-        """Return the input with the numbers of samples; None if they are as many in every step."""
         known = {entry.name for entry in self.entries.inputs}
         return next((samples_entry(value) for value in graph.inputs if value.name not in known), None)
 
@@ -56,6 +51,10 @@ def _synchronize(model: ir.Model, context: Distribution) -> bool:
     updates = {entry.name: entry.updates for entry in context.entries.outputs_of(Role.STATISTIC) if entry.updates is not None}
     spare = not context.accumulating
     return synchronize(model.graph, context.norm, context.workers, updates, of_rank0=context.of_rank0, spare=spare)
+
+
+def _place_samples(model: ir.Model, context: Distribution) -> bool:
+    return place_samples(model.graph, context.entries.inputs_of(Role.DATA), context.workers)
 
 
 def _look_up_rows(model: ir.Model, context: Distribution) -> bool:
@@ -84,8 +83,7 @@ def derive(
 ) -> LoweredGraphs:
     """Return graphs of which that of training has the exchanges of this many workers; the given ones stay as they are.
 
-    They were lowered to a target that keeps collectives (``Target.among_workers``). The options are those of ``DataParallel``;
-    ``shards`` are the tables that are divided: ``holding_rows`` then makes what one worker runs.
+    They were lowered to ``Target.among_workers``. ``shards`` are the tables that are divided.
     """
     if not graphs.semantic:
         raise ConfigurationError(
@@ -111,10 +109,9 @@ def derive(
 
 
 def exchange_rows(graph: ir.Graph, workers: int, spread: Collection[str]) -> bool:
-    """Exchange, in place, the gradients of tables that are kept as rows: those of all tables in one exchange.
+    """Exchange, in place, the gradients of tables that are kept as rows; what workers have of a row is added by rank.
 
-    A worker adds up its own rows first, so that each travels once; what the workers have of a row is added in the order of the
-    ranks. Each gets all rows, but of the tables in ``spread`` only those that it holds, in a second exchange.
+    Each gets all rows, but of the tables in ``spread`` those that it holds.
     """
     marks = [node for node in graph if ALL_REDUCE_ROWS.is_of(node)]
     held = [node for node in marks if attribute_value(node, "table", "") in spread]
@@ -136,17 +133,11 @@ DISTRIBUTED: Stage[Distribution] = Stage(
         Pass("exchange_rows", lambda model, context: exchange_rows(model.graph, context.workers, context.spread)),
         Pass("look_up_rows", _look_up_rows, when=lambda _, context: context.shards is not None),
         rewrite(remove_unused),
-        Pass(
-            "place_samples",
-            lambda model, context: place_samples(model.graph, context.entries.inputs_of(Role.DATA), context.workers),
-        ),
+        Pass("place_samples", _place_samples),
         rewrite(remove_unused),
         Pass("check_replicated", _check_replicated),
         Pass("share_exchanges", lambda model, _: share_exchanges(model.graph), when=lambda _, context: context.share),
-        Pass(
-            "bucket_gradients",
-            lambda model, context: bucket_gradients(model.graph, context.bucket_size, context.accumulating),
-        ),
+        Pass("bucket_gradients", lambda model, context: bucket_gradients(model.graph, context.bucket_size, context.accumulating)),
         rewrite_graph(number_exchanges),
     ),
     settles=False,

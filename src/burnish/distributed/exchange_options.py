@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from burnish.compiler.options import read_tables
 from burnish.options import option
 
-BUCKET_SIZE = 25 * 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
@@ -23,7 +21,7 @@ class ExchangeOptions:
     )
     compression: str | None = option(None, help="Send gradients in 16 bits: float16 or bfloat16.", metavar="TYPE")
     bucket_size: int = option(
-        BUCKET_SIZE,
+        25 * 2**20,
         help="Bytes of gradients in one exchange, which overlaps with the backward pass.",
         metavar="BYTES",
         kind=int,
@@ -52,9 +50,5 @@ class ExchangeOptions:
         metavar="KIND",
     )
     synchronize_every: int | None = option(
-        None,
-        help="Let workers step alone for this many steps, then average their weights.",
-        metavar="STEPS",
-        kind=int,
-        least=1,
+        None, help="Let workers step alone for this many steps, then average their weights.", metavar="STEPS", kind=int, least=1
     )

@@ -1,8 +1,7 @@
 """Rewrites of a graph's exchanges: merging, buckets of gradients, and their order.
 
-A small exchange costs its latency, so exchanges that do not wait for each other become one: those of one level, which is one more
-than the highest that their operands depend on. Nothing in a step waits for reported figures and averaged statistics: they are one
-exchange at the end. Gradients travel in buckets while the reverse pass goes on.
+A small exchange costs its latency, so those that do not wait for each other, of one level, become one. Nothing in a step waits
+for reported figures and averaged statistics: they are one exchange at the end. Gradients travel while the reverse pass goes on.
 """
 
 from __future__ import annotations
@@ -15,27 +14,24 @@ import onnx_ir as ir
 from burnish.errors import ConfigurationError
 from burnish.graph import BURNISH_DOMAIN, Builder, Tensor, attribute_value, replace_node, replace_value, static_shape
 from burnish.graph.uses import read_by
-from burnish.operators.collectives import (
-    ALL_GATHER,
-    ALL_GATHER_ROWS,
-    ALL_REDUCE,
-    ALL_REDUCE_FINISH,
-    ALL_REDUCE_START,
-    GATHER_OWNED,
-    LOOK_UP_ROWS,
-    OWN_GRADIENTS,
-    SCATTER_ROWS,
-    WORKER_RANK,
-)
+from burnish.operators import collectives
 from burnish.operators.semantic import semantic_operator
 from burnish.program.signature import Entry, Role
 
 LATE = frozenset({"figure", "average"})
-ALONE = frozenset({ALL_GATHER_ROWS, LOOK_UP_ROWS, SCATTER_ROWS})
+ALONE = frozenset({collectives.ALL_GATHER_ROWS, collectives.LOOK_UP_ROWS, collectives.SCATTER_ROWS})
 """Exchanges of rows, made for all of their tables together."""
-BEGINNING = frozenset({ALL_REDUCE, ALL_GATHER, ALL_REDUCE_START}) | ALONE
+BEGINNING = frozenset({collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.ALL_REDUCE_START}) | ALONE
 """Operators that begin an exchange."""
-JOINING = frozenset({ALL_REDUCE, ALL_REDUCE_FINISH, ALL_GATHER, ALL_GATHER_ROWS, GATHER_OWNED})
+JOINING = frozenset(
+    {
+        collectives.ALL_REDUCE,
+        collectives.ALL_REDUCE_FINISH,
+        collectives.ALL_GATHER,
+        collectives.ALL_GATHER_ROWS,
+        collectives.GATHER_OWNED,
+    }
+)
 """Operators whose results are the same on every worker."""
 
 
@@ -44,7 +40,6 @@ def is_exchange(node: ir.Node) -> bool:
 
 
 def share_exchanges(graph: ir.Graph) -> bool:
-    """Merge, in place, exchanges that do not wait for each other; gradients have rules of their own."""
     exchanges = {node: attribute_value(node, "purpose", "") for node in graph if is_exchange(node)}
     awaited = {node for node, purpose in exchanges.items() if purpose not in LATE and purpose != "gradient"}
     levels = by_level(graph, awaited) | {-1: [node for node, purpose in exchanges.items() if purpose in LATE]}
@@ -86,7 +81,7 @@ def by_level(graph: ir.Graph, exchanges: Container[ir.Node]) -> dict[int, list[i
 
 
 def number_exchanges(graph: ir.Graph) -> bool:
-    exchanges = [node for node in graph if is_exchange(node) or OWN_GRADIENTS.is_of(node)]
+    exchanges = [node for node in graph if is_exchange(node) or collectives.OWN_GRADIENTS.is_of(node)]
     for order, node in enumerate(exchanges):
         set_order(node, order)
     return bool(exchanges)
@@ -109,10 +104,7 @@ def replace_by_exchanged(values: Sequence[ir.Value], results: Sequence[Tensor], 
 
 
 def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = False) -> bool:
-    """Replace, in place, the exchanges of gradients by one for each bucket of at least ``bucket_size`` bytes.
-
-    ``accumulating`` puts ``OwnGradients`` there instead: what is accumulated is exchanged.
-    """
+    """Replace, in place, the exchanges of gradients by one, or with ``accumulating`` ``OwnGradients``, for each bucket."""
     nodes = list(graph)
     position: dict[ir.Node | None, int] = {None: -1, **{node: index for index, node in enumerate(nodes)}}
 
@@ -131,7 +123,7 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
             size, dtype = 0, value.dtype
         buckets[-1].append(node)
         size += int(math.prod(static_shape(value) or ()) * (4 if dtype is None else dtype.itemsize))
-    operator, purpose = (OWN_GRADIENTS, None) if accumulating else (ALL_REDUCE_START, "gradient")
+    operator, purpose = (collectives.OWN_GRADIENTS, None) if accumulating else (collectives.ALL_REDUCE_START, "gradient")
     begun = []
     for bucket in buckets:
         builder = Builder(graph, before=nodes[max(map(ready, bucket)) + 1])
@@ -140,7 +132,9 @@ def bucket_gradients(graph: ir.Graph, bucket_size: int, accumulating: bool = Fal
     for bucket, results in zip(buckets, begun, strict=True):
         if not accumulating:
             builder = Builder(graph, before=max(bucket, key=position.__getitem__))
-            results = ALL_REDUCE_FINISH.emit(*builder.tensors([results[0].value, *(node.inputs[0] for node in bucket)]))
+            results = collectives.ALL_REDUCE_FINISH.emit(
+                *builder.tensors([results[0].value, *(node.inputs[0] for node in bucket)])
+            )
         for node, result in zip(bucket, results, strict=True):
             replace_node(node, result)
     return bool(buckets)
@@ -152,7 +146,7 @@ def check_replicated(graph: ir.Graph, own: Collection[str], outputs: Mapping[str
     for node in graph:
         if semantic_operator(node) in JOINING and not attribute_value(node, "group", 0):
             continue
-        if WORKER_RANK.is_of(node) or any(value in differing for value in read_by(node)):
+        if collectives.WORKER_RANK.is_of(node) or any(value in differing for value in read_by(node)):
             differing.update(node.outputs)
     for entry in [outputs[value.name or ""] for value in graph.outputs if value in differing and value.name in outputs]:
         if entry.role is Role.METRIC:

@@ -68,10 +68,9 @@ def check_local_steps(program: Program) -> None:
 
 
 class LocalSteps(SpreadRunner):
-    """A runner that steps alone, and is averaged with the others at the end of each round.
+    """A runner that steps alone, and is averaged with the others after ``every`` steps, and when the state is asked for.
 
-    A round ends after ``every`` steps, and when the state is asked for. An empty part is a step that does nothing, and reports
-    NaN. ``runner`` was opened with ``worker_start``.
+    An empty part is a step that does nothing, and reports NaN. ``runner`` was opened with ``worker_start``.
     """
 
     def __init__(
@@ -85,11 +84,8 @@ class LocalSteps(SpreadRunner):
     ):
         super().__init__(runner, communicator)
         signature = program.signature["step"]
-        self._every = every
-        self._outer = outer_of(program)
-        self._updated = set(signature.updates)
-        taken = signature.outputs_of(Role.STATISTIC) if statistics == "rank0" else ()
-        self._of_rank0 = {entry.updates for entry in taken}
+        self._every, self._outer, self._updated = every, outer_of(program), set(signature.updates)
+        self._of_rank0 = {entry.updates for entry in signature.outputs_of(Role.STATISTIC) if statistics == "rank0"}
         held: Mapping[str, list[int]] = program.options.get("hold_rows", {})
         self._held = {entry: rows for name, rows in held.items() for entry in (f"param/{name}", AVERAGE.entry(name))}
         self._masks = changing_masks(program.graphs.unlowered("predict").graph)
@@ -110,17 +106,19 @@ class LocalSteps(SpreadRunner):
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         name, axis = self._counted
         samples = inputs[name].shape[axis]
-        outputs = self._runner.step(inputs) if samples else self._nothing_done()
+        if samples:
+            outputs = self._runner.step(inputs)
+        else:
+            outputs = {name: np.full((), np.nan, dtype) for name, dtype in self._reported}
+            if self._step_entry is not None:
+                state = self._runner.state()
+                self._runner.load_state({**state, self._step_entry: state[self._step_entry] + 1})
         self._samples += samples
         self._taken += bool(samples)
         self._steps += 1
         if self._steps == self._every:
             self.synchronize()
         return outputs
-
-    def synchronize(self) -> None:
-        if self._steps:
-            self.load_state(self._joined())
 
     def own_state(self) -> Arrays:
         return {**self._runner.state(), **self._common_key()}
@@ -140,17 +138,14 @@ class LocalSteps(SpreadRunner):
         self._start = {name: np.array(array) for name, array in state.items() if name in self._updated}
         self._steps = self._taken = self._samples = 0
 
-    def _nothing_done(self) -> Arrays:
-        if self._step_entry is not None:
-            state = self._runner.state()
-            self._runner.load_state({**state, self._step_entry: state[self._step_entry] + 1})
-        return {name: np.full((), np.nan, dtype) for name, dtype in self._reported}
-
     def _common_key(self) -> Arrays:
         key = self._key
         return {} if key is None else {key: self._runner.state_entry(key) - offset_of(self._communicator.rank)}
 
-    def _joined(self) -> Arrays:
+    def synchronize(self) -> None:
+        """End the round, if one has begun; all workers do so together."""
+        if not self._steps:
+            return
         state = self.own_state()
         changing = [name for name in state if name in self._updated]
         names = [name.removeprefix("param/") for name in self._start if name.startswith("param/")]
@@ -183,7 +178,7 @@ class LocalSteps(SpreadRunner):
             joined[name] = (self._start[name].astype(wide) + step).astype(state[name].dtype)
             for row in self._held.get(name, ()):
                 joined[name][row] = self._start[name][row]
-        return {**state, **joined}
+        self.load_state({**state, **joined})
 
     def _moved(self, name: str, value: np.ndarray, weight: Any) -> np.ndarray:
         if name not in self._of_rank0:
@@ -192,7 +187,6 @@ class LocalSteps(SpreadRunner):
 
 
 def worker_start(state: Mapping[str, np.ndarray], key: str | None, rank: int) -> Mapping[str, np.ndarray]:
-    """Return what a worker begins a round with: the common state, with a random key of its own."""
     return state if key is None else {**state, key: state[key] + offset_of(rank)}
 
 

@@ -99,15 +99,13 @@ class DataParallel(ExchangeOptions, PlainSettings):
                 f"DataParallel: shard_tables={tables!r}: give 'auto', or names or patterns of embedding tables, such as "
                 "['*embedding*']"
             )
-        if self.synchronize_every is not None:
-            self._check_local_steps(self.synchronize_every)
         if self.group is not None and not isinstance(self.group, ProcessGroup) and not is_torch_group(self.group):
             raise ConfigurationError(
                 f"DataParallel: group={self.group!r} is no group of workers that this process is of: give what "
                 "burnish.distributed.join() returns, or a process group of torch.distributed"
             )
-
-    def _check_local_steps(self, every: int) -> None:
+        if (every := self.synchronize_every) is None:
+            return
         if not is_whole(every) or every < 1:
             raise ConfigurationError(f"DataParallel: synchronize_every={every!r}: give a whole number of steps, 1 or more")
         refused = {
@@ -150,17 +148,18 @@ class DataParallel(ExchangeOptions, PlainSettings):
     def open(
         self, program: Program, engine: Engine, state: Mapping[str, np.ndarray], *, device: str | None, threads: int | None
     ) -> ProgramRunner:
-        """Open the program on an engine as this worker runs it; all workers call this together.
+        """Open the program on an engine as this worker runs it, with the arguments of ``Engine.open``; all workers call this
+        together.
 
-        Arguments are those of ``Engine.open``. Raises ConfigurationError if workers cannot train the program, or differ in
-        program, options, version or state, and EngineError if the engine cannot exchange values.
+        Raises ConfigurationError if workers cannot train it or differ in it, and EngineError if the engine cannot exchange
+        values.
         """
         if self.synchronize_every is not None:
             check_local_steps(program)
             alone = self._communicator(device)
             alone = OrderedSums(alone) if self.deterministic else alone
             graphs = program.graphs.lowered_to(engine.target)
-            self._check_agreement(alone, graphs, state)
+            check_agreement(alone, graphs, state, self)
             key = next((entry.name for entry in program.signature["step"].inputs_of(Role.KEY)), None)
             runner = engine.open(graphs, worker_start(state, key, alone.rank), device=device, threads=threads)
             return LocalSteps(runner, alone, program, self.synchronize_every, state, self.statistics)
@@ -193,7 +192,7 @@ class DataParallel(ExchangeOptions, PlainSettings):
             statistics=self.statistics,
             shards=tables,
         )
-        self._check_agreement(communicator, derived, state)
+        check_agreement(communicator, derived, state, self)
         if tables is not None:
             derived = holding_rows(derived, tables, rank)
             state = held_by(state, tables, rank)
@@ -232,9 +231,6 @@ class DataParallel(ExchangeOptions, PlainSettings):
             )
         return OrderedSums(communicator, deterministic=self.deterministic, compression=self._compressed())
 
-    def _check_agreement(self, communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray]) -> None:
-        check_agreement(communicator, graphs, state, str({name: getattr(self, name) for name in AGREED}))
-
 
 def check_engine(engine: Engine) -> None:
     if not engine.target.collectives:
@@ -247,12 +243,12 @@ REMEDIES = {
     "exchanges": "give every worker the same burnish.DataParallel options, and start as many workers as it counts",
     "state": "give every worker the same state or seed, and the same checkpoint",
 }
-"""What workers have in common, and what to do if it differs."""
 
 
-def check_agreement(communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], options: str) -> None:
-    """Raise ConfigurationError unless all workers are about to train the same, so that none waits for ever."""
-    grad = graphs.unlowered("grad").graph
+def check_agreement(
+    communicator: Communicator, graphs: LoweredGraphs, state: Mapping[str, np.ndarray], parallel: DataParallel
+) -> None:
+    grad, options = graphs.unlowered("grad").graph, {name: getattr(parallel, name) for name in AGREED}
     signature = json.dumps([graphs.signature.to_dict(), graphs.options], sort_keys=True, default=str)
     contents = (
         [__version__.encode()],
@@ -277,7 +273,6 @@ def check_agreement(communicator: Communicator, graphs: LoweredGraphs, state: Ma
 
 
 def _structure(graph: ir.Graph) -> Iterator[bytes]:
-    """What a graph computes, of what, in which order, without the names of values."""
     numbers: dict[ir.Value, int] = {value: index for index, value in enumerate(graph.inputs)}
     for node in graph.all_nodes():
         operands = [None if value is None else numbers.get(value, -1) for value in node.inputs]

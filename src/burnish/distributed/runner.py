@@ -34,7 +34,6 @@ class SpreadRunner(ProgramRunner):
         return ()
 
     def _whole(self, own: Arrays) -> Arrays:
-        """Return the whole of these entries; an exchange."""
         return {}
 
     def own_state(self) -> Arrays:
@@ -68,7 +67,6 @@ class SpreadRunner(ProgramRunner):
 
 
 def gathered(communicator: Communicator, array: np.ndarray) -> np.ndarray:
-    """Return the arrays of all workers, of one dtype and shape: [workers, ...]."""
     return array_of(communicator.all_gather(buffer_of(communicator, array)))
 
 
@@ -79,12 +77,10 @@ def summed(communicator: Communicator, array: np.ndarray) -> np.ndarray:
 
 
 def as_bytes(arrays: Mapping[str, np.ndarray], size: int = 0) -> np.ndarray:
-    """Return the content of arrays, one after the other, as a vector of at least ``size`` bytes."""
     return np.frombuffer(b"".join(array.tobytes() for array in arrays.values()).ljust(size, b"\0"), np.uint8).copy()
 
 
 def from_bytes(content: np.ndarray, forms: Mapping[str, tuple[np.dtype, Any]]) -> Arrays:
-    """Return arrays of these dtypes and shapes from what ``as_bytes`` made of them."""
     arrays, begin = {}, 0
     for name, (dtype, shape) in forms.items():
         end = begin + dtype.itemsize * math.prod(shape)

@@ -1,7 +1,7 @@
 """A worker's samples among those of the batch: their share of it, their random numbers, and parts without samples.
 
-A worker tells its graph how many samples it has in an extra input. Many operators have no result for no samples, such as a mean,
-so an empty part runs on a stand-in, and gives zeros to every exchange.
+An extra input says how many a worker has. Many operators have no result for none, so an empty part runs on a stand-in, and gives
+zeros to every exchange.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from burnish.engines.row_writes import RowWriter
 from burnish.errors import ConfigurationError
 from burnish.graph import Builder, Names, Tensor, describe_node, replace_node, source_of
 from burnish.graph.inference import RANDOM_OPERATORS
-from burnish.operators.collectives import (
-    ALL_GATHER,
-    ALL_GATHER_ROWS,
-    ALL_REDUCE,
-    SAMPLE_SHARE,
-    SCATTER_ROWS,
-    WORKER_RANK,
-    all_gather,
-)
+from burnish.operators import collectives
 from burnish.operators.semantic import semantic_operator
 from burnish.program.layout import samples_first, stand_in
 from burnish.program.signature import Entry, GraphSignature, Role
@@ -37,21 +29,18 @@ from burnish.random import Places
 from burnish.sample_axes import sample_inputs
 
 INT64 = ir.DataType.INT64
-GUARDED = frozenset({ALL_REDUCE, ALL_GATHER, ALL_GATHER_ROWS, SCATTER_ROWS})
+GUARDED = frozenset({collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.ALL_GATHER_ROWS, collectives.SCATTER_ROWS})
 """Exchanges that a worker without samples gives zeros to, or no rows."""
 
 
 def sample_axes(data: Sequence[Entry]) -> dict[str, int]:
-    """Return the axis along which each input that has samples has them."""
     entries = {entry.name: entry for entry in data if entry.sample_axis is not None and entry.extents}
     extents = {name: samples_first(entry).extents for name, entry in entries.items()}
     return {name: entries[name].sample_axis or 0 for name in sample_inputs(extents)}
 
 
 def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
-    """Return the inputs whose samples are counted, with their axes: the first with each symbolic extent, none if the size is
-    fixed.
-    """
+    """Return the inputs whose samples are counted: the first with each symbolic extent, none if the size is fixed."""
     axes, entries = sample_axes(data), {entry.name: entry for entry in data}
     symbols = {name: entries[name].extents[axis] for name, axis in axes.items()}
     if any(isinstance(symbol, int) for symbol in symbols.values()):
@@ -63,7 +52,6 @@ def counted_inputs(data: Sequence[Entry]) -> dict[str, int]:
 class Samples:
     """The samples of a step, counted at its beginning; nothing is emitted before it is asked for.
 
-    ``first`` is the first input with samples, if any. The graph gets an int64 input with a number for each of ``counted_inputs``.
     An input has ``total`` samples in the batch, ``start`` of them before this worker's; counts are int64 [1].
     """
 
@@ -72,39 +60,31 @@ class Samples:
         self._inputs = {value.name: value for value in graph.inputs}
         self._axes = sample_axes(data)
         self.first = next(iter(self._axes), None)
-        self._counted = tuple(counted_inputs(data))
-        if self._counted:
+        self.counted = tuple(counted_inputs(data))
+        if self.counted:
             name = Names.of(graph).take("samples")
-            self._numbers = ir.Value(name=name, type=ir.TensorType(INT64), shape=ir.Shape([len(self._counted)]))
+            self._numbers = ir.Value(name=name, type=ir.TensorType(INT64), shape=ir.Shape([len(self.counted)]))
             graph.inputs.append(self._numbers)
-
-    @property
-    def is_counted(self) -> bool:
-        return bool(self._counted)
 
     @cached_property
     def own(self) -> Tensor:
-        builder = self._builder
-        if not self._counted:
+        if not self.counted:
             assert self.first is not None
             return self.rows(self.first)
-        numbers = builder.tensor(self._numbers)
-        if len(self._counted) == 1:
-            return numbers
-        return builder.op("Slice", numbers, builder.integers([0]), builder.integers([1]), shape=[1])
+        numbers, integers = self._builder.tensor(self._numbers), self._builder.integers
+        return numbers if len(self.counted) == 1 else self._builder.op("Slice", numbers, integers([0]), integers([1]), shape=[1])
 
     def rows(self, name: str) -> Tensor:
         """How many samples of an input this worker's graph runs on: its own, or a stand-in's."""
-        builder, axis = self._builder, self._axes[name]
-        value = builder.tensor(self._inputs[name])
-        return builder.once(("rows", name), lambda: builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
+        value, axis = self._builder.tensor(self._inputs[name]), self._axes[name]
+        return self._builder.once(("rows", name), lambda: self._builder.op("Shape", value, start=axis, end=axis + 1, shape=[1]))
 
     def total(self, name: str) -> Tensor:
         return self._builder.once(("total", name), lambda: self._sum(self._counts(name)))
 
     def start(self, name: str) -> Tensor:
         def emit() -> Tensor:
-            rank = WORKER_RANK(builder=self._builder)
+            rank = collectives.WORKER_RANK(builder=self._builder)
             before = self._builder.cast(self._builder.op("Less", self._builder.integers(range(self._workers)), rank), INT64)
             return self._sum(self._counts(name) * before)
 
@@ -112,14 +92,14 @@ class Samples:
 
     def _counts(self, name: str) -> Tensor:
         def emit() -> Tensor:
-            everyone, column = self._gathered, self._counted.index(name) if self._counted else 0
+            everyone, column = self._gathered, self.counted.index(name) if self.counted else 0
             return self._builder.op("Gather", everyone, self._builder.scalar(column, INT64), axis=1, shape=[self._workers])
 
         return self._builder.once(("counts", name), emit)
 
     @cached_property
     def _gathered(self) -> Tensor:
-        return all_gather(self._builder.tensor(self._numbers) if self._counted else self.own, self._workers, "samples")
+        return collectives.all_gather(self._builder.tensor(self._numbers) if self.counted else self.own, self._workers, "samples")
 
     def _sum(self, counts: Tensor) -> Tensor:
         return self._builder.op("ReduceSum", counts, self._builder.integers([0]), keepdims=1, shape=[1])
@@ -136,23 +116,30 @@ def samples_entry(value: ir.Value) -> Entry:
 
 def place_samples(graph: ir.Graph, data: Sequence[Entry], workers: int) -> bool:
     """Rewrite, in place, what depends on which samples a worker has; a batch of open size gets an input for their numbers."""
-    changed = False
     samples = Samples(graph, data, workers)
+    changed = bool(samples.counted)
     if workers > 1:
         _refuse_other_draws(graph)
     for node in list(graph):
-        if SAMPLE_SHARE.is_of(node):
-            _put_share(graph, node, samples, workers)
-            changed = True
-        elif workers > 1 and samples.first is not None and (places := Places.read(node)) is not None:
-            _shift_places(graph, node, places, samples)
-            changed = True
-    if samples.is_counted:
+        if not collectives.SAMPLE_SHARE.is_of(node):
+            if workers > 1 and samples.first is not None and (places := Places.read(node)) is not None:
+                _shift_places(graph, node, places, samples)
+                changed = True
+            continue
+        changed, builder = True, Builder(graph, before=node)
+        (value,) = builder.tensors(node.inputs)
+        if samples.first is None:
+            replace_node(node, value * (1.0 / workers))
+            continue
+        counts = builder.tensors([samples.own.value, samples.total(samples.first).value])
+        own, total = (builder.cast(count, value.dtype) for count in counts)
+        share = builder.op("Reshape", own / builder.op("Max", total, 1.0), builder.integers([]), shape=[])
+        replace_node(node, builder.op("Mul", value, share, like=value))
+    if samples.counted:
         for node in [node for node in graph if semantic_operator(node) in GUARDED]:
             node.resize_inputs(len(node.inputs) + 1)
             node.replace_input_with(len(node.inputs) - 1, samples.own.value)
             node.attributes["counted"] = ir.AttrInt64("counted", 1)
-            changed = True
     return changed
 
 
@@ -170,18 +157,6 @@ def _refuse_other_draws(graph: ir.Graph) -> None:
             "worker's own generator, and not from the random key, by which workers draw what one process would. Move it out into "
             "the model's main graph, or train with one worker"
         )
-
-
-def _put_share(graph: ir.Graph, node: ir.Node, samples: Samples, workers: int) -> None:
-    builder = Builder(graph, before=node)
-    (value,) = builder.tensors(node.inputs)
-    if samples.first is None:
-        replace_node(node, value * (1.0 / workers))
-        return
-    counts = builder.tensors([samples.own.value, samples.total(samples.first).value])
-    own, total = (builder.cast(count, value.dtype) for count in counts)
-    share = builder.op("Reshape", own / builder.op("Max", total, 1.0), builder.integers([]), shape=[])
-    replace_node(node, builder.op("Mul", value, share, like=value))
 
 
 def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Samples) -> None:
@@ -217,10 +192,9 @@ def _shift_places(graph: ir.Graph, node: ir.Node, places: Places, samples: Sampl
 
 
 class PartRunner(SpreadRunner):
-    """A runner that tells the step how many samples its worker has, and gives it a stand-in if it has none.
+    """A runner that tells the step how many samples its worker has; one without any steps on its last part that had some.
 
-    That is the last part with samples. A worker that has had none gets another's: all say what they have in each step until one
-    of them has had samples.
+    A worker that has had none gets another's: all say what they have in each step until one of them has had samples.
     """
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, signature: GraphSignature):

@@ -1,8 +1,8 @@
 """Sharded optimizer state (ZeRO, stage 1): each worker keeps and updates only its share of the parameters.
 
 Rajbhandari, Rasley, Ruwase and He, "ZeRO: memory optimizations toward training trillion parameter models", 2020. A gradient is
-summed, and used, on the worker that updates its parameter. Where something depends on several workers' gradients, such as their
-norm, they exchange sums of squares, not gradients: the numbers are those of workers that have all gradients.
+summed, and used, where its parameter is updated. For what depends on several workers' gradients, such as their norm, they
+exchange sums of squares.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ from burnish.engines.base import Arrays
 from burnish.engines.communicator import Communicator
 from burnish.graph import Builder, attribute_value, constant_array, remove_node, replace_uses, static_shape, zeros_like
 from burnish.graph.uses import ancestors_of, producer_of, read_by, remove_unused
-from burnish.operators.collectives import (
-    ALL_REDUCE_FINISH,
-    GATHER_OWNED,
-    REDUCE_SCATTER_FINISH,
-    REDUCE_SCATTER_START,
-    gather_owned,
-)
+from burnish.operators import collectives
 from burnish.optim.slots import STATE, Slot, parameter_of, slot_of
 from burnish.program.signature import Entry, Role, Signature
 
@@ -39,10 +33,7 @@ GRADIENT, NEXT = "grad:", "next:"
 
 @dataclass(frozen=True)
 class Shares:
-    """Which worker keeps what: ``owners`` is the rank by parameter, named as in the state.
-
-    ``slots`` has the parameter of every state entry that one worker alone keeps.
-    """
+    """Which worker keeps what: the rank by parameter (``owners``), and the parameter by state entry of one worker (``slots``)."""
 
     workers: int
     owners: Mapping[str, int]
@@ -51,16 +42,9 @@ class Shares:
     def of(self, rank: int) -> frozenset[str]:
         return frozenset(slot for slot, parameter in self.slots.items() if self.owners[parameter] == rank)
 
-    def not_of(self, rank: int) -> frozenset[str]:
-        return frozenset(self.slots) - self.of(rank)
-
 
 def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: Collection[str] = ()) -> Shares:
-    """Divide the trained parameters, so that each worker has about as many bytes of gradients and optimizer state.
-
-    Averages of parameters, which are evaluated with, stay on all workers; so do tables that are updated by rows, and ``parts``:
-    entries of which each worker has its own part. ``slots`` are those that the optimizer declares.
-    """
+    """Divide parameters by bytes of gradients and state; averages, tables updated by rows and each worker's ``parts`` are not."""
     by_rows = {entry.updates for entry in signature["step"].outputs if entry.by_rows}
     trained = {name for name in signature["step"].updates if name.startswith("param/") and name not in by_rows}
     shared: dict[str, str] = {}
@@ -81,7 +65,7 @@ def shares_of(signature: Signature, workers: int, slots: Sequence[Slot], parts: 
 
 def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
     """Return what one worker runs; the signature of its step leaves out what others keep."""
-    others = shares.not_of(rank)
+    others = shares.slots.keys() - shares.of(rank)
     step = graphs.signature["step"]
     own = replace(
         step,
@@ -106,14 +90,13 @@ def sharded(graphs: LoweredGraphs, shares: Shares, rank: int) -> LoweredGraphs:
 
 
 def name_gradients(graph: ir.Graph) -> None:
-    """Write to each bucket's exchange, in place, the parameters whose gradients it exchanges."""
     names: dict[ir.Value, str] = {}
     for output in graph.outputs:
         if (output.name or "").startswith(GRADIENT):
             name = f"param/{(output.name or '').removeprefix(GRADIENT)}"
-            names |= dict.fromkeys(ancestors_of(output, back_to=ALL_REDUCE_FINISH.is_of), name)
+            names |= dict.fromkeys(ancestors_of(output, back_to=collectives.ALL_REDUCE_FINISH.is_of), name)
     for node in graph:
-        if ALL_REDUCE_FINISH.is_of(node):
+        if collectives.ALL_REDUCE_FINISH.is_of(node):
             parameters = [names.get(value, "") for value in node.outputs]
             _start_of(node).attributes["parameters"] = ir.AttrStrings("parameters", parameters)
 
@@ -152,30 +135,27 @@ class _Plan:
 
     def scatter(self) -> None:
         """Sum each gradient on the worker that updates its parameter; one that nobody needs is not exchanged."""
-        for finish in [node for node in self._graph if ALL_REDUCE_FINISH.is_of(node)]:
+        for finish in [node for node in self._graph if collectives.ALL_REDUCE_FINISH.is_of(node)]:
             start = _start_of(finish)
             names = attribute_value(start, "parameters", ())
             # Of what is not updated, but looked at, somebody has to have the sum.
             owners = [self._shares.owners.get(name, index % self._shares.workers) for index, name in enumerate(names)]
-            kept = [index for index, output in enumerate(finish.outputs) if self._wanted[output]]
-            if kept:
-                self._scatter(start, finish, sorted(kept, key=owners.__getitem__), owners)
+            wanted = [index for index, output in enumerate(finish.outputs) if self._wanted[output]]
+            if kept := sorted(wanted, key=owners.__getitem__):
+                gradients, beside = [start.inputs[index] for index in kept], start.inputs[len(owners) :]
+                settings = {name: attribute.value for name, attribute in start.attributes.items() if name != "parameters"}
+                settings["owners"] = by_part = [owners[index] for index in kept]
+                operands = Builder(self._graph, before=start).tensors([*gradients, *beside])
+                buffer = collectives.REDUCE_SCATTER_START(*operands, **settings)
+                operands = Builder(self._graph, before=finish).tensors([buffer.value, *gradients])
+                *sums, _ = collectives.REDUCE_SCATTER_FINISH.emit(*operands, owners=by_part)
+                for index, owner, total in zip(kept, by_part, sums, strict=True):
+                    output = finish.outputs[index]
+                    self._wanted[total.value] = self._wanted[output]
+                    self._places[total.value] = owner
+                    replace_uses(output, total.value)
             remove_node(finish)
             remove_node(start)
-
-    def _scatter(self, start: ir.Node, finish: ir.Node, kept: Sequence[int], owner_of: Sequence[int]) -> None:
-        owners = [owner_of[index] for index in kept]
-        gradients, beside = [start.inputs[index] for index in kept], start.inputs[len(owner_of) :]
-        settings = {name: attribute.value for name, attribute in start.attributes.items() if name != "parameters"}
-        builder = Builder(self._graph, before=start)
-        buffer = REDUCE_SCATTER_START(*builder.tensors([*gradients, *beside]), owners=owners, **settings)
-        builder = Builder(self._graph, before=finish)
-        sums = REDUCE_SCATTER_FINISH.emit(*builder.tensors([buffer.value, *gradients]), owners=owners)
-        for index, owner, total in zip(kept, owners, sums[:-1], strict=True):
-            output = finish.outputs[index]
-            self._wanted[total.value] = self._wanted[output]
-            self._places[total.value] = owner
-            replace_uses(output, total.value)
 
     def gather(self) -> None:
         """Exchange what one worker computes and others need, in one exchange for each number of others that it waits for."""
@@ -188,7 +168,7 @@ class _Plan:
             values = exchanges[level, index]
             builder = Builder(self._graph)
             when = builder.tensor(conditions[index].when) if index >= 0 else None
-            results = gather_owned(builder.tensors(values), [self._places[value] for value in values], when)
+            results = collectives.gather_owned(builder.tensors(values), [self._places[value] for value in values], when)
             replace_by_exchanged(values, results, order)
         self._graph.sort()
 
@@ -267,15 +247,22 @@ def _rows_of(node: ir.Node) -> list[int]:
 def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
     graph.outputs[:] = [value for value in graph.outputs if (value.name or "").removeprefix(NEXT) not in others]
     inputs = {value.name or "": value for value in graph.inputs if value.name not in others}
-    gathers = [node for node in graph if GATHER_OWNED.is_of(node)]
+    gathers = [node for node in graph if collectives.GATHER_OWNED.is_of(node)]
     for node in gathers:
         for index, owner in enumerate(attribute_value(node, "owners", ())):
             if owner != rank:
                 node.replace_input_with(index, _shape_giver(graph, node, node.outputs[index], inputs))
-    ends = [_finish_own(graph, node, rank) for node in list(graph) if REDUCE_SCATTER_FINISH.is_of(node)]
+    ends = []
+    for node in [node for node in graph if collectives.REDUCE_SCATTER_FINISH.is_of(node)]:
+        own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
+        operands = Builder(graph, before=node).tensors(node.inputs[index] for index in (0, *(1 + index for index in own)))
+        *sums, done = collectives.REDUCE_SCATTER_FINISH.emit(*operands)
+        for index, total in zip(own, sums, strict=True):
+            replace_uses(node.outputs[index], total.value)
+        ends.append(done.value)
     if not gathers:
         return
-    # A worker takes part in exchanges of which it reads nothing.
+    # A worker takes part in exchanges of which it reads nothing: it waits for its own sums in the last.
     last = max(gathers, key=lambda node: attribute_value(node, "order", 0))
     last.resize_inputs(len(last.inputs) + len(ends))
     for index, end in enumerate(ends, len(last.inputs) - len(ends)):
@@ -283,18 +270,7 @@ def _leave_own(graph: ir.Graph, rank: int, others: Collection[str]) -> None:
     graph.sort()
 
 
-def _finish_own(graph: ir.Graph, node: ir.Node, rank: int) -> ir.Value:
-    """Let a worker wait for its own sums; returns a value that is there when it has."""
-    own = [index for index, owner in enumerate(attribute_value(node, "owners", ())) if owner == rank]
-    operands = Builder(graph, before=node).tensors(node.inputs[index] for index in (0, *(1 + index for index in own)))
-    *sums, end = REDUCE_SCATTER_FINISH.emit(*operands)
-    for index, total in zip(own, sums, strict=True):
-        replace_uses(node.outputs[index], total.value)
-    return end.value
-
-
 def _shape_giver(graph: ir.Graph, node: ir.Node, result: ir.Value, inputs: Mapping[str, ir.Value]) -> ir.Value:
-    """Return a value of the dtype and shape of what another worker computes."""
     present = inputs.get((result.name or "").removeprefix(NEXT))
     if present is not None and present.dtype == result.dtype:
         return present

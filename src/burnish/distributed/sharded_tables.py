@@ -1,12 +1,11 @@
 """Sharded embedding tables: each worker holds some rows of a table and of its slots, and looks up those of others.
 
-Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019: dense layers are
-replicated and tables divided. Worker ``r % workers`` holds row ``r``, at place ``r // workers``, which spreads the rows that are
-read most, often the first ones. A step asks for each row that its samples look up once, and sends its gradient to the holder,
-which adds up what comes for a row in the order of the ranks.
+Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019. Worker ``r % workers``
+holds row ``r``: the rows that are read most, often the first ones, are spread. A step asks for each row that its samples look up
+once, and sends its gradient to the holder, which adds up what comes in the order of the ranks.
 
-To evaluate, and to take the state, all workers act together: each first says what it is about to do. One that wants nothing takes
-part in what another does: it evaluates on an earlier batch, or gives the rows that are asked for.
+To evaluate, and to take the state, all workers act together: each first says what it is about to do. One that wants nothing
+evaluates on an earlier batch, or gives the rows that are asked for.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ PARAMETER = "param/"
 SUMMED = ("ReduceSum", "ReduceSumSquare")
 """Reductions that are the sum of the workers' results."""
 SIZES = ("Shape", "Size")
+BLOCK_BYTES = 2**26
 INT64 = ir.DataType.INT64
 
 
@@ -65,7 +65,21 @@ class TableShards:
             )
         if option != AUTO:
             parameters = [name.removeprefix(PARAMETER) for name in entries if name.startswith(PARAMETER)]
-            tables = _named([option] if isinstance(option, str) else option, tables, parameters)
+            chosen: list[str] = []
+            for pattern in [option] if isinstance(option, str) else option:
+                matching = [name for name in parameters if matches_pattern(name, pattern)]
+                if not matching:
+                    raise ConfigurationError(
+                        f"shard_tables: the pattern '{pattern}' matches no parameter; did you mean {nearest(pattern, tables)}?"
+                    )
+                for other in [name for name in matching if name not in tables]:
+                    raise ConfigurationError(
+                        f"shard_tables: '{other}' cannot be held in parts: its gradient is of every row. Compile with "
+                        f"sparse=['{other}'] where it is an embedding table that is looked up alone; this program updates by "
+                        f"rows: {nearest(other, tables)}"
+                    )
+                chosen += [name for name in matching if name not in chosen]
+            tables = chosen
         rows: dict[str, int] = {}
         for name in by_rows:
             if name.removeprefix(PARAMETER) in tables or parameter_of(name) in tables:
@@ -79,24 +93,6 @@ class TableShards:
 
     def part(self, array: np.ndarray, rank: int) -> np.ndarray:
         return array[rank :: self.workers]
-
-
-def _named(patterns: Iterable[str], tables: Sequence[str], parameters: Sequence[str]) -> list[str]:
-    """Return the tables that patterns name: each matches some, and only tables updated by rows."""
-    chosen: list[str] = []
-    for pattern in patterns:
-        matching = [name for name in parameters if matches_pattern(name, pattern)]
-        if not matching:
-            raise ConfigurationError(
-                f"shard_tables: the pattern '{pattern}' matches no parameter; did you mean {nearest(pattern, tables)}?"
-            )
-        for other in [name for name in matching if name not in tables]:
-            raise ConfigurationError(
-                f"shard_tables: '{other}' cannot be held in parts: its gradient is of every row. Compile with sparse=['{other}'] "
-                f"where it is an embedding table that is looked up alone; this program updates by rows: {nearest(other, tables)}"
-            )
-        chosen += [name for name in matching if name not in chosen]
-    return chosen
 
 
 def look_up_rows(model: ir.Model, shards: TableShards) -> bool:
@@ -128,7 +124,7 @@ def look_up_rows(model: ir.Model, shards: TableShards) -> bool:
 
 
 def _lookups(graph: ir.Graph, shards: TableShards) -> dict[ir.Node, str]:
-    """Return the nodes that look up rows, with their tables; nodes that ask for a size get the whole table's."""
+    """Return the nodes that look up rows, with their tables; those that ask for a size get the whole table's."""
     found: dict[ir.Node, str] = {}
     tables = {f"{PARAMETER}{name}": name for name in shards.extents}
     for value in [value for value in graph.inputs if value.name in tables]:
@@ -223,9 +219,6 @@ def holding_rows(graphs: LoweredGraphs, shards: TableShards, rank: int) -> Lower
     ).rewritten(evaluate, "evaluate", "predict")
 
 
-BLOCK_BYTES = 2**26
-
-
 class _Request(IntEnum):
     NOTHING, END, STATE, ENTRY, EVALUATE, PREDICT = range(6)
 
@@ -236,6 +229,8 @@ DOING = ("takes part", "has all it wants of the state", "asks for the state", "a
 
 class SpreadTablesRunner(SpreadRunner):
     """A runner of one worker's rows of tables and their slots; ``runner`` was opened with ``held_by`` the state."""
+
+    evaluates_together = True
 
     def __init__(self, runner: ProgramRunner, communicator: Communicator, shards: TableShards, signature: Signature):
         super().__init__(runner, communicator)
@@ -251,10 +246,6 @@ class SpreadTablesRunner(SpreadRunner):
     @property
     def gives_entries(self) -> bool:
         return not self._runner.is_spread  # else shares of the optimizer's state are exchanged too
-
-    @property
-    def evaluates_together(self) -> bool:
-        return True
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         outputs = super().step(inputs)
@@ -317,17 +308,13 @@ class SpreadTablesRunner(SpreadRunner):
         return whole
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take this worker's rows of a whole state. The first worker keeps the whole until it steps, for ``take_over``."""
         whole = {name: state[name] for name in state}
         rank = self._communicator.rank
         self._runner.load_state(held_by(whole, self._shards, rank))
         self._known = {name: whole[name] for name in self._shards.entries} if rank == 0 else None
 
     def take_over(self, given: Callable[[str, np.ndarray], np.ndarray]) -> None:
-        """Take over the state that the first worker loaded, an entry at a time; all workers do so together.
-
-        ``given`` takes an entry's name and an array of its form, and returns the first worker's array on all.
-        """
+        """Take over, together, the state that the first worker loaded; ``given`` returns its array for a name and form."""
         held = HandedOver()
         for name, entry in sorted(self._entries.items()):
             own = (self._known or {}).get(name)

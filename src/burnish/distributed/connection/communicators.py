@@ -1,8 +1,7 @@
 """Communicators: how an engine reaches the other workers. Also sums in the order of the ranks, and gradients in 16 bits.
 
-A library chooses the order of its sums, and adds in the dtype that travels. For an ordered sum each worker gets a part of the
-buffer from all others, adds it up, and gives the result to all: ``2 (W - 1) / W`` of the buffer, as in a ring. Every element is
-``((x0 + x1) + x2) + ...``, whoever adds it.
+For an ordered sum each worker gets a part of the buffer from all others, adds it up in the order of the ranks, and gives the
+result to all: ``2 (W - 1) / W`` of the buffer travels, as in a ring.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class BFloat16(Encoding):
 class Float16(Encoding):
     """Rounded to float16, each row times a power of two that travels with it.
 
-    The error is up to 2^-11 of a number that is at least 2^-29 of the largest in its row, and below that 2^-39 of the largest.
-    NaN and infinities stay.
+    The error is up to 2^-11 of a number that is at least 2^-29 of the largest in its row, else 2^-39 of that. NaN and infinities
+    stay.
     """
 
     def encoded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -111,10 +110,7 @@ COMPRESSIONS: Registry[Encoding] = Registry("compression", {"bfloat16": BFloat16
 
 
 class OrderedSums:
-    """A communicator that sums in the order of the ranks: everything if ``deterministic``, else what is compressed.
-
-    ``compression`` is how gradients travel; None leaves them as they are.
-    """
+    """A communicator that sums in the order of the ranks: everything if ``deterministic``, else gradients that are compressed."""
 
     def __init__(self, communicator: Communicator, *, deterministic: bool = True, compression: Encoding | None = None):
         self.rank, self.size = communicator.rank, communicator.size
@@ -168,15 +164,8 @@ class OrderedSums:
 
 
 def scattered(
-    communicator: Communicator,
-    buffer: torch.Tensor,
-    sizes: Sequence[int],
-    encoding: Encoding | None = None,
-    *,
-    group: int = 0,
-    channel: str = "",
+    communicator: Communicator, buffer: torch.Tensor, sizes: Sequence[int], encoding: Encoding | None = None, **among: Any
 ) -> tuple[torch.Tensor, Pending]:
-    """Begin ``Communicator.reduce_scatter`` by an exchange of all with all."""
     import torch
 
     own, wire, widths = _section(buffer, sizes, communicator.rank % len(sizes)), buffer, list(sizes)
@@ -184,7 +173,7 @@ def scattered(
         parts = [encoding.encoded(part.unsqueeze(0))[0] for part in torch.split(buffer, widths) if part.numel()]
         wire, lengths = torch.cat(parts), iter(map(len, parts))
         widths = [next(lengths) if size else 0 for size in sizes]
-    rows, pending = communicator.all_to_all(wire, sizes=widths, group=group, channel=channel)
+    rows, pending = communicator.all_to_all(wire, sizes=widths, **among)
 
     def finish() -> None:
         pending.wait()
@@ -291,7 +280,6 @@ class ArrayCommunicator:
         return self if group in (0, self.size) or self._part is None else self._part(group)
 
     def _gathered(self, array: np.ndarray, group: int) -> np.ndarray:
-        """The arrays of a group's workers. All groups come to an exchange together, with arrays of one shape."""
         among = self._among(group)
         rows = self._checked(among._rows(array), (among.size, *array.shape), array.dtype)
         first = 0 if among.size == (group or self.size) else self.rank // group * group

@@ -46,7 +46,6 @@ class Place:
 
     @property
     def keeper(self) -> str:
-        """Who keeps the store; empty if it outlives each worker."""
         return "" if self.folder else "the launcher (torchrun)" if self.launcher_keeps_store else "rank 0"
 
     @classmethod
@@ -65,12 +64,10 @@ class Place:
         if folder := os.environ.get(FOLDER, ""):
             return cls(rank, world_size, local_rank, str(Path(folder).absolute()))
         host, port = _address(names[0], rank)
-        launcher_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return cls(rank, world_size, local_rank, "", host, port, launcher_keeps_store)
+        return cls(rank, world_size, local_rank, "", host, port, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
 def _launcher() -> tuple[str, str, str] | None:
-    """Return the launcher's variables. A job of one process counts only with torchrun."""
     for names in LAUNCHERS:
         if names[0] in os.environ and (names is LAUNCHERS[0] or os.environ[names[0]] != "1"):
             return names
@@ -120,18 +117,15 @@ def _address_by_mpi(rank: int) -> tuple[str, int]:
             f"mpirun has started several workers, and mpi4py, by which they find each other, cannot be used ({error}): "
             f"{install_command('mpi4py')}, or set MASTER_ADDR and MASTER_PORT for all of them"
         ) from error
-    import numpy as np
-
-    told = np.zeros(256, np.uint8)
+    told = bytearray(256)
     is_alone = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == MPI.COMM_WORLD.Get_size()
     if rank == 0:
         host = "127.0.0.1" if is_alone else socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            content = f"{host} {probe.getsockname()[1]}".encode()
-        told[: len(content)] = np.frombuffer(content, np.uint8)
+            told[:] = f"{host} {probe.getsockname()[1]}".encode().ljust(256)
     MPI.COMM_WORLD.Bcast(told, 0)
-    found, port = told.tobytes().rstrip(b"\0").decode().split()
+    found, port = told.decode().split()
     _from_mpi = found, int(port)
     return _from_mpi
 

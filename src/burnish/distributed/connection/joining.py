@@ -1,6 +1,4 @@
-"""Joining a run: workers meet in a store (of the launcher, rank 0 or a process group) or in a folder, and wait there for each
-other.
-"""
+"""Joining a run: workers meet in a store (of the launcher, rank 0 or a process group) or in a folder, and wait for each other."""
 
 from __future__ import annotations
 
@@ -20,23 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from burnish.distributed.connection import environment, shared_memory
-from burnish.distributed.connection.backends import Backends, check_nccl
+from burnish.distributed.connection import environment, shared_memory, store
 from burnish.distributed.connection.environment import Place
-from burnish.distributed.connection.process_group import GRACE_SECONDS, ProcessGroup
-from burnish.distributed.connection.store import (
-    FIRST_CONTACT_SECONDS,
-    TIMEOUT_SECONDS,
-    FolderStore,
-    Location,
-    Meeting,
-    Store,
-    TorchStore,
-    check_folder,
-    first_line,
-    ranks,
-    torch_distributed,
-)
+from burnish.distributed.connection.process_group import GRACE_SECONDS, Backends, ProcessGroup
+from burnish.distributed.connection.store import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, first_line, ranks, torch_distributed
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.settings import is_natural_text
 
@@ -105,7 +90,10 @@ def join(
     if own_device == "cpu" and share_memory:
         shared_memory.prepare()  # before workers wait for each other
     elif own_device != "cpu":
-        check_nccl()
+        if not distributed.is_nccl_available():
+            raise EngineError(
+                "This PyTorch has no NCCL, by which GPUs exchange tensors: install a build for CUDA, or train on cpu"
+            )
         import torch
 
         torch.cuda.set_device(own_device)
@@ -191,7 +179,7 @@ def _own_device(device: str, local_rank: int) -> str:
     return f"cuda:{number}"
 
 
-def _meet(place: Place, first_contact: float) -> Meeting:
+def _meet(place: Place, first_contact: float) -> store.Meeting:
     until = time.monotonic() + first_contact
     # Workers of one run join equally often, and nothing of an earlier meeting is found in a later one.
     key = place.address
@@ -199,17 +187,17 @@ def _meet(place: Place, first_contact: float) -> Meeting:
     number = str(_meetings[key])
     if place.folder:
         folder = Path(place.folder)
-        check_folder(folder)
-        run, locations = _gathered(FolderStore(folder), number, place, until, first_contact, key)
-        store = FolderStore(folder / run)
-        store.folder.mkdir(mode=0o700, exist_ok=True)
-        torch_store = torch_distributed().FileStore(str(store.folder / "backends"), place.world_size)
-        return Meeting(store, torch_store, locations, key, place.keeper)
+        store.check_folder(folder)
+        run, locations = _gathered(store.FolderStore(folder), number, place, until, first_contact, key)
+        own = store.FolderStore(folder / run)
+        own.folder.mkdir(mode=0o700, exist_ok=True)
+        torch_store = torch_distributed().FileStore(str(own.folder / "backends"), place.world_size)
+        return store.Meeting(own, torch_store, locations, key, place.keeper)
     while True:
         try:
             if key not in _stores:
                 _stores[key] = _open(place, max(1.0, until - time.monotonic()), first_contact)
-            run, locations = _gathered(TorchStore(_stores[key]), number, place, until, first_contact, key)
+            run, locations = _gathered(store.TorchStore(_stores[key]), number, place, until, first_contact, key)
             break
         except OSError as error:
             # The store was that of a run that has come to its end: rank 0 of this one is about to come.
@@ -218,35 +206,38 @@ def _meet(place: Place, first_contact: float) -> Meeting:
                 raise _not_reached(place, first_contact, error) from error
             time.sleep(_RETRY_SECONDS)
     torch_store = torch_distributed().PrefixStore(run, _stores[key])
-    return Meeting(TorchStore(torch_store), torch_store, locations, key, place.keeper)
+    return store.Meeting(store.TorchStore(torch_store), torch_store, locations, key, place.keeper)
 
 
-def _meet_in_group(group: Any, first_contact: float) -> Meeting:
+def _meet_in_group(group: Any, first_contact: float) -> store.Meeting:
     # A group that is written in Python does not tell its name and store itself.
     known = torch_distributed().distributed_c10d
-    store = known._get_process_group_store(group)
+    hall = known._get_process_group_store(group)
     place = Place(group.rank(), group.size())
     address = f"the process group '{known._get_process_group_name(group)}'"
     try:
         # The store counts, as a process may be of several groups.
-        number = f"burnish.{store.add(f'burnish.meetings/{place.rank}', 1)}"
+        number = f"burnish.{hall.add(f'burnish.meetings/{place.rank}', 1)}"
         until = time.monotonic() + first_contact
-        run, locations = _gathered(TorchStore(store), number, place, until, first_contact, address)
+        run, locations = _gathered(store.TorchStore(hall), number, place, until, first_contact, address)
     except (OSError, RuntimeError) as error:
         raise WorkerError(f"Rank {place.rank} cannot reach the store of {address}: {first_line(error)}") from error
-    torch_store = torch_distributed().PrefixStore(run, store)
-    return Meeting(TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store", group)
+    torch_store = torch_distributed().PrefixStore(run, hall)
+    return store.Meeting(
+        store.TorchStore(torch_store), torch_store, locations, address, "the process that keeps the store", group
+    )
 
 
-def _gathered(hall: Store, number: str, place: Place, until: float, seconds: float, address: str) -> tuple[str, list[Location]]:
+def _gathered(
+    hall: store.Store, number: str, place: Place, until: float, seconds: float, address: str
+) -> tuple[str, list[store.Location]]:
     """Wait until all workers have come; return the run's name, and where they are, by rank.
 
-    A store may hold what other runs left, so each worker enters a token, and enters it again under rank 0's token. Rank 0 answers
-    those under its own with a new name and their tokens; of two of one rank the later counts. (A number of starts would not do:
-    each agent of torchrun counts its own.) Raises OSError if the store is gone.
+    A store may hold what other runs left, so each worker enters a token, and again under rank 0's, which answers with a new name;
+    of two of one rank the later counts. (A number of starts would not do: each agent of torchrun counts its own.)
     """
     token = secrets.token_hex(16)
-    hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(Location.own()), place.world_size]))
+    hall.set(f"{number}/came/{place.rank}", json.dumps([token, astuple(store.Location.own()), place.world_size]))
     looks: dict[str, int] = {}
     while True:
         own, first = (_entry(hall, number, rank) for rank in (place.rank, 0))
@@ -274,7 +265,7 @@ def _gathered(hall: Store, number: str, place: Place, until: float, seconds: flo
             hall.set(f"{number}/run", json.dumps([secrets.token_hex(8), entries]))
         name, of_run = json.loads(hall.get(f"{number}/run") or "[null, []]")
         if any(entry[0] == token for entry in of_run):
-            return name, [Location(*location) for _, location, _ in of_run]
+            return name, [store.Location(*location) for _, location, _ in of_run]
         if is_late and not missing and of_run:
             raise WorkerError(
                 f"Rank {place.rank} waits at {address} for a run to begin, where one has all its workers: end that, or choose "
@@ -289,20 +280,18 @@ def _gathered(hall: Store, number: str, place: Place, until: float, seconds: flo
         time.sleep(_POLL_SECONDS)
 
 
-def _entry(hall: Store, number: str, rank: int) -> list[Any] | None:
-    """Return a worker's token, location and number of workers; None if it has not come, or has ended."""
+def _entry(hall: store.Store, number: str, rank: int) -> list[Any] | None:
     text = hall.get(f"{number}/came/{rank}")
     if text is None:
         return None
     token, location, world_size = json.loads(text)
-    return None if Location(*location).has_ended else [token, location, world_size]
+    return None if store.Location(*location).has_ended else [token, location, world_size]
 
 
-def _use_interface(meeting: Meeting, place: Place) -> None:
-    """Let backends use the loopback if all workers are on one machine, else the interface that leads to the store.
+def _use_interface(meeting: store.Meeting, place: Place) -> None:
+    """Let backends use the loopback on one machine, else the interface that leads to the store; what the user sets stays.
 
-    What the user sets stays. Gloo itself takes what the machine's name resolves to, often a loopback that no other machine
-    reaches.
+    Gloo itself takes what the machine's name resolves to, often a loopback that no other machine reaches.
     """
     if len({location.system for location in meeting.locations}) == 1:
         for variable in INTERFACES if sys.platform in LOOPBACKS else ():

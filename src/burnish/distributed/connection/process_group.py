@@ -1,8 +1,7 @@
 """The workers of a run and what they exchange, with a name in every error and an end to every wait.
 
-On CPUs, workers of one machine exchange through ``shared_memory``; otherwise, and on GPUs, ``backends`` carry everything. Workers
-of several machines exchange within each machine through memory, then once between its first workers: sums are in the order of the
-ranks on a machine, then over the machines, with the same bits for the same layout. Nothing is pickled.
+Workers of one machine exchange by ``shared_memory``, else by ``Backends``; those of several machines within each first, then
+between its first workers. Sums are then in the order of the ranks, with the same bits for the same layout. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from burnish.distributed.connection import shared_memory
-from burnish.distributed.connection.backends import Backends, adds_up
-from burnish.distributed.connection.shared_memory import DONE, LOOK_UP_SECONDS, Memory, SharedBuffer, SharedRows, Work, combine
+from burnish.distributed.connection.shared_memory import DONE, LOOK_UP_SECONDS, Memory, SharedBuffer, SharedRows, Work
 from burnish.distributed.connection.store import FIRST_CONTACT_SECONDS, TIMEOUT_SECONDS, Meeting, first_line, torch_distributed
 from burnish.distributed.connection.watch import SEARCH_SECONDS, Watch
 from burnish.engines.communicator import Pending
@@ -50,9 +48,6 @@ class ProcessGroup:
         device: where tensors are exchanged: ``cpu``, or this worker's GPU.
         timeout: seconds that an exchange may take.
         patience: seconds for what takes longer: the first contact, a checkpoint that rank 0 writes.
-        shares_memory: whether this worker would share memory with others of its machine.
-        memory: what the workers exchange by if all of them share it.
-        machines: the workers by machine, if they exchange in two levels.
     """
 
     def __init__(
@@ -97,7 +92,7 @@ class ProcessGroup:
         if (carrier := self._carrier(tensor)) is not None:
             return carrier.all_reduce(tensor, operation, name)
         if not adds_up(tensor):
-            combine(self.all_gather_rows(tensor, name=name), operation, tensor)
+            shared_memory.combine(self.all_gather_rows(tensor, name=name), operation, tensor)
             return DONE
         return self._begin(lambda backends: backends.all_reduce(tensor, operation), f"all-reduce of {name}", tensor)
 
@@ -118,9 +113,7 @@ class ProcessGroup:
     def begin_all_to_all(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None = None, *, name: str = "values"
     ) -> tuple[torch.Tensor, Pending]:
-        """Begin to give each worker a row of ``tensor``, or with ``sizes`` its part of a vector; returns what they give,
-        [workers, ...].
-        """
+        """Begin to give each worker a row, or with ``sizes`` a part, of ``tensor``; returns what they give, [workers, ...]."""
         if self.world_size == 1:
             return (tensor if sizes is None else tensor.unsqueeze(0)).clone(), DONE
         gives = [tensor[0].numel()] * self.world_size if sizes is None else list(sizes)
@@ -163,7 +156,7 @@ class ProcessGroup:
         return tensor
 
     def barrier(self, *, name: str = "the others") -> None:
-        """Wait until all workers have come here, for ``patience`` seconds at most: a hundredth of a second or more."""
+        """Wait until all workers have come here, for up to ``patience`` seconds, which is longer than an exchange may take."""
         if self.world_size == 1:
             return
         self.count(f"wait for {name}")
@@ -212,9 +205,6 @@ class ProcessGroup:
         return [values[rank] for rank in range(self.world_size)]
 
     def shared_buffer(self, dtype: torch.dtype, count: int, *, name: str = "values") -> SharedBuffer | MachinesBuffer | None:
-        """Return shared memory for numbers that are summed again and again, or None; ``shared_rows``, for bytes that are shown to
-        all.
-        """
         carrier = self.memory or self.machines
         return None if carrier is None else carrier.shared_buffer(dtype, count, name)
 
@@ -228,9 +218,7 @@ class ProcessGroup:
         return self if size >= self.world_size else self.apart(size)
 
     def apart(self, size: int) -> ProcessGroup:
-        """As ``split``, with connections of its own, so that its exchanges wait for no other group's; ``twin`` is of the same
-        workers.
-        """
+        """As ``split``, with connections of its own; ``twin`` is of the same workers."""
         first = self.rank // size * size
         self._parts += 1
         group = self._part(range(first, min(first + size, self.world_size)), f"{self._parts}.{first}", counts=self._counts)
@@ -254,7 +242,6 @@ class ProcessGroup:
         return group
 
     def connect(self, by_memory: bool = True) -> None:
-        """Find out what these workers exchange by: memory, memory and machines, or backends. All call this together."""
         if self.device == "cpu" and by_memory:
             self.memory = Memory.open(self)
             self.machines = self._by_machine() if self.memory is None else None
@@ -417,13 +404,100 @@ class ProcessGroup:
         )
 
 
+@dataclass(frozen=True)
+class Backends:
+    """Process groups of ``torch.distributed``; a method begins an exchange and returns what to wait for, or None."""
+
+    cpu: Any
+    gpu: Any
+    owned: Sequence[Any]
+
+    @classmethod
+    def open(cls, store: Any, rank: int, size: int, device: str, limit: float) -> Backends:
+        """Connect some workers, who call this together, for exchanges of ``limit`` seconds at most, or raise RuntimeError."""
+        distributed = torch_distributed()
+        seconds, gpu = timedelta(seconds=limit), None
+        if device != "cpu":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = seconds
+            gpu = distributed.ProcessGroupNCCL(distributed.PrefixStore("nccl", store), rank, size, options)
+        cpu = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), rank, size, seconds)
+        return cls(cpu, gpu, [each for each in (cpu, gpu) if each is not None])
+
+    @classmethod
+    def of_group(cls, group: Any, store: Any, device: str, limit: float) -> Backends:
+        has = _names_of(group)
+        cpu = group if "cpu" in has else None
+        gpu = group if has.get("cuda", "gloo") != "gloo" else None
+        if cpu is not None and (device == "cpu" or gpu is not None):
+            return cls(cpu, gpu, [])
+        own = cls.open(store, group.rank(), group.size(), "cpu" if gpu is not None else device, limit)
+        return cls(cpu or own.cpu, gpu or own.gpu, own.owned)
+
+    @classmethod
+    def within(cls, group: Any, members: Sequence[int], store: Any, device: str, limit: float) -> Backends | None:
+        if group is None or _names_of(group).get("cpu" if device == "cpu" else "cuda", "gloo") in ("gloo", "nccl", "mpi"):
+            return None  # `open` makes one of PyTorch's own for these workers alone
+        distributed = torch_distributed()
+        ranks = distributed.get_process_group_ranks(group)
+        part = distributed.new_group(
+            [ranks[member] for member in members],
+            timedelta(seconds=limit),
+            distributed.distributed_c10d.get_backend_config(group),
+            use_local_synchronization=True,
+        )
+        made = cls.of_group(part, store, device, limit)
+        return replace(made, owned=[part, *made.owned])
+
+    def all_reduce(self, tensor: torch.Tensor, operation: str) -> Any:
+        if not tensor.numel():
+            return None
+        distributed = torch_distributed()
+        options = distributed.AllreduceOptions()
+        options.reduceOp = getattr(distributed.ReduceOp, operation.upper())
+        return self._of(tensor).allreduce([tensor], options)
+
+    def all_gather(self, rows: torch.Tensor, tensor: torch.Tensor) -> Any:
+        if not tensor.numel():
+            return None
+        return self._of(tensor).allgather(
+            [list(shared_memory.as_bytes(rows).view(len(rows), -1).unbind())], [shared_memory.as_bytes(tensor)]
+        )
+
+    def all_to_all(self, received: torch.Tensor, gets: Sequence[int], given: torch.Tensor, gives: Sequence[int]) -> Any:
+        sizes = [[count * given.itemsize for count in counts] for counts in (gets, gives)]
+        return self._of(given).alltoall_base(shared_memory.as_bytes(received), shared_memory.as_bytes(given), *sizes)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Any:
+        if not tensor.numel():
+            return None
+        options = torch_distributed().BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        return self._of(tensor).broadcast([shared_memory.as_bytes(tensor)], options)
+
+    def abort(self) -> None:
+        for each in self.owned:
+            with suppress(RuntimeError):
+                each.abort()
+
+    def _of(self, tensor: torch.Tensor) -> Any:
+        return self.cpu if tensor.device.type == "cpu" else self.gpu
+
+
+def _names_of(group: Any) -> dict[str, str]:
+    return dict(entry.split(":") for entry in torch_distributed().distributed_c10d.get_backend_config(group).split(","))
+
+
+def adds_up(tensor: torch.Tensor) -> bool:
+    """Whether backends add up this dtype; they gather any."""
+    import torch
+
+    return tensor.dtype not in (torch.int16, torch.bool)
+
+
 @dataclass(eq=False)
 class Machines:
-    """The workers of a group by machine, with the ``ranks`` of each.
-
-    ``inside`` are the workers of this machine; ``between``, on its first worker, the first of each machine. ``under_way`` are the
-    buffers in exchange, oldest first.
-    """
+    """The workers of a group by machine: ``ranks`` of each, ``inside`` of this one, ``between`` the first of each, on these."""
 
     group: ProcessGroup
     ranks: Sequence[Sequence[int]]
@@ -465,11 +539,8 @@ class Machines:
 
 
 class MachinesBuffer:
-    """Numbers of each worker that are replaced by their sums over all machines, again and again.
-
-    The first worker of a machine adds up those of its machine, and sends the sum as soon as a later exchange begins and finds it
-    complete: the network works while gradients are computed. ``terms`` has the numbers of this machine's workers; its first
-    worker shows ``handed`` once they are the sums. Both are None for a worker alone on its machine.
+    """Numbers that are replaced by their sums over all machines. The first worker of one adds up ``terms``, sends the sum as soon
+    as a later exchange finds it complete, and shows ``handed`` when it is there; a worker alone on its machine has neither.
     """
 
     def __init__(

@@ -1,12 +1,9 @@
 """Exchanges between workers of one machine through shared memory: small ones at once, larger ones piece by piece.
 
-Each worker has a file in memory (``memfd_create``) that the others map: it has no name, and goes with the last process that maps
-it. Workers offer their files through the run's store and use them if all can: on Linux, in one network namespace, as one user,
-with the engine's kernels. A random token proves that a file is the one offered, as another container's process may have its
-number.
-
-Counters in the files say who has written what (``shared_memory.cpp`` of the PyTorch engine). A worker that waits looks up now and
-then what the watch knows, and whether the others' processes run.
+Each worker has a file in memory (``memfd_create``) that the others map; it goes with the last process that does. Workers offer
+their files through the run's store and use them if all can: on Linux, in the same namespaces, as one user, with the engine's
+kernels. A random token proves that a file is the one offered. Counters in the files say who has written what
+(``shared_memory.cpp``). A worker that waits looks up now and then whether the others live.
 """
 
 from __future__ import annotations
@@ -45,8 +42,6 @@ _F_ADD_SEALS, _SEAL_SIZE = 1033, 0x1 | 0x2 | 0x4
 
 
 class Waiting(Protocol):
-    """What an exchange asks of its group, a ``ProcessGroup``."""
-
     rank: int
     world_size: int
     timeout: float
@@ -106,7 +101,6 @@ class Files:
         return [torch.frombuffer(each, dtype=dtype, count=count, offset=_HEADER) for each in self._maps]
 
     def finish(self, name: str, attempt: Callable[[float], int]) -> None:
-        """Try something for some seconds at a time until it is done, or raise WorkerError."""
         began = time.monotonic()
         while (outcome := attempt(LOOK_UP_SECONDS)) != _DONE:
             if outcome == _DIFFERS:
@@ -169,11 +163,9 @@ class SharedRows:
 
 
 class SharedBuffer(SharedRows):
-    """Numbers of each worker that are replaced by their sums, again and again.
+    """Numbers that are replaced by their sums, again and again; a worker's are its own until that begins, and once it is settled.
 
-    Each worker adds up a part, in the order of the ranks, and writes its sums to all, or keeps them (``reduce_scatter``). A
-    worker's numbers are its own until it begins an exchange, and again once that is settled. ``under_way`` are this group's
-    buffers in exchange.
+    Each worker adds up a part, in the order of the ranks. ``under_way`` are this group's buffers in exchange.
     """
 
     def __init__(self, group: Waiting, files: Files, dtype: torch.dtype, count: int, name: str, under_way: list[SharedBuffer]):
@@ -185,7 +177,6 @@ class SharedBuffer(SharedRows):
         return self._begin(None)
 
     def reduce_scatter(self, sizes: Sequence[int]) -> SharedBuffer:
-        """Begin to replace this worker's section, of these sizes by rank, by its sums; other sections stay."""
         first = sum(sizes[: self._rank])
         return self._begin((first, first + sizes[self._rank]))
 
@@ -223,11 +214,7 @@ class SharedBuffer(SharedRows):
 
 
 class Memory:
-    """The exchanges of a group, of contiguous tensors. Those that return nothing are done when their method returns.
-
-    Small values go through two places of each worker. Two are enough, as an exchange is taken before the next one begins: who
-    gives has taken from the one before, to which every other gave after taking from the one before that.
-    """
+    """The exchanges of a group, of contiguous tensors. Those that return nothing are done when their method returns."""
 
     def __init__(self, group: Waiting, files: Files):
         import torch
@@ -338,11 +325,7 @@ class Memory:
     def _exchange(
         self, own: torch.Tensor, lengths: Sequence[int], wanted: Sequence[tuple[int, torch.Tensor]], name: str, kind: str
     ) -> None:
-        """Show bytes of this worker to all, and copy some of theirs, piece by piece.
-
-        Each worker shows as many as ``lengths`` says. ``wanted`` has, by rank, where what this worker wants begins, and where it
-        goes. All workers must be about the same ``kind``.
-        """
+        """Show ``lengths`` bytes of each worker to all, and copy those ``wanted`` (their begin, and where to) by rank."""
         import torch
 
         self._pieces = self._pieces or self.shared_rows(_PIECE_HEADER + PIECE_BYTES, name)
@@ -379,14 +362,11 @@ def combine(rows: torch.Tensor, operation: str, into: torch.Tensor) -> None:
     """Write the ``sum``, ``min`` or ``max`` of rows, first to last, to a tensor; the first row is not kept."""
     import torch
 
+    add: Any = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}[operation]
     with torch.inference_mode():
-        total = rows[0]
         for row in rows[1:]:
-            if operation == "sum":
-                total += row
-            else:
-                (torch.minimum if operation == "min" else torch.maximum)(total, row, out=total)
-        into.detach().copy_(total)
+            add(rows[0], row, out=rows[0])
+        into.detach().copy_(rows[0])
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -408,7 +388,6 @@ def leave() -> None:
 
 
 def prepare() -> bool:
-    """Build and load the kernels; return whether this worker can share memory."""
     if is_switched_off(SWITCH) or not sys.platform.startswith("linux"):
         return False
     from burnish.engines.torch import native as kernels
@@ -430,12 +409,7 @@ def _offered(size: int) -> tuple[int | None, dict[str, Any] | None]:
         os.posix_fallocate(file, 0, _HEADER + size)  # now, rather than at the first write to a page that is not to be had
         os.pwrite(file, token, _MARKS)
         fcntl.fcntl(file, _F_ADD_SEALS, _SEAL_SIZE)
-        return file, {
-            "system": Location.own().system,
-            "process": os.getpid(),
-            "file": file,
-            "token": token.hex(),
-        }
+        return file, {"system": Location.own().system, "process": os.getpid(), "file": file, "token": token.hex()}
     except (OSError, AttributeError):
         if file is not None:
             os.close(file)

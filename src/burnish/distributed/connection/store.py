@@ -179,11 +179,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Workers that have found each other.
-
-    ``torch_store`` is ``store`` as ``torch.distributed``'s backends take it; ``address`` and ``keeper`` are for messages. The
-    keeper is empty if the store outlives each worker. ``group`` is the process group that they met in, if any.
-    """
+    """Workers that have found each other. ``torch_store`` is ``store`` as ``torch.distributed`` takes it."""
 
     store: Store
     torch_store: Any
@@ -196,13 +192,10 @@ class Meeting:
 def ranks(numbers: Iterable[int]) -> str:
     """Return ``rank 3`` or ``ranks 1, 2 and 5``; of more than six, the first."""
     names = [str(number) for number in sorted(numbers)]
-    if len(names) == 1:
-        return f"rank {names[0]}"
     if len(names) > 6:
-        return f"ranks {', '.join(names[:6])} and {len(names) - 6} more"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+        names[6:] = [f"{len(names) - 6} more"]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, without the traces that libraries append."""
     return str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,7 +1,6 @@
-"""Heartbeats through the store, by which workers find out who is gone, late or cut off.
+"""Heartbeats through the store: a connection that breaks names no rank, and one that falls silent does not break.
 
-Each worker counts up a number there every second, and watches the next rank's; the first cause found is every worker's. A
-connection that breaks names no rank, and one that falls silent does not break.
+Each worker counts up a number there every second, and watches the next rank's; the first cause found is every worker's.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ NO_CAUSE = ""
 
 @dataclass
 class Life:
-    """The last reading of another worker; ``changed`` is when its ``count`` moved, by this worker's clock."""
-
     changed: float
     count: int | None = None
     operations: int = 0
@@ -40,8 +37,6 @@ class Life:
 
 @dataclass
 class Search:
-    """A closer look at all workers: the counts first read, and who has moved since."""
-
     began: float
     first: dict[int, int] = field(default_factory=dict)
     alive: set[int] = field(default_factory=set)
@@ -49,9 +44,7 @@ class Search:
 
 @dataclass
 class Barrier:
-    """A point where workers wait for each other. The store counts those that came under ``key``; ``entered``: this one is
-    counted.
-    """
+    """A point where workers wait for each other; the store counts those that have ``entered`` under ``key``."""
 
     key: str
     workers: int
@@ -60,10 +53,9 @@ class Barrier:
 
 
 class Watch:
-    """Beats for this worker and watches the others, from a thread, the only one that asks the store while others wait.
+    """Beats for this worker and watches the others, from a thread, which calls ``on_cause`` once it is known why the run ends.
 
-    After ``patience`` seconds of silence a worker, or the store, counts as gone. The thread calls ``on_cause`` once a cause is
-    known; ``comes_again`` says whether a new start would end by it too. ``operations`` counts exchanges begun.
+    After ``patience`` seconds of silence a worker, or the store, counts as gone. ``operations`` counts exchanges begun.
     """
 
     def __init__(self, meeting: Meeting, rank: int, patience: float, on_cause: Callable[[], None] | None = None):
@@ -118,7 +110,6 @@ class Watch:
         return self._cause
 
     def search(self, ended: Collection[int] = ()) -> str | None:
-        """After a connection broke, return who is gone; None if nobody is."""
         search = self._look_closely(ended)
         if self._cause is None and self._contact > search.began:
             if gone := self._said(self._in_doubt(search), "is gone", "are gone") or self._who_left():
@@ -211,7 +202,6 @@ class Watch:
         self._contact = now
 
     def _look_for_ended(self, store: Store) -> None:
-        """Find processes that have ended: at a barrier no connection breaks."""
         for rank, life in self._lives.items():
             if self._cause is None and not life.left and self._meeting.locations[rank].has_ended:
                 self._read(store, rank)  # it may have left in good order
@@ -219,15 +209,11 @@ class Watch:
                     self._suspect(self._said([rank], "is gone"))
 
     def _let_first_end(self, store: Store) -> None:
-        """Wait until rank 0 is done: a launcher that sees a worker fail ends the others, before rank 0 has said why.
-
-        Rank 0 takes the store along, so it waits until the others have left, or, if the run is broken, one beat, in which they
-        read why.
-        """
+        """Wait until rank 0 is done: a launcher that sees a worker fail ends the others, and rank 0 has to say why first."""
         until = time.monotonic() + PARTING_SECONDS
         if self.rank == 0:
             if self._cause is not None or self._declared is not None:
-                time.sleep(1.5 * INTERVAL_SECONDS)
+                time.sleep(1.5 * INTERVAL_SECONDS)  # in which the others read why; the store goes with this worker
             store.set(OVER, "")
             while self._cause is None and self._declared is None and time.monotonic() < until:
                 for rank, life in self._lives.items():
