@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from burnish.engines.torch.bindings.convolution import ways as convolutions
-from burnish.engines.torch.bindings.convolution.ways import WAYS, Way, Windows, laid_out, places
+from burnish.engines.torch.bindings.convolution import algorithms as convolutions
+from burnish.engines.torch.bindings.convolution.algorithms import WAYS, Way, Windows, laid_out, places
 from burnish.engines.torch.runtime import kernel_choice
 
 TITLES = {

@@ -24,7 +24,7 @@ from burnish.data.idx import read_idx
 from burnish.data.tar_shards import shards_of
 from burnish.errors import BurnishError, CheckpointError, ConfigurationError, DataError, ModelError
 from burnish.targets import read_target
-from burnish.untrusted import MEMORY_LIMIT
+from burnish.untrusted_files import MEMORY_LIMIT
 
 BOTH_NUMBERS = r"takes [\d,]{13,} bytes of memory, and a file of [\d,]+ bytes may take 1,073,741,824"
 TABLE = "a,label\n"
@@ -196,7 +196,7 @@ def test_extents_of_billions_make_no_constants(text: str) -> None:
 @pytest.mark.slow
 def test_a_model_of_too_many_parts_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     content = _model(_doubled("Add", "x", "z", 1000))
-    monkeypatch.setattr("burnish.untrusted.LEAST", 1 << 20)
+    monkeypatch.setattr("burnish.untrusted_files.LEAST", 1 << 20)
     with pytest.raises(
         ModelError, match=r"the bytes: the model has too many nodes, .* takes [\d,]+ bytes of memory, and a file of .* 1,048,576"
     ) as told:
@@ -215,7 +215,7 @@ def test_a_dimension_with_a_long_name_is_refused() -> None:
 @pytest.fixture
 def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a file may take 50 ms."""
-    monkeypatch.setattr("burnish.untrusted.SECONDS", 0.05)
+    monkeypatch.setattr("burnish.untrusted_files.SECONDS", 0.05)
 
 
 IN_TIME = r"takes more than 0 s, and a file of [\d,]+ bytes may take no longer; if you trust it, set .*=2GiB, for"
@@ -268,7 +268,7 @@ def test_reading_data_for_too_long_is_refused(tmp_path: Path, program: burnish.P
     spec = DataSpec.by(program)
     (tmp_path / "t.csv").write_text(TABLE + "1,0\n" * 400_000)
     assert len(open_dataset(tmp_path / "t.csv", spec)) == 400_000
-    monkeypatch.setattr("burnish.untrusted.SECONDS", 0.05)
+    monkeypatch.setattr("burnish.untrusted_files.SECONDS", 0.05)
     with pytest.raises(DataError, match=rf"t\.csv: reading it {IN_TIME}"):
         open_dataset(tmp_path / "t.csv", spec)
 
@@ -293,7 +293,7 @@ def test_a_place_for_each_of_many_categories_is_refused(tmp_path: Path) -> None:
 def test_a_parquet_file_that_expands_is_refused(
     tmp_path: Path, program: burnish.Program, texts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("burnish.untrusted.LEAST", 1 << 22)
+    monkeypatch.setattr("burnish.untrusted_files.LEAST", 1 << 22)
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path, rows = tmp_path / "t.parquet", 1_000_000
@@ -311,7 +311,7 @@ def test_a_parquet_file_that_expands_is_refused(
 
 
 def test_an_idx_file_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.untrusted.LEAST", 1 << 20)
+    monkeypatch.setattr("burnish.untrusted_files.LEAST", 1 << 20)
     path = tmp_path / "images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\3" + struct.pack(">3I", 1 << 12, 1 << 10, 1 << 10) + bytes(1 << 23)))
     with pytest.raises(DataError, match=r"takes [\d,]+ bytes of memory, and a file of [\d,]+ bytes may take 1,048,576"):

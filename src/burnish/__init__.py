@@ -6,7 +6,7 @@ Here are the public names, and no code of their own. They are imported when they
 
 from typing import TYPE_CHECKING
 
-from burnish.exports import exports
+from burnish.lazy_imports import exports
 from burnish.version import __version__
 
 if TYPE_CHECKING:

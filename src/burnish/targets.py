@@ -35,7 +35,7 @@ from burnish.graph.inference import operator_version
 from burnish.graph.versions import oldest_opset
 from burnish.operators.semantic import SemanticOperator, declared_operators
 from burnish.settings import suggestion
-from burnish.untrusted import read_toml_file
+from burnish.untrusted_files import read_toml_file
 from burnish.validation import is_whole
 
 OLDEST_OPSET = 18

@@ -14,7 +14,7 @@ from burnish.errors import ModelError
 from burnish.files import model_file
 from burnish.graph import model_proto
 from burnish.models import residual_network
-from burnish.transfers import Transfer
+from burnish.transfer_progress import Transfer
 
 TRANSFER = Transfer("writing", 0)
 

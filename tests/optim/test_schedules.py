@@ -18,7 +18,7 @@ from burnish import optim
 from burnish.errors import ConfigurationError
 from burnish.optim import schedules
 from burnish.optim.base import Scheduled
-from burnish.training.run_schedule import factor_of
+from burnish.training.learning_rates import factor_of
 from oracles.optimizers import UpdateGraph
 from oracles.small_graphs import SmallGraph
 

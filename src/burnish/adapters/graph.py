@@ -14,7 +14,7 @@ import onnx_ir as ir
 from burnish.adapters.variants import VARIANTS, Adapter
 from burnish.errors import ModelError
 from burnish.graph.annotations import ADAPTERS
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 VERSION = 1
 

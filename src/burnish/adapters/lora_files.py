@@ -19,7 +19,7 @@ import numpy as np
 from burnish.adapters.peft_format import PREFIX, PeftAdapters, alpha_of, check_alphas, check_arrays
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.state_file import read_state_file
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 NOTES = "lora_adapter_metadata"
 """The entry of a file's header in which diffusers keeps the settings of PEFT."""

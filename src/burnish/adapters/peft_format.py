@@ -25,7 +25,7 @@ from burnish.files.file_writing import replacing
 from burnish.files.state_file import FOR_OTHERS, read_state_file, write_state_file
 from burnish.graph import attribute_value, constant_array
 from burnish.graph.names import name_in_hugging_face, noted_module
-from burnish.untrusted import UNREADABLE, read_json_file
+from burnish.untrusted_files import UNREADABLE, read_json_file
 
 WEIGHTS, CONFIGURATION = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."

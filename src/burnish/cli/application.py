@@ -30,7 +30,7 @@ from burnish.cli.report import report
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
 from burnish.settings import is_number_text
-from burnish.transfers import transfers_reported
+from burnish.transfer_progress import transfers_reported
 from burnish.version import __version__
 
 DEBUG = "--debug"

@@ -13,7 +13,7 @@ import typer
 from burnish.cli.option_groups import OptionGroup
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.settings import split
-from burnish.untrusted import UNREADABLE, read_json_file
+from burnish.untrusted_files import UNREADABLE, read_json_file
 
 if TYPE_CHECKING:
     from burnish.optim import Optimizer, Schedule

@@ -38,7 +38,7 @@ from burnish.errors import ConfigurationError
 from burnish.files.file_writing import check_output
 from burnish.options import declarations
 from burnish.settings import suggestion
-from burnish.untrusted import read_toml_file
+from burnish.untrusted_files import read_toml_file
 from burnish.version import __version__
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from burnish.cli.option_groups import takes_options
 from burnish.cli.predict import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
 from burnish.cli.repetition import CONFIGURATION, as_it_was
 from burnish.files.file_writing import check_output
-from burnish.untrusted import read_toml
+from burnish.untrusted_files import read_toml
 
 
 @takes_options("program", "sample_axis")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option
 from burnish.settings import is_natural_text, read_whole, split
-from burnish.untrusted import read_json
+from burnish.untrusted_files import read_json
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:

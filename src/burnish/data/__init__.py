@@ -5,7 +5,7 @@ A data set gives batches as arrays by the names of the program's inputs. Nothing
 
 from typing import TYPE_CHECKING
 
-from burnish.exports import exports
+from burnish.lazy_imports import exports
 
 if TYPE_CHECKING:
     from burnish.data.batches import Batches

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from burnish.errors import DataError
-from burnish.untrusted import check_regular
+from burnish.untrusted_files import check_regular
 
 if TYPE_CHECKING:
     from burnish.data.csv import LeftOut

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.errors import DataError
-from burnish.untrusted import check_regular, memory_excess
+from burnish.untrusted_files import check_regular, memory_excess
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 """The byte in the file -> the dtype of its elements."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from burnish.errors import ConfigurationError, DataError
 from burnish.settings import is_number_text
-from burnish.untrusted import memory_excess
+from burnish.untrusted_files import memory_excess
 
 Missing = str
 """``error`` or ``drop``: what becomes of a row in which a value is missing."""

@@ -11,7 +11,7 @@ from burnish.data.table_coding import TableDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import BurnishError, DataError
 from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, COLUMNS, PIXELS, TEXT, Annotation
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 from burnish.validation import is_whole
 
 

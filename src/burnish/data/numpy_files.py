@@ -17,7 +17,7 @@ from burnish.data.file_rows import FileRows, file_rows
 from burnish.data.preprocessing import PixelsLike, Preprocessing, takes_bytes
 from burnish.data.table import LABEL_COLUMNS
 from burnish.errors import DataError
-from burnish.untrusted import UNREADABLE, memory_excess
+from burnish.untrusted_files import UNREADABLE, memory_excess
 
 ENCRYPTED = 0x1
 """The flag of an encrypted entry of a zip archive."""

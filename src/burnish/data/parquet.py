@@ -11,7 +11,7 @@ from burnish.data.csv import LeftOut
 from burnish.data.missing_values import Columns, Missing, text_array, without_missing
 from burnish.errors import DataError
 from burnish.installing import install_command
-from burnish.untrusted import allowed_memory, memory_excess
+from burnish.untrusted_files import allowed_memory, memory_excess
 
 WIDTHS = {"BOOLEAN": 2, "INT32": 5, "INT64": 9, "INT96": 9, "FLOAT": 5, "DOUBLE": 9}
 """Bytes that a value takes, by its type in the file, with one that says whether it is missing."""

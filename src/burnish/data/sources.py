@@ -20,7 +20,7 @@ from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
 from burnish.errors import DataError
 from burnish.program import Entry
-from burnish.untrusted import read_in_time
+from burnish.untrusted_files import read_in_time
 
 Result = TypeVar("Result")
 DataSource = Dataset | Batches | Iterable[Any] | str | Path | tuple[Any, Any] | Mapping[str, Any]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from burnish.errors import DataError
 from burnish.program import Entry
 from burnish.settings import is_number_text
-from burnish.untrusted import memory_excess
+from burnish.untrusted_files import memory_excess
 
 UNSEEN = -1
 SHOWN = 3

@@ -16,7 +16,7 @@ from burnish.data.image.reader import SUFFIXES, reader_for, some_of
 from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import is_natural_text, is_number_text
-from burnish.untrusted import UNREADABLE, check_regular, read_json
+from burnish.untrusted_files import UNREADABLE, check_regular, read_json
 from burnish.validation import is_whole
 
 SUFFIX = ".tar"

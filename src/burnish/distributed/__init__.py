@@ -6,7 +6,7 @@ other module is one feature. Nothing here imports PyTorch before it is used.
 
 from typing import TYPE_CHECKING
 
-from burnish.exports import exports
+from burnish.lazy_imports import exports
 
 if TYPE_CHECKING:
     from burnish.distributed.connection.communicators import ArrayCommunicator, mpi

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, check_finite_loss, uninterrupted
+from burnish.engines.base import NOTHING, Arrays, LoadedModel, ProgramRunner, uninterrupted
+from burnish.engines.non_finite_loss import check_finite_loss
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.errors import EngineError
 from burnish.files.mapped_tables import adopted

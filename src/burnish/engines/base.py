@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -16,11 +15,9 @@ import onnx_ir as ir
 
 from burnish.engines.communicator import Communicator
 from burnish.engines.row_writes import RowWriter
-from burnish.errors import EngineError, NonFiniteLossError
+from burnish.errors import EngineError
 from burnish.kernels.building import cores
 from burnish.kernels.compiling import cpu_level
-from burnish.program.signature import GraphSignature, Role
-from burnish.program.state import blocks
 from burnish.targets import Target
 from burnish.validation import is_whole
 
@@ -250,50 +247,6 @@ def cannot_exchange(engine: str) -> EngineError:
         f"The engine '{engine}' cannot exchange values with other workers: train with engine='torch' "
         "(--engine torch), or with one worker (without parallel=..., --workers)"
     )
-
-
-def check_finite_loss(
-    signature: GraphSignature, outputs: Mapping[str, np.ndarray], state_before: Callable[[], Mapping[str, np.ndarray]]
-) -> None:
-    """Raise NonFiniteLossError when a loss among ``outputs`` is NaN or infinite.
-
-    Args:
-        signature: of the step graph.
-        outputs: what the step returned.
-        state_before: gives the state from before the step, for the message: its step, and whether it was damaged already.
-    """
-    for entry in signature.outputs_of(Role.LOSS):
-        loss = outputs.get(entry.name)
-        if loss is None or math.isfinite(loss.item()):
-            continue
-        state = state_before()
-        step = next((int(state[item.name]) for item in signature.inputs_of(Role.STEP) if item.name in state), None)
-        place = "" if step is None else f" at step {step}"
-        message = f"The {entry.name}{place} is {loss.item()}. "
-        damaged = first_non_finite(state)
-        if damaged is None:
-            raise NonFiniteLossError(
-                message + "The state is kept as it was before this step. Look for NaN or infinite values in the batch, "
-                "lower the learning rate (lr), or clip the gradients"
-            )
-        if step == 0:
-            raise NonFiniteLossError(
-                message + f"The state that this session began with holds NaN or infinite values in '{damaged}'. Where the model "
-                "has them on purpose, as a mask, see that the batch leaves something beside them; else start from another state"
-            )
-        raise NonFiniteLossError(
-            message + f"The state is kept as it was before this step, but '{damaged}' holds NaN or infinite values already, "
-            "from an earlier update that overflowed. Restore an earlier checkpoint and lower the learning rate (lr), "
-            "or clip the gradients"
-        )
-
-
-def first_non_finite(state: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of the first floating-point entry that holds a NaN or an infinity, or None."""
-    for name, array in state.items():
-        if array.dtype.kind not in "iub" and not all(np.isfinite(block).all() for block in blocks(array)):
-            return name
-    return None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server import RoundReport, Server
 from burnish.federated.sharing import Sharing
 from burnish.installing import install_command
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

@@ -19,7 +19,7 @@ from burnish.federated.sharing import Sharing
 from burnish.files.digest import FORMAT_VERSION, check_version
 from burnish.files.state_file import read_state_file, write_state_file
 from burnish.program.state import Arrays
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 from burnish.validation import is_number, is_whole
 
 ROUND, UPDATE = "burnish federated round", "burnish federated update"

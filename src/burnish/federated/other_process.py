@@ -19,7 +19,7 @@ from burnish.federated.sharing import Rules
 from burnish.program import Program
 from burnish.program.state import Arrays
 from burnish.training.checkpoint import ProgramIdentity, check_checkpoint, read_checkpoint, write_checkpoint
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 from burnish.validation import is_whole
 
 TRAIN, EVALUATE = "train", "evaluate"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from burnish import optim
-from burnish.engines.base import first_non_finite
+from burnish.engines.non_finite_loss import first_non_finite
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.federated.messages import Evaluation, Round, Update
 from burnish.federated.server_optimizer import ServerOptimizer, method

@@ -29,7 +29,7 @@ from burnish.program.state import ROUNDED, LazyArrays, check_state, chosen
 from burnish.rewriting.fold_batch_normalization import fold_batch_normalization
 from burnish.rewriting.fold_quantization import fold_quantization
 from burnish.rewriting.fold_weights import fold_pruning, fold_weight_normalization
-from burnish.transfers import Transfer
+from burnish.transfer_progress import Transfer
 
 SMALLEST_EXTERNAL = 1024
 """Bytes from which a tensor goes into the data file, where there is one."""

@@ -35,7 +35,7 @@ from burnish.importer.reading import Place, empty_tensors
 from burnish.program import Program
 from burnish.program.signature import FEATURES, GRAPH_NAMES, Role, Signature
 from burnish.program.state import check_state
-from burnish.untrusted import UNREADABLE, read_bytes, read_json
+from burnish.untrusted_files import UNREADABLE, read_bytes, read_json
 
 FORMAT = "burnish program"
 MANIFEST = "program.json"

@@ -26,7 +26,7 @@ from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.file_writing import OWN_FOLDER, remove_left_behind, replacing
 from burnish.files.row_journal import JournalledState, JournalPlace
 from burnish.program.state import Kind, LazyArrays, kind_of, read_into
-from burnish.untrusted import UNREADABLE, read_json, read_json_file
+from burnish.untrusted_files import UNREADABLE, read_json, read_json_file
 
 try:
     import fcntl

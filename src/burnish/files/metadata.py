@@ -8,7 +8,7 @@ from typing import Any
 from burnish.errors import ModelError
 from burnish.graph.annotations import OBJECTIVE
 from burnish.losses import Distillation, Mixed
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 TRAINING = "burnish.training"
 """The entry of a model that holds a program: its signature, options and how its graphs are laid out, as JSON."""

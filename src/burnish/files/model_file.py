@@ -19,7 +19,7 @@ from burnish.files.state_file import encoded
 from burnish.graph import model_proto, named_failures
 from burnish.importer.file_tensors import light_copy, without_payloads
 from burnish.program.state import blocks
-from burnish.transfers import Transfer
+from burnish.transfer_progress import Transfer
 
 SMALLEST_APART = 1 << 16
 """Bytes from which a weight is written by itself."""

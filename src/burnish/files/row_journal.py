@@ -26,7 +26,7 @@ from burnish.errors import CheckpointError
 from burnish.files.file_writing import flush_folder
 from burnish.files.state_file import StateFile, encoded
 from burnish.program.state import BLOCK, Kind, LazyArrays, blocks
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 MAGIC = b"BNRJ"
 _PREFIX = struct.Struct("<4sIQQ")

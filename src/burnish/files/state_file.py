@@ -24,8 +24,8 @@ from burnish.errors import CheckpointError
 from burnish.files.digest import BLANK, DIGEST, FORMAT_VERSION, agrees, blank_place, digest_text
 from burnish.files.file_writing import replacing
 from burnish.program.state import BLOCK, Arrays, Kind, LazyArrays, blocks, kind_of, write_blocks
-from burnish.transfers import Transfer
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.transfer_progress import Transfer
+from burnish.untrusted_files import UNREADABLE, read_json
 
 DTYPES: Mapping[str, np.dtype] = {
     name: np.dtype(dtype)

@@ -42,7 +42,7 @@ from burnish.importer.file_tensors import without_payloads
 from burnish.program import Program
 from burnish.program.signature import GRAPH_NAMES, Entry, GraphSignature, Role, Signature
 from burnish.program.state import check_state
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 FORMAT = "burnish training"
 FUNCTION_DOMAIN = "burnish.program"

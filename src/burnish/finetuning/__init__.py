@@ -7,7 +7,7 @@ trains, and ``quantization`` makes integers of what is tuned. ``choices`` is wha
 
 from typing import TYPE_CHECKING
 
-from burnish.exports import exports
+from burnish.lazy_imports import exports
 
 if TYPE_CHECKING:
     from burnish.finetuning.tune import Finetuned, finetune

@@ -17,7 +17,7 @@ from burnish.finetuning.quantization import Quantization
 from burnish.training.run_files import RECORD, CheckpointFolder, remove_results
 from burnish.training.run_folder import CURVES
 from burnish.training.run_results import STAGES, TABLE
-from burnish.untrusted import UNREADABLE, read_json_file
+from burnish.untrusted_files import UNREADABLE, read_json_file
 
 OBJECTS = "objects"
 CHOICES, START, QUANTIZED, ACCURACIES = "finetune.json", "start.onnx", "quantized.onnx", "quantization.json"

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from burnish.errors import ModelError
 from burnish.settings import is_natural_text
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 Said = TypeVar("Said")
 Holder = ir.Node | ir.Value | ir.Graph | ir.Model

@@ -28,7 +28,7 @@ from burnish.graph.constants import add_initializer, constant_array, replace_by_
 from burnish.graph.names import Names
 from burnish.graph.uses import producer_of, remove_node, replace_uses
 from burnish.importer.operands import STATISTIC_OPERANDS
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"

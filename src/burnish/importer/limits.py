@@ -23,7 +23,7 @@ from burnish.errors import ModelError
 from burnish.graph import attribute_value, bodies, constant_array, describe_node, static_shape
 from burnish.graph.protos import graphs_within
 from burnish.operators.registry import Elementwise, elementwise
-from burnish.untrusted import allowed_memory, allowed_seconds, if_trusted, memory_excess
+from burnish.untrusted_files import allowed_memory, allowed_seconds, if_trusted, memory_excess
 
 # Bytes for each part, measured with parts that hold almost nothing.
 NODE, RESULT, ATTRIBUTE, TENSOR, OTHER = 6 << 10, 3 << 10, 1 << 10, 8 << 10, 400

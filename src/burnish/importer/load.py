@@ -19,7 +19,7 @@ from burnish.importer.limits import check_constant_sizes
 from burnish.importer.reading import read_model
 from burnish.importer.sequences import hold_optional_inputs
 from burnish.sample_axes import AskedAxes
-from burnish.untrusted import read_in_time
+from burnish.untrusted_files import read_in_time
 
 if TYPE_CHECKING:
     import torch

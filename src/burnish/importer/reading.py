@@ -48,7 +48,7 @@ from burnish.importer.tensors import (
     placed_elsewhere,
     with_dense_constants,
 )
-from burnish.untrusted import check_regular
+from burnish.untrusted_files import check_regular
 
 Place = tuple[str, int, int]
 """A file next to the model, the offset of a tensor's data in it, and its bytes."""

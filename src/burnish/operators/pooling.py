@@ -25,7 +25,7 @@ from burnish.operators.positions import add_at_positions, count_like, extents, f
 from burnish.operators.registry import Operation, Operator, Precision
 from burnish.operators.semantic import SemanticOperator, like
 from burnish.operators.windows import Windows
-from burnish.untrusted import memory_excess
+from burnish.untrusted_files import memory_excess
 
 
 def max_pool(op: Operation, dy: Tensor | None, *_: Tensor | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from burnish.graph import describe_node, model_proto, static_shape
 from burnish.program.signature import Entry, GraphSignature, Role, Signature
 from burnish.program.state import Kind, LazyArrays, Weights, kind_of, shape_fits
 from burnish.random import check_seed
-from burnish.transfers import Transfer
+from burnish.transfer_progress import Transfer
 
 EMBEDDING_DEVIATION = 0.02
 """Standard deviation of redrawn embeddings (Devlin et al. 2018, BERT)."""

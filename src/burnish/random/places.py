@@ -10,7 +10,7 @@ import onnx_ir as ir
 from burnish.errors import ModelError
 from burnish.graph import describe_node
 from burnish.graph.annotations import flag, record
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 EARLIER = flag("burnish.random.places")
 """Of a node that counts rows or columns, in programs of earlier versions: it names axes, which does not tell samples apart."""

@@ -6,9 +6,9 @@
 ``burnish.compiler`` and ``burnish.distributed``.
 """
 
-from burnish.sample_axes.analysis import Analysis, input_axes, moved_inputs, numbered, sample_inputs
-from burnish.sample_axes.finding import AskedAxes, ask_sample_axes, find_sample_axes, result_axes
+from burnish.sample_axes.input_axes import AskedAxes, ask_sample_axes, find_sample_axes, result_axes
 from burnish.sample_axes.mixing import Mixing, mixing_nodes
+from burnish.sample_axes.propagation import Analysis, input_axes, moved_inputs, numbered, sample_inputs
 
 __all__ = [
     "Analysis",

@@ -18,7 +18,7 @@ from burnish.graph.uses import ancestors_of, read_by
 from burnish.operators.axes import Call, Untold
 from burnish.operators.extents import Axis, Factor, Kind
 from burnish.operators.registry import find_record
-from burnish.sample_axes.analysis import Analysis
+from burnish.sample_axes.propagation import Analysis
 
 OF_SAMPLES = re.compile(r"batch|sample|^bs$", re.IGNORECASE)
 OF_OTHERS = re.compile(r"seq|time|len|step|frame|tok|word|row|node|edge|atom|point|pixel|^t$|^l$", re.IGNORECASE)

@@ -5,7 +5,7 @@ What a step computes is the program's; how a graph is run is the engine's; where
 
 from typing import TYPE_CHECKING
 
-from burnish.exports import exports
+from burnish.lazy_imports import exports
 
 if TYPE_CHECKING:
     from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint

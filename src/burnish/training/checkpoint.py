@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnish.engines.base import first_non_finite
+from burnish.engines.non_finite_loss import first_non_finite
 from burnish.engines.row_writes import written_by_rows
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.files.digest import DIGEST, FORMAT_VERSION, check_version
@@ -32,7 +32,7 @@ from burnish.files.row_journal import JournalledState, JournalPlace, RowJournal
 from burnish.files.state_file import NAMES, StateFile, encoded, write_state_file
 from burnish.program import Program
 from burnish.program.state import Kind, LazyArrays, blocks, check_state, chosen, kind_of, read_into, state_differences
-from burnish.untrusted import UNREADABLE, read_json
+from burnish.untrusted_files import UNREADABLE, read_json
 
 if TYPE_CHECKING:
     from burnish.program.carry_over import CarriedState

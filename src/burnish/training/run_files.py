@@ -16,7 +16,7 @@ from burnish.files.folder import MANIFEST
 from burnish.training.checkpoint import open_checkpoint
 from burnish.training.run_results import EVALUATION_PREFIX, STAGES, TABLE, read_rows
 from burnish.training.tables import remove_unused, unfinished
-from burnish.untrusted import read_json_file
+from burnish.untrusted_files import read_json_file
 
 if TYPE_CHECKING:
     from burnish.training.session import Session

@@ -27,7 +27,7 @@ from burnish.training.run_files import CheckpointFolder
 from burnish.training.run_position import Position
 from burnish.training.run_results import EVALUATION_PREFIX, MetricsTable, Row, draw_curves
 from burnish.training.session import Session
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 CURVES = "curves.png"
 DRAW_EVERY_SECONDS = 60.0

@@ -24,13 +24,13 @@ from burnish.program.state import averages
 from burnish.stopping import RunStopped, TimeLimit, runs_kept
 from burnish.training import workers
 from burnish.training.callbacks.base import Callbacks, EpochReport, StepReport, StoppedByCallback
+from burnish.training.learning_rates import Rates, warn_of_what_is_not_reached
 from burnish.training.metric_totals import Sums
 from burnish.training.progress import Reached, progress_of
 from burnish.training.run_data import RunData
 from burnish.training.run_folder import FollowedFolder, RunFolder
 from burnish.training.run_position import Position, StepClock
 from burnish.training.run_results import CtrlCNoted, Row, TrainingInterrupted, TrainingResult
-from burnish.training.run_schedule import Rates, warn_of_what_is_not_reached
 from burnish.training.session import STEP_REPORT, Session
 from burnish.training.trainer_options import TrainerOptions
 from burnish.version import __version__

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from burnish.distributed import DataParallel
     from burnish.engines import Engine
     from burnish.training.callbacks.base import Callback
+    from burnish.training.learning_rates import Factor
     from burnish.training.progress import Progress
-    from burnish.training.run_schedule import Factor
 
 
 def _check_count(name: str) -> Callable[[Any], int]:

@@ -17,7 +17,7 @@ import torch
 
 import burnish
 from burnish.engines.torch import TorchEngine
-from burnish.engines.torch.bindings.convolution import ways as convolutions
+from burnish.engines.torch.bindings.convolution import algorithms as convolutions
 from burnish.engines.torch.runtime import kernel_choice
 from burnish.errors import EngineError
 from oracles.combinations import spread

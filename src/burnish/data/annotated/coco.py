@@ -16,7 +16,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.reader import ImageReader, reader_for, some_of
 from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
-from burnish.untrusted import read_json_file
+from burnish.untrusted_files import read_json_file
 from burnish.validation import is_whole
 
 PATTERNS = ("annotations/instances*.json", "instances*.json", "_annotations.coco.json", "annotations.json", "annotations/*.json")

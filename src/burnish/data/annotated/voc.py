@@ -15,7 +15,7 @@ from burnish.data.image.reader import reader_for
 from burnish.data.preprocessing import PixelsLike
 from burnish.errors import DataError
 from burnish.settings import read_number, read_whole
-from burnish.untrusted import UNREADABLE, read_bytes
+from burnish.untrusted_files import UNREADABLE, read_bytes
 
 ANNOTATIONS, PICTURES, SETS, MASKS = "Annotations", "JPEGImages", "ImageSets", "SegmentationClass"
 LARGEST_FILE = 1 << 20

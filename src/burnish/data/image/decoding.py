@@ -15,7 +15,7 @@ import numpy as np
 
 from burnish.data.preprocessing import CROP, Preprocessing
 from burnish.errors import DataError
-from burnish.untrusted import memory_excess
+from burnish.untrusted_files import memory_excess
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,7 +15,7 @@ from burnish.data.missing_values import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
 from burnish.data.text.tokens import Tokens
 from burnish.errors import DataError
-from burnish.untrusted import read_json
+from burnish.untrusted_files import read_json
 
 TEXT_COLUMNS = ("text", "sentence", "document", "content")
 TOKENS, MASK = "input_ids", "attention_mask"

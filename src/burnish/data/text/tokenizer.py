@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.errors import DataError
 from burnish.installing import install_command
-from burnish.untrusted import read_bytes
+from burnish.untrusted_files import read_bytes
 
 LARGEST_NUMBER = (1 << 24) - 1
 """Of a token; the library takes memory for all numbers up to the largest."""

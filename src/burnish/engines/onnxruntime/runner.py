@@ -19,7 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.analysis.memory_plan import written_in_place
-from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, check_finite_loss, uninterrupted
+from burnish.engines.base import NOTHING, Arrays, HandedOver, ProgramRunner, uninterrupted
+from burnish.engines.non_finite_loss import check_finite_loss
 from burnish.engines.onnxruntime.bound_graph import BoundGraph, Buffer
 from burnish.engines.onnxruntime.failures import description, has_bfloat16
 from burnish.engines.onnxruntime.optimizations import OpenedGraph

@@ -20,11 +20,11 @@ from burnish.engines.base import (
     LoadedModel,
     ProgramRunner,
     RunsModels,
-    check_finite_loss,
     check_threads,
     uninterrupted,
 )
 from burnish.engines.communicator import COLLECTIVES, Communicator
+from burnish.engines.non_finite_loss import check_finite_loss
 from burnish.engines.row_writes import RowChanges, RowWrite, RowWriter, take_row_writes, write_rows, written_by_rows
 from burnish.engines.split_graph import keep_exchange_order
 from burnish.engines.torch import native as kernels

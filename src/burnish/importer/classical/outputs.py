@@ -17,7 +17,7 @@ from burnish.graph import Names, constant_array
 from burnish.graph.annotations import CLASS_NUMBERS, CLASSES, ZIP_MAPS
 from burnish.graph.uses import origin_of, producer_of
 from burnish.importer.classical.inference import CLASSICAL_DOMAIN
-from burnish.untrusted import UNREADABLE
+from burnish.untrusted_files import UNREADABLE
 
 _PASSES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 

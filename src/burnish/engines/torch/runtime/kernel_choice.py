@@ -28,7 +28,7 @@ import torch
 
 from burnish.kernels.building import cache_folder, locked, own_cache_folder
 from burnish.kernels.compiling import model_name
-from burnish.untrusted import read_json_file
+from burnish.untrusted_files import read_json_file
 
 VARIABLE = "BURNISH_KERNEL_CHOICES"
 FORMAT = 1

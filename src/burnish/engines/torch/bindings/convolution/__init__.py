@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from burnish.engines.torch import native as kernels
 from burnish.engines.torch.bindings.calls import calls_kernel
-from burnish.engines.torch.bindings.convolution import products, ways
+from burnish.engines.torch.bindings.convolution import algorithms, products
 from burnish.engines.torch.native import Use, declare_kernel
 from burnish.engines.torch.runtime.devices import has_narrow_vectors
 from burnish.engines.torch.translate.rules import Call, explicit_pads, translates
@@ -165,7 +165,8 @@ def convolution_of_integers(op: Call) -> Any:
 def chosen_convolution(op: Call) -> Any:
     kernel, strides, dilations, pads, group = _window(op, 1)
     x, padding = _padded_evenly(op.tensor(0), explicit_pads(op, kernel, strides, dilations, pads))
-    return ways.convolve(x, op.tensor(1), op.optional(2), strides, padding, dilations, group, bool(op.attribute("measured")))
+    measured = bool(op.attribute("measured"))
+    return algorithms.convolve(x, op.tensor(1), op.optional(2), strides, padding, dilations, group, measured)
 
 
 @translates("ConvTranspose", CHOSEN_CONV_TRANSPOSE)
@@ -206,7 +207,7 @@ def _transposed(
     op: Call, bias: Any, padding: list[int], extra: list[int], strides: list[int], dilations: list[int], group: int
 ) -> Any:
     if CHOSEN_CONV_TRANSPOSE.is_of(op.node):
-        return ways.transposed(
+        return algorithms.transposed(
             op.tensor(0), op.tensor(1), bias, strides, padding, extra, dilations, group, bool(op.attribute("measured"))
         )
     rank = len(strides)
@@ -243,7 +244,7 @@ def chosen_input_gradient(op: Call) -> Any:
     x = op.tensor(2)
     padded, padding = _padded_evenly(x, pads)
     window = strides, padding, dilations, group, bool(op.attribute("measured"))
-    dx = ways.input_gradient(op.tensor(0), op.tensor(1), padded, *window)
+    dx = algorithms.input_gradient(op.tensor(0), op.tensor(1), padded, *window)
     return dx if padded is x else _without_pads(dx, pads)
 
 
@@ -253,7 +254,7 @@ def chosen_weight_gradient(op: Call) -> Any:
     _, strides, dilations, pads, group = _window(op, 2)
     x, padding = _padded_evenly(op.tensor(1), pads)
     window = strides, padding, dilations, group, bool(op.attribute("measured"))
-    return ways.weight_gradient(op.tensor(0), x, op.tensor(2), *window)
+    return algorithms.weight_gradient(op.tensor(0), x, op.tensor(2), *window)
 
 
 @translates(CONV_INPUT_GRAD_NARROW)

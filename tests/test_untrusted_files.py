@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import ConfigurationError
-from burnish.untrusted import (
+from burnish.untrusted_files import (
     DEEPEST,
     LEAST,
     MEMORY_LIMIT,

@@ -18,7 +18,7 @@ from burnish.operators.axis_rules import elementwise_axes
 from burnish.operators.extents import Axes, Axis, Factor, Kind, Number, has, is_fixed, lost, normal, sides
 from burnish.operators.registry import find_record
 from burnish.random import Numbered, Places
-from burnish.sample_axes.numbers import NUMBERS
+from burnish.sample_axes.shape_arithmetic import NUMBERS
 
 Extents = Sequence[int | str | None]
 

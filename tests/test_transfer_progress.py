@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from burnish import transfers
+from burnish import transfer_progress
 from burnish.files.state_file import StateFile, write_state_file
 
 ARRAYS = {"a": np.zeros(25_000_000, np.uint8), "b": np.zeros(75_000_000, np.uint8)}
@@ -13,10 +13,10 @@ ARRAYS = {"a": np.zeros(25_000_000, np.uint8), "b": np.zeros(75_000_000, np.uint
 def test_lines_come_where_it_takes_long(tmp_path, monkeypatch):
     path = tmp_path / "state.safetensors"
     now = iter(range(10_000))
-    monkeypatch.setattr(transfers.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(transfers, "LINE_EVERY_SECONDS", 10)
+    monkeypatch.setattr(transfer_progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(transfer_progress, "LINE_EVERY_SECONDS", 10)
     lines = []
-    with transfers.transfers_reported(lines.append):
+    with transfer_progress.transfers_reported(lines.append):
         write_state_file(path, ARRAYS, {})
         with StateFile(path, "checkpoint") as file:
             file.check_digest()
@@ -27,12 +27,12 @@ def test_lines_come_where_it_takes_long(tmp_path, monkeypatch):
 
 def test_what_is_done_at_once_says_nothing(tmp_path):
     lines = []
-    with transfers.transfers_reported(lines.append):
+    with transfer_progress.transfers_reported(lines.append):
         write_state_file(tmp_path / "state.safetensors", {"a": np.zeros(3)}, {})
     assert lines == []
 
 
 def test_nobody_asked(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(transfers, "FIRST_LINE_SECONDS", -1)
+    monkeypatch.setattr(transfer_progress, "FIRST_LINE_SECONDS", -1)
     write_state_file(tmp_path / "state.safetensors", {"a": np.zeros(3)}, {})
     assert capfd.readouterr() == ("", "")

@@ -11,8 +11,8 @@ from burnish.errors import ConfigurationError
 from burnish.graph import attribute_value, describe_node
 from burnish.graph.annotations import UNNAMED_AXES, has_sample_axis_mark, mark_sample_axis, marked_sample_axis
 from burnish.operators.extents import Kind, has
-from burnish.sample_axes.analysis import Analysis, Extents, extents_of, sample_inputs
 from burnish.sample_axes.mixing import OF_SAMPLES, RECURRENT, mixing_in
+from burnish.sample_axes.propagation import Analysis, Extents, extents_of, sample_inputs
 from burnish.settings import suggestion
 from burnish.validation import is_whole
 

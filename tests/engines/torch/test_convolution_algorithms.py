@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from burnish.engines.torch.bindings.convolution import ways as convolution_ways
-from burnish.engines.torch.bindings.convolution import ways as convolutions
-from burnish.engines.torch.bindings.convolution.ways import Windows, places
+from burnish.engines.torch.bindings.convolution import algorithms as convolution_ways
+from burnish.engines.torch.bindings.convolution import algorithms as convolutions
+from burnish.engines.torch.bindings.convolution.algorithms import Windows, places
 from burnish.engines.torch.runtime import kernel_choice
 from oracles.combinations import spread
 
