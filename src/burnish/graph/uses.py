@@ -185,12 +185,14 @@ def remove_unread_nodes(graph: ir.Graph) -> bool:
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
-def _leaves_out_last_operands(graph: ir.Graph) -> bool:
+def _has_what_goes_unsaid(graph: ir.Graph) -> bool:
     for node in graph:
         operands = node.inputs
         if operands and operands[-1] is None:
             return True
-        if node.op_type in _CONTROL and any(map(_leaves_out_last_operands, bodies(node))):
+        if node.op_type == "BatchNormalization" and "training_mode" in node.attributes:
+            return True
+        if node.op_type in _CONTROL and any(map(_has_what_goes_unsaid, bodies(node))):
             return True
     return False
 
@@ -223,8 +225,8 @@ def remove_unused(model: ir.Model) -> bool:
     """Drop, in place, what does not contribute to the graph's outputs. Inputs and outputs stay as they are."""
     # The pass removes nodes too, and each takes it as long as the graph has outputs.
     changed = remove_unread_nodes(model.graph)
-    # It drops operands that are left out at the end, and does not say so.
-    changed |= _leaves_out_last_operands(model.graph)
+    # It drops operands that are left out at the end, and training_mode=0, and does not say so.
+    changed |= _has_what_goes_unsaid(model.graph)
     changed |= RemoveUnusedNodesPass()(model).modified
     changed |= RemoveUnusedOpsetsPass()(model).modified
     model.opset_imports.setdefault("", 18)
