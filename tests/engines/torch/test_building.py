@@ -174,7 +174,7 @@ def test_a_kernel_that_was_built_without_pytorch_runs(folder):
     library = install(copied("linear", folder), compiling.native())
     program = """
 import sys, torch
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native
 torch.ops.load_library(sys.argv[1])
 dy, x, weight = torch.randn(5, 3), torch.randn(5, 4), torch.randn(3, 4)
 dx, dw, sums = torch.ops.burnish.linear_gradient(dy, x, weight, False, False, False, True)
@@ -204,7 +204,7 @@ def test_an_installed_library_that_includes_headers_of_pytorchs_is_for_one_relea
     assert kernels.build_library(allocator) == library
     program = """
 import sys, torch
-from burnish.engines.torch.native import kernels
+from burnish.engines.torch import native
 torch.ops.load_library(sys.argv[1])
 assert torch.ops.burnish.keep_pages()
 address = torch.full((1 << 22,), 3.).data_ptr()

@@ -63,7 +63,7 @@ def test_a_loss_over_labels_is_a_kernel_and_its_gradient_another(graph):
         burnish.losses.cross_entropy(label_smoothing=0.1),
         burnish.losses.cross_entropy(weight=[1, 2, 3, 4, 5]),
         burnish.losses.cross_entropy(probabilities=True),
-        burnish.losses.binary_cross_entropy(),
+        burnish.losses.focal(),
     ],
     ids=["smoothing", "weight", "probabilities", "focal"],
 )
