@@ -20,6 +20,7 @@ MODULES = (
     "burnish.data",
     "burnish.losses",
     "burnish.metrics",
+    "burnish.models",
     "burnish.optim",
     "burnish.optim.schedules",
     "burnish.norms",

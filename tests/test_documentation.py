@@ -52,12 +52,16 @@ def write_inputs(folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES_WITH_SNIPPETS, ids=map(relative, PAGES_WITH_SNIPPETS))
 @pytest.mark.slow
 def test_snippets_run(page, tmp_path, monkeypatch):
-    """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace."""
-    write_inputs(tmp_path)
+    """Run the Python snippets and the burnish commands of a page from top to bottom, in one folder and one namespace.
+
+    A page that makes its model (``burnish new``) makes its data too.
+    """
+    text = page.read_text(encoding="utf-8")
+    if "burnish new" not in text:
+        write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     # Drawing takes longer than the rest of so small a run.
     monkeypatch.setattr("burnish.training.run_folder.draw_curves", lambda rows, path, names: None)
-    text = page.read_text(encoding="utf-8")
     module = ModuleType("snippet")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses of a snippet look
     namespace = vars(module)

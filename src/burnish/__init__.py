@@ -10,7 +10,7 @@ from burnish.lazy_imports import exports
 from burnish.version import __version__
 
 if TYPE_CHECKING:
-    from burnish import comparison, engines, errors, losses, metrics, norms, optim, surgery
+    from burnish import comparison, engines, errors, losses, metrics, models, norms, optim, surgery
     from burnish.compiler.compile import compile
     from burnish.compiler.gradient import grad
     from burnish.compiler.lower_training_operators import lower
@@ -38,6 +38,7 @@ __all__ = [
     "losses",
     "lower",
     "metrics",
+    "models",
     "norms",
     "optim",
     "surgery",

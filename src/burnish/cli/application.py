@@ -22,6 +22,7 @@ from burnish.cli.export import export, package
 from burnish.cli.finetune import finetune
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
+from burnish.cli.new import new
 from burnish.cli.passes import passes
 from burnish.cli.predict import evaluate, predict
 from burnish.cli.quantize import quantize
@@ -153,6 +154,6 @@ def options(
     """Train ONNX models on any ONNX runtime."""
 
 
-COMMANDS = (train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package)
+COMMANDS = (new, train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package)
 for command in (*COMMANDS, passes, doctor, demo):
     app.command(cls=RunCommand if command in (train, finetune) else None)(command)

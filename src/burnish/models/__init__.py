@@ -4,8 +4,13 @@ A model here is an inference graph with weights, as a user would bring one. How 
 """
 
 from burnish.models.bert import bert
+from burnish.models.cnn import cnn
+from burnish.models.create import create
 from burnish.models.dlrm import dlrm
 from burnish.models.gpt2 import gpt2
+from burnish.models.lstm import lstm
+from burnish.models.mlp import mlp
 from burnish.models.residual import residual_network
+from burnish.models.unet import unet
 
-__all__ = ["bert", "dlrm", "gpt2", "residual_network"]
+__all__ = ["bert", "cnn", "create", "dlrm", "gpt2", "lstm", "mlp", "residual_network", "unet"]

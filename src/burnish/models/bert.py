@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.graph import Tensor
-from burnish.models.transformer import BATCH, TOKENS, Transformer, check_sizes
+from burnish.models.transformer import TOKENS, Transformer, check_sizes
 
 
 def bert(
@@ -53,7 +53,7 @@ def bert(
     check_sizes("bert", heads, width, dropout, **sizes, **({} if classes is None else {"classes": classes}))
     network = Transformer("bert", width, heads, hidden, 1e-12, dropout, seed)
     builder = network.builder
-    ids, mask = network.input("input_ids"), network.input("attention_mask")
+    ids, mask = network.input("input_ids", ir.DataType.INT64, TOKENS), network.input("attention_mask", ir.DataType.INT64, TOKENS)
     table = network.drawn("embeddings.tokens", vocabulary, width)
     place = network.position(network.places(ids), positions)
     x = network.dropout(network.norm("embeddings.norm", builder.op("Gather", table, ids, axis=0) + place))
@@ -65,8 +65,8 @@ def bert(
         x = network.norm(f"{name}.attention.norm", x + network.dropout(attended))
         x = network.norm(f"{name}.norm", x + network.dropout(network.feed_forward(name, x, "gelu")))
     if classes is None:
-        return network.model(_gaps(network, x, table, vocabulary), BATCH, TOKENS, vocabulary)
-    return network.model(_classes(network, x, classes), BATCH, classes)
+        return network.model(_gaps(network, x, table, vocabulary), TOKENS, vocabulary)
+    return network.model(_classes(network, x, classes), classes)
 
 
 def _gaps(network: Transformer, x: Tensor, table: Tensor, vocabulary: int) -> Tensor:

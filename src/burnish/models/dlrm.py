@@ -8,11 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Tensor
+from burnish.models.layers import Layers
 from burnish.validation import is_whole
-
-OPSET = 18
-IR_VERSION = 8
 
 
 def dlrm(
@@ -50,52 +48,35 @@ def dlrm(
             f"dlrm: rows={tuple(rows)}, numbers={numbers}, width={width}, bottom={tuple(bottom)}, top={tuple(top)}: every number "
             "has to be whole and 1 or more, and there has to be a table"
         )
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="dlrm")
-    network = _Network(Builder(graph), np.random.default_rng(seed))
+    network = _Network("dlrm", seed)
     x = network.input("numbers", ir.DataType.FLOAT, numbers)
     for place, size in enumerate((*bottom, width), 1):
-        x = network.dense(f"bottom_{place}", x, size, is_hidden=True)
+        x = network.hidden(f"bottom_{place}", x, size)
     vectors = [x]
     for place, count in enumerate(rows, 1):
         category = network.input(f"category_{place}", ir.DataType.INT64)
-        bound = 1 / np.sqrt(count)
-        table = network.weight(f"table_{place}", network.generator.uniform(-bound, bound, (count, width)))
+        table = network.uniform(f"table_{place}", 1 / np.sqrt(count), count, width)
         vectors.append(network.builder.op("Gather", table, category, axis=0))
     y = network.interaction(vectors, width)
     for place, size in enumerate(top, 1):
-        y = network.dense(f"top_{place}", y, size, is_hidden=True)
-    logits = network.dense(f"top_{len(top) + 1}", y, 1, is_hidden=False)
-    logits.value.name = "logits"
-    logits.value.shape = ir.Shape(["batch", 1])
-    graph.outputs.append(logits.value)
-    return ir.Model(graph, ir_version=IR_VERSION, producer_name="burnish")
+        y = network.hidden(f"top_{place}", y, size)
+    features = y.dimension(1)
+    assert features is not None
+    return network.model(network.dense(f"top_{len(top) + 1}", y, features, 1), 1)
 
 
-class _Network:
-    """Emits layers and registers their weights as initializers, drawn in the order of emission."""
+class _Network(Layers):
+    """Emits the layers of a recommendation model."""
 
-    def __init__(self, builder: Builder, generator: np.random.Generator):
-        self.builder = builder
-        self.generator = generator
+    def hidden(self, name: str, x: Tensor, features_out: int) -> Tensor:
+        features_in = x.dimension(1)
+        assert features_in is not None
+        return self.builder.op("Relu", self.dense(name, x, features_in, features_out))
 
-    def input(self, name: str, dtype: ir.DataType, *extents: int) -> Tensor:
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", *extents]))
-        self.builder.graph.inputs.append(value)
-        return self.builder.tensor(value)
-
-    def weight(self, name: str, array: np.ndarray) -> Tensor:
-        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float32), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self.builder.graph.register_initializer(value)
-        return self.builder.tensor(value)
-
-    def dense(self, name: str, x: Tensor, outputs: int, is_hidden: bool) -> Tensor:
-        inputs = x.dimension(1)
-        assert inputs is not None
-        matrix = self.generator.normal(0.0, np.sqrt(2 / (inputs + outputs)), (outputs, inputs))
-        bias = self.weight(f"{name}.bias", self.generator.normal(0.0, np.sqrt(1 / outputs), outputs))
-        y = self.builder.op("Gemm", x, self.weight(f"{name}.weight", matrix), bias, transB=1)
-        return self.builder.op("Relu", y) if is_hidden else y
+    def dense(self, name: str, x: Tensor, features_in: int, features_out: int) -> Tensor:
+        matrix = self.generator.normal(0.0, np.sqrt(2 / (features_in + features_out)), (features_out, features_in))
+        bias = self.weight(f"{name}.bias", self.generator.normal(0.0, np.sqrt(1 / features_out), features_out))
+        return self.builder.op("Gemm", x, self.weight(f"{name}.weight", matrix), bias, transB=1)
 
     def interaction(self, vectors: Sequence[Tensor], width: int) -> Tensor:
         """The first vector, and the dot product of each pair of different vectors, row by row below the diagonal."""

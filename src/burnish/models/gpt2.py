@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from burnish.models.transformer import BATCH, DEVIATION, TOKENS, Transformer, check_sizes
+from burnish.models.transformer import DEVIATION, TOKENS, Transformer, check_sizes
 
 
 def gpt2(
@@ -51,7 +51,7 @@ def gpt2(
     check_sizes("gpt2", heads, width, dropout, **sizes)
     network = Transformer("gpt2", width, heads, hidden, 1e-5, dropout, seed)
     builder = network.builder
-    ids = network.input("input_ids")
+    ids = network.input("input_ids", ir.DataType.INT64, TOKENS)
     table = network.drawn("embeddings.tokens", vocabulary, width)
     places = network.places(ids)
     place = network.position(places, positions)
@@ -67,5 +67,5 @@ def gpt2(
         x = x + network.dropout(network.feed_forward(name, normed, "gelu_tanh", added_by_layers))
     x = network.norm("norm", x)
     return network.model(
-        network.scores(x, table if tied else network.drawn("head.weight", vocabulary, width)), BATCH, TOKENS, vocabulary
+        network.scores(x, table if tied else network.drawn("head.weight", vocabulary, width)), TOKENS, vocabulary
     )

@@ -10,12 +10,12 @@ import onnx_ir as ir
 from burnish.data.model_metadata import DataDescription
 from burnish.data.text.settings import TextDescription
 from burnish.errors import ConfigurationError
-from burnish.graph import Builder, Tensor
+from burnish.graph import Tensor
+from burnish.models.layers import Layers
 from burnish.validation import is_number, is_whole
 
 OPSET = 20
-IR_VERSION = 9
-BATCH, TOKENS = "batch", "tokens"
+TOKENS = "tokens"
 DEVIATION = 0.02
 """Of the initial weights of BERT and GPT-2."""
 Activation = Literal["gelu", "gelu_tanh"]
@@ -33,7 +33,7 @@ def check_sizes(model: str, heads: int, width: int, dropout: float, **sizes: int
         raise ConfigurationError(f"{model}: dropout={dropout!r}: give the share that is dropped, from 0 to below 1")
 
 
-class Transformer:
+class Transformer(Layers):
     """Emits layers over [batch, tokens, width] and registers their weights as initializers, drawn in the order of emission.
 
     Args:
@@ -47,31 +47,16 @@ class Transformer:
     """
 
     def __init__(self, name: str, width: int, heads: int, hidden: int, epsilon: float, dropout: float, seed: int):
-        self.graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
-        self.builder = Builder(self.graph)
+        super().__init__(name, seed, OPSET)
         self.width, self.heads, self.hidden, self.epsilon, self.ratio = width, heads, hidden, epsilon, dropout
-        self._generator = np.random.default_rng(seed)
-        self._positions: int | None = None
-
-    def input(self, name: str) -> Tensor:
-        """Add an input of whole numbers, one for each token."""
-        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([BATCH, TOKENS]))
-        self.graph.inputs.append(value)
-        return self.builder.tensor(value)
-
-    def weight(self, name: str, array: np.ndarray) -> Tensor:
-        tensor = ir.tensor(np.ascontiguousarray(array, dtype=np.float32), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self.graph.register_initializer(value)
-        return self.builder.tensor(value)
 
     def drawn(self, name: str, *shape: int, deviation: float = DEVIATION) -> Tensor:
         """Add a weight of normal numbers."""
-        return self.weight(name, self._generator.normal(0.0, deviation, shape))
+        return self.weight(name, self.generator.normal(0.0, deviation, shape))
 
-    def dense(self, name: str, x: Tensor, inputs: int, outputs: int, deviation: float = DEVIATION) -> Tensor:
-        product = self.builder.op("MatMul", x, self.drawn(f"{name}.weight", inputs, outputs, deviation=deviation))
-        return product + self.weight(f"{name}.bias", np.zeros(outputs))
+    def dense(self, name: str, x: Tensor, features_in: int, features_out: int, deviation: float = DEVIATION) -> Tensor:
+        product = self.builder.op("MatMul", x, self.drawn(f"{name}.weight", features_in, features_out, deviation=deviation))
+        return product + self.weight(f"{name}.bias", np.zeros(features_out))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         scale, bias = self.weight(f"{name}.weight", np.ones(self.width)), self.weight(f"{name}.bias", np.zeros(self.width))
@@ -81,8 +66,8 @@ class Transformer:
         return x if self.ratio == 0 else self.builder.op("Dropout", x, self.builder.scalar(self.ratio, ir.DataType.FLOAT))
 
     def position(self, places: Tensor, positions: int) -> Tensor:
-        """Emit what is added to the tokens at these places, of as many as there are: [tokens, width]."""
-        self._positions = positions
+        """Emit what is added to the tokens at these places, of as many as there are: [tokens, width]; the model says how many."""
+        self.metadata = DataDescription(text=TextDescription(length=positions)).metadata()
         return self.builder.op("Gather", self.drawn("embeddings.positions", positions, self.width), places, axis=0)
 
     def places(self, ids: Tensor) -> Tensor:
@@ -123,11 +108,3 @@ class Transformer:
     def scores(self, x: Tensor, table: Tensor) -> Tensor:
         """Emit the product of each token with each row of a table: [batch, tokens, rows]."""
         return self.builder.op("MatMul", x, self.builder.op("Transpose", table, perm=[1, 0]))
-
-    def model(self, logits: Tensor, *extents: str | int) -> ir.Model:
-        """Return the model that gives ``logits`` of these extents, and says how long its texts may be."""
-        logits.value.name = "logits"
-        logits.value.shape = ir.Shape(list(extents))
-        self.graph.outputs.append(logits.value)
-        metadata = DataDescription(text=TextDescription(length=self._positions)).metadata()
-        return ir.Model(self.graph, ir_version=IR_VERSION, producer_name="burnish", metadata_props=metadata)

@@ -1,0 +1,78 @@
+"""``burnish new``: a small model to train, with initial weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.cli.console import counted, output
+from burnish.errors import ConfigurationError
+from burnish.files.file_writing import check_output
+from burnish.settings import is_natural_text
+
+if TYPE_CHECKING:
+    import onnx
+
+DATA = {
+    "mlp": "table.csv --label COLUMN",
+    "cnn": "FOLDER",
+    "resnet": "FOLDER",
+    "unet": "FOLDER",
+    "transformer": "texts.csv --tokenizer tokenizer.json --optimizer adamw",
+    "lstm": "data.npz --optimizer adam",
+}
+"""For each family the rest of a command that trains it. SGD, the default, is slow for the last two."""
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mlp, cnn, resnet, unet, transformer or lstm.", show_default=False)],
+    classes: Annotated[int, typer.Option("--classes", min=1, help="Number of classes.", show_default=False)],
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="SHAPE",
+            help="The shape of a sample: 3x64x64 (channels, height, width) for cnn, resnet and unet, 4 (features) for mlp, "
+            "50x6 (length, features) for lstm, 128 (the longest text in tokens) for transformer.",
+            show_default=False,
+        ),
+    ],
+    path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
+    vocabulary: Annotated[
+        int | None,
+        typer.Option("--vocabulary", min=1, help="Of a transformer: how many tokens its tokenizer knows; by default 30,522."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the initial weights.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a small model to start with, with initial weights."""
+    import onnx_ir as ir
+
+    from burnish.files.export import save_inference
+    from burnish.models import create
+
+    if path.suffix != ".onnx":
+        raise typer.BadParameter(f"--output {path}: a model is written as .onnx")
+    check_output(path, "--output")
+    if path.exists() and not overwrite:
+        raise ConfigurationError(f"'{path}' is there already: replace it (--overwrite), or name another file (--output)")
+    extents = shape.lower().split("x")
+    if not all(map(is_natural_text, extents)):
+        raise typer.BadParameter(f"--input {shape}: give whole numbers with x between, such as 3x64x64")
+    model = create(name, classes=classes, input_shape=[*map(int, extents)], seed=seed, vocabulary=vocabulary)
+    save_inference(ir.from_proto(model), path)
+    statistics = {statistic for node in model.graph.node if node.op_type == "BatchNormalization" for statistic in node.input[3:]}
+    count = sum(math.prod(weight.dims) for weight in model.graph.initializer if weight.name not in statistics)
+    inputs, outputs = (", ".join(map(_shaped, values)) for values in (model.graph.input, model.graph.output))
+    console = output()
+    console.print(f"{path}: {name}, {counted(count, 'parameter')}, from {inputs} to {outputs}")
+    console.print(f"next: burnish train {path} --data {DATA[name]}")
+
+
+def _shaped(value: onnx.ValueInfoProto) -> str:
+    """``x [batch, 3, 64, 64]``."""
+    dims = value.type.tensor_type.shape.dim
+    return f"{value.name} [{', '.join(dim.dim_param or str(dim.dim_value) for dim in dims)}]"

@@ -1,0 +1,82 @@
+"""A U-Net with batch normalization, after Ronneberger et al. 2015, "U-Net: Convolutional networks for biomedical images"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.errors import ConfigurationError
+from burnish.graph import Tensor
+from burnish.models.layers import Layers, check_extents, check_input_shape
+from burnish.validation import check_count
+
+DEPTH = 3
+"""How often height and width are halved."""
+
+
+def unet(input_shape: Sequence[int], classes: int = 2, width: int = 16, seed: int = 0) -> ir.Model:
+    """Build a network in standard ONNX that gives a class for each pixel, in inference form, with initial weights.
+
+    On the way down each of three stages is two 3x3 convolutions with batch normalization and ReLU, then 2x2 max pooling; channels
+    double from stage to stage. On the way up a transposed convolution doubles height and width, what the stage of that size gave
+    is joined to it, and two convolutions follow. A 1x1 convolution gives the classes.
+
+    Args:
+        input_shape: of an image: (channels, height, width). Height and width are multiples of 8.
+        classes: number of classes.
+        width: channels of the first stage.
+        seed: of the initial weights: convolutions from a normal distribution of variance 2 / fan-out (He et al. 2015),
+            transposed ones of 1 / channels; the last from a uniform one of bound 1 / sqrt(fan-in).
+
+    Returns:
+        A model with the input ``x`` (float32, [batch, channels, height, width]) and the output ``logits`` (float32,
+        [batch, classes, height, width]).
+
+    Raises:
+        ConfigurationError: a size that is no whole number of at least 1 or is too large, an input shape of no image, or a height
+            or width that is no multiple of 8.
+    """
+    check_input_shape("unet", input_shape, "channels", "height", "width")
+    check_extents("unet", classes=classes, width=width)
+    check_count("unet", 0, seed=seed)
+    channels, *sides = input_shape
+    step = 2**DEPTH
+    for side, extent in zip(("height", "width"), sides, strict=True):
+        if extent % step:
+            raise ConfigurationError(
+                f"unet: input_shape={tuple(input_shape)}: the {side} {extent} is no multiple of {step}, as it is halved {DEPTH} "
+                f"times; give {-(-extent // step) * step}"
+            )
+    network = Layers("unet", seed)
+    builder = network.builder
+    y = network.input("x", ir.DataType.FLOAT, *input_shape)
+    stages = []
+    for stage in range(DEPTH):
+        y = _stage(network, f"down.{stage + 1}", y, channels, width << stage)
+        channels = width << stage
+        stages.append(y)
+        y = builder.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
+    y = _stage(network, "middle", y, channels, width << DEPTH)
+    for stage in reversed(range(DEPTH)):
+        half = width << stage
+        y = _doubled(network, f"up.{stage + 1}.upsampling", y, 2 * half, half)
+        y = _stage(network, f"up.{stage + 1}", builder.op("Concat", stages[stage], y, axis=1), 2 * half, half)
+    bound = 1 / np.sqrt(width)
+    weight = network.uniform("classifier.weight", bound, classes, width, 1, 1)
+    logits = builder.op("Conv", y, weight, network.uniform("classifier.bias", bound, classes), kernel_shape=[1, 1])
+    return network.model(logits, classes, *sides)
+
+
+def _stage(network: Layers, name: str, x: Tensor, channels_in: int, channels_out: int) -> Tensor:
+    """Two normalized 3x3 convolutions with ReLU."""
+    y = network.builder.op("Relu", network.normalized_convolution(f"{name}.first", x, channels_in, channels_out))
+    return network.builder.op("Relu", network.normalized_convolution(f"{name}.second", y, channels_out, channels_out))
+
+
+def _doubled(network: Layers, name: str, x: Tensor, channels_in: int, channels_out: int) -> Tensor:
+    """A transposed convolution that doubles height and width; each pixel comes from one."""
+    drawn = network.generator.normal(0.0, 1 / np.sqrt(channels_in), (channels_in, channels_out, 2, 2))
+    weight, bias = network.weight(f"{name}.weight", drawn), network.weight(f"{name}.bias", np.zeros(channels_out))
+    return network.builder.op("ConvTranspose", x, weight, bias, kernel_shape=[2, 2], strides=[2, 2])
