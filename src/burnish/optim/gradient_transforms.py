@@ -24,7 +24,7 @@ NORM_GUARD = 1e-6
 class GradientTransform(Protocol):
     """A pure graph builder: (parameters, gradients, state, step) -> (gradients, next state).
 
-    One that has to know what the parameters are has a method ``bind`` too (``burnish.optim.NeedsInfos``).
+    One that has to know what the parameters are has a method ``bind`` too (``NeedsInfos``).
     """
 
     @property

@@ -78,7 +78,7 @@ class MixedPrecision(PlainSettings):
         return INITIAL_SCALE if self.dtype == "float16" else None
 
     def narrow(self, model: ir.Model, weights: Collection[ir.Value]) -> None:
-        """Place the casts in a graph that is not bound to a mode yet; see ``burnish.rewriting.mix_precision``."""
+        """Place the casts in a graph that is not bound to a mode yet; see ``burnish.rewriting.mixed_precision``."""
         mix_precision(model, MIXED[self.dtype], weights, self.keep)
 
     def scaled(self, optimizer: optim.Optimizer) -> optim.Optimizer:
