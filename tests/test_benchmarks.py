@@ -188,7 +188,7 @@ def test_an_architecture_is_prepared_with_all_its_inputs(name, inputs, fed, tmp_
     assert len(job["trainable"]) == len(list(module.parameters()))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_an_architecture_trains_alike_in_every_contender():
     (case,) = compare_architectures.measured("mnist", [1], rounds=2, warmup=0, turn_seconds=0.01)
     assert [row["name"] for row in case["contenders"]] == list(compare_architectures.CONTENDERS)
@@ -265,7 +265,7 @@ def test_the_cost_of_wrapping_is_told_beside_what_pytorch_takes_itself():
     assert f"Above its graphs: {above:.0f} us" in wrapped_cost.text(least)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_quantization_is_measured_after_training_and_in_it(tmp_path):
     train, test = quantization.tested(1, seed=0)
     data = quantization.Pictures(train.x[:3200], train.labels[:3200]), quantization.Pictures(test.x[:500], test.labels[:500])

@@ -220,7 +220,7 @@ def test_a_recommendation_model_is_prepared_with_all_its_inputs(tmp_path, monkey
     assert (job["loss"], job["optimizer"]["name"]) == ("bce_with_logits", "adagrad")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_tiny_table_is_measured_in_one_process_and_in_two(tmp_path, capsys):
     path = tmp_path / "tiny.json"
     table.main(["--tiny", "--working-tree", "--output", str(path)])

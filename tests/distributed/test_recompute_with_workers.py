@@ -27,7 +27,7 @@ from burnish.norms import get
 from burnish.rewriting.change_dtypes import compute_in_float64
 from burnish.rewriting.recompute import run_in_order
 from burnish.targets import TARGETS
-from oracles.combinations import diagonal, named
+from oracles.combinations import diagonal, named, spread
 from oracles.kernel_graphs import kernel_graphs
 from oracles.live_memory import measured
 from oracles.normalized_networks import IMAGE, image_batches, inverted_residual
@@ -103,7 +103,7 @@ def assert_same_bits(one: list[Outcome], other: list[Outcome]) -> None:
             assert [name for name in expected if state[name].tobytes() != expected[name].tobytes()] == []
 
 
-@pytest.mark.parametrize(("name", "requested"), [("residual", "layers"), ("inverted", "layers"), ("inverted", ("*",))])
+@spread(("name", "requested"), [("inverted", "layers"), ("residual", "layers"), ("inverted", ("*",))], test_all=2)
 @pytest.mark.slow
 def test_processes_come_to_what_one_with_the_whole_batch_does(pool, tmp_path, name, requested):
     plain, again = both(name, requested)

@@ -20,7 +20,7 @@ from burnish.engines.split_graph import SplitGraph
 from burnish.errors import ConfigurationError, EngineError, WorkerError
 from burnish.kernels.compiling import find_compiler
 from burnish.rewriting.change_dtypes import compute_in_float64
-from oracles.combinations import diagonal
+from oracles.combinations import diagonal, spread
 from oracles.normalized_networks import image_batches, residual
 from oracles.several_workers import in_array_threads, in_threads, part_of
 from oracles.small_networks import CLASSES, Network, perceptron
@@ -378,7 +378,7 @@ if communicator.rank == 0:
 """
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@spread("ranks", [3, 2, 4], test_all=1)
 @pytest.mark.slow
 def test_ranks_of_mpi_equal_one_process_without_pytorch(tmp_path, ranks):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")

@@ -80,7 +80,7 @@ print(json.dumps({outcome.number: [outcome.kind, outcome.error, outcome.place] f
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_kind_of_end_is_told_from_the_others() -> None:
     done = python("-c", BROKEN)
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def test_drawn_layers_agree_with_pytorch_and_float64(configuration: Configuratio
     check(configuration)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(configurations())
 def test_more_drawn_layers(configuration: Configuration) -> None:

@@ -151,7 +151,7 @@ def losses_of(
     return np.array(losses)
 
 
-@pytest.mark.parametrize("name", ["resnet50", pytest.param("resnet50_gelu", marks=pytest.mark.campaign), "mobile"])
+@spread("name", ["mobile", "resnet50", "resnet50_gelu"], test_all=1)
 @pytest.mark.slow
 def test_ten_steps_and_inference_after_them(name, tmp_path):
     """Losses are those of PyTorch in float64.
