@@ -137,6 +137,5 @@ def test_a_limit_beside_recompute_or_an_open_extent_is_an_error(unmeasured) -> N
 
 
 def test_a_limit_is_read() -> None:
-    assert memory_limit.memory_saving("64MB:batch=16") == memory_limit.MemoryLimit(64 * 10**6, 16)
-    assert memory_limit.memory_saving(1000) == memory_limit.MemoryLimit(1000, 1)
-    assert memory_limit.memory_saving(None) is None
+    assert memory_limit.read_limit("64MB:batch=16") == memory_limit.MemoryLimit(64 * 10**6, 16)
+    assert memory_limit.read_limit(1000) == memory_limit.MemoryLimit(1000, 1)

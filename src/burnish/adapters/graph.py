@@ -1,7 +1,6 @@
-"""What a model says of the adapters in it: small weights that train beside weights that stay as they are.
+"""The list of a model's adapters (small weights that train next to frozen ones), kept in the model's metadata.
 
-``burnish.surgery.lora`` writes it into the model's metadata, and everything after reads it there: what trains, what a checkpoint
-holds, what an export merges.
+``burnish.surgery.lora`` writes the list. The compiler, checkpoints and exports read it to choose weights to train, save or merge.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Adapters:
 
     Attributes:
         adapters: in the order of the graph.
-        also_trained: initializers that are none of an adapter's and train by default too, such as those of a new head.
-        names: initializer of them -> what the module calls it that reads it, where that differs.
+        also_trained: other initializers that train by default, such as those of a new head.
+        names: names in the PyTorch module, by initializer, if they differ.
     """
 
     adapters: tuple[Adapter, ...] = ()
@@ -38,16 +37,16 @@ class Adapters:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The initializers of the adapters, each once: nodes that read one weight may share them."""
+        """The initializers of the adapters, without duplicates: nodes with a shared weight may share an adapter."""
         return tuple(dict.fromkeys(name for adapter in self.adapters for name in adapter.parameters.values()))
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """What trains by default."""
+        """The initializers that train by default."""
         return tuple(dict.fromkeys((*self.parameters, *self.also_trained)))
 
     def write(self, model: ir.Model) -> None:
-        """Let a model say, in place, which adapters are in it; nothing where there are none."""
+        """Write the list into the metadata of a model, or remove it if it is empty."""
         if self.adapters:
             listed = [asdict(adapter) for adapter in self.adapters]
             entry = {"version": VERSION, "adapters": listed, "also_trained": list(self.also_trained)}
@@ -58,10 +57,10 @@ class Adapters:
 
 
 def read_adapters(metadata: Mapping[str, str]) -> Adapters:
-    """Return the adapters that a model's metadata lists; none where it lists none.
+    """Read the list from a model's metadata; it is empty if there is no entry.
 
     Raises:
-        ModelError: the entry is not what was written, or of a newer version.
+        ModelError: the entry is damaged, or of a newer version.
     """
     if ADAPTERS.key not in metadata:
         return Adapters()
@@ -87,7 +86,7 @@ def read_adapters(metadata: Mapping[str, str]) -> Adapters:
 
 
 def _check(adapter: Adapter) -> None:
-    """Raise ValueError or TypeError for an entry of other kinds than were written."""
+    """Raise ValueError or TypeError if a field has the wrong type or value."""
     kinds = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping[str, str]": dict}
     for one in fields(adapter):
         if not isinstance(getattr(adapter, one.name), kinds[str(one.type)]):  # type: ignore[arg-type]

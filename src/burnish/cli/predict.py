@@ -1,4 +1,4 @@
-"""``burnish predict`` and ``burnish evaluate``: what a model says of data, and how well."""
+"""``burnish predict`` and ``burnish evaluate``: predictions of a saved model, and its loss and metrics on labelled data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Sampl
 
 @dataclass(frozen=True)
 class SavedModel(OptionGroup):
-    """Which weights of a model are read, and what computes it."""
+    """The weights to read from a saved model, and the engine."""
 
     panel: ClassVar = MODEL
     program: Annotated[
@@ -75,10 +75,14 @@ class SavedModel(OptionGroup):
     kernels: KernelsOption = None
 
     def open(self, model: Path, **objective: Any) -> TrainedModel:
-        """Open a model to predict and to evaluate with; ``objective`` is what ``open_model`` takes besides.
+        """Open a model for predictions and evaluation.
+
+        Args:
+            model: its path.
+            objective: further arguments of ``open_model``.
 
         Raises:
-            BurnishError: what ``open_model`` and ``chosen_engine`` raise.
+            BurnishError: see ``open_model`` and ``chosen_engine``.
         """
         from burnish.training.trained_model import open_model
 
@@ -89,15 +93,15 @@ class SavedModel(OptionGroup):
 
 
 def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
-    """Print which model reads how many samples, and what becomes of their pixels and why.
+    """Print the model, the number of samples, and the preprocessing of pixels with its reason.
 
     Args:
         console: where to print.
         model: the model.
         data: where the samples are from.
         samples: how many there are.
-        preprocessing: what is done to pixels; None where the data hold none.
-        asked: whether the command line says what is done to them.
+        preprocessing: of pixels; None if the data have none.
+        asked: True if the command line gave it.
     """
     console.print(f"{model.name}; {data}: {counted(samples, 'sample')}")
     recorded = model.described.preprocessing
@@ -113,12 +117,12 @@ def describe(console: Console, model: TrainedModel, data: str, samples: int, pre
 
 
 SHOWN = 20
-"""Rows that a terminal shows; where the output goes elsewhere, all are written."""
+"""The number of rows on a terminal. Other outputs get all rows."""
 
 
 @dataclass(frozen=True)
 class Shown(OptionGroup):
-    """What of the predictions is shown, and where they are written."""
+    """Options for printing and writing predictions."""
 
     panel: ClassVar = RESULT
     outputs: Annotated[
@@ -168,7 +172,7 @@ def predict(
     texts: TextOptions,
     shown: Shown,
 ) -> None:
-    """Print what a model says of data: classes and probabilities, values, boxes of objects, or the classes of pixels."""
+    """Print predictions: classes and probabilities, values, boxes of objects, or the classes of pixels."""
     path = shown.path
     if path is not None and path.suffix not in (".csv", ".npz"):
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
@@ -210,7 +214,7 @@ def predict(
 def _answers(
     opened: TrainedModel, samples: Samples, outputs: Mapping[str, np.ndarray], shown: Shown
 ) -> tuple[str, list[str], list[list[Any]]]:
-    """How an output is read, the header of a table, and its rows."""
+    """Return a line that explains the output, and the header and rows of a table."""
     from burnish.training.predictions import pixel_table, read_answer, table
 
     answer, classes = read_answer(opened, shown.outputs, shown.activation), opened.described.classes
@@ -224,7 +228,7 @@ def _answers(
 
 
 def _boxes(opened: TrainedModel, samples: Samples, least: float, batch_size: int) -> tuple[str, list[str], list[list[Any]]]:
-    """What the boxes are, the header of a table, and its rows."""
+    """Return a line that explains the boxes, and the header and rows of a table."""
     from burnish.data.image_folder import ImageFiles
     from burnish.training.predictions import box_rows, found_in
 
@@ -320,7 +324,7 @@ def evaluate(
 
 
 def _read(opened: TrainedModel, data: str, text: Text | None, options: Mapping[str, Any]) -> tuple[Dataset, str | None]:
-    """The data as the model takes them, and a line that says so where it takes texts cut off."""
+    """Open the data for a model; the second result is a note if texts are truncated."""
     from burnish.data import open_dataset
     from burnish.training.run_data import within_the_opened
 

@@ -16,7 +16,7 @@ from burnish.compiler.differentiate import OPTIONS, Drafts, draft_evaluation, dr
 from burnish.compiler.draft import finish
 from burnish.compiler.loss_and_metrics import LOSS
 from burnish.compiler.lowered_graphs import LoweredGraphs, wrapped
-from burnish.compiler.memory_limit import memory_saving, program_with
+from burnish.compiler.memory_limit import program_within, read_limit
 from burnish.compiler.options import STEPS_PER_EPOCH, CompileOptions
 from burnish.compiler.prepare import PreparedModel
 from burnish.compiler.sparse_tables import warning_of
@@ -28,7 +28,7 @@ from burnish.program.program import Inference, Program
 from burnish.program.signature import GraphSignature
 from burnish.program.state import ROUNDED
 from burnish.quantization.graph import freezes_by_epochs
-from burnish.rewriting import precision
+from burnish.rewriting import precision, recompute_request
 from burnish.rewriting.compute_integers import compute_integers
 from burnish.rewriting.recompute_request import Recompute
 from burnish.targets import TARGETS, target_of, target_to_dict
@@ -37,7 +37,11 @@ from burnish.warn import warn
 
 def link(drafts: Drafts, options: CompileOptions) -> Program:
     """Make a program of the drafts of its graphs; warn of what the options do not reach."""
-    program = program_with(memory_saving(options.memory, options.recompute), partial(_linked, drafts, options))
+    linked = partial(_linked, drafts, options)
+    if options.memory is None:
+        program = linked(recompute_request.get(options.recompute))
+    else:
+        program = program_within(read_limit(options.memory), linked)
     _warn_of_result(drafts, program)
     return program
 

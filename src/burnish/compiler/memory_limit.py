@@ -1,7 +1,7 @@
-"""A program whose steps fit a limit of memory: planned, measured, and planned again where a runtime takes more than the plan.
+"""The option ``memory``: compile a program whose steps fit a limit, and measure one to be sure.
 
-A plan counts inputs (the state and the batch) and computed values, the next state among them. What kernels need inside is not in
-it, and on networks of convolutions is as much again; so what counts is a step that has been run.
+A plan counts the state, the batch and all computed values. It leaves out the workspace of kernels, which doubles the figure for
+some convolutional networks. So burnish runs a step, and plans again if it took too much.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from burnish.errors import ConfigurationError
 from burnish.program import Program, Role
 from burnish.program.signature import outputs_in_place
 from burnish.rewriting import recompute_request
-from burnish.rewriting.recompute_request import BudgetError, Recompute, RecomputeOption
+from burnish.rewriting.recompute_request import BudgetError, Recompute
 
 ATTEMPTS = 5
-"""Plans that are measured before the limit is called out of reach."""
+"""Give up after this many plans."""
 CLOSER = 0.97
-"""By how much more than in proportion to what is measured a plan is made smaller."""
+"""Safety factor on the next budget, which is scaled by the measured peak."""
 SHOWN = 3
-"""Activations that an error names."""
+"""The number of activations that an error lists."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What a step may need: the state, twice where it is updated and small, the batch, and all values between.
+    """The memory that a step may take, for its state, its batch and all values in between.
 
     Attributes:
         bytes: the limit.
@@ -38,20 +38,12 @@ class MemoryLimit:
     batch: int
 
 
-def memory_saving(memory: str | int | None, recompute: RecomputeOption | Recompute = None) -> MemoryLimit | Recompute | None:
-    """Read the two options that save memory, of which one may be given.
-
-    Args:
-        memory: a number of bytes or ``64MB``, for one sample, or for more, ``64MB:batch=16``.
-        recompute: as ``recompute_request.get`` takes it.
+def read_limit(memory: str | int) -> MemoryLimit:
+    """Read the option: a number of bytes or ``64MB``, for one sample, or for more, ``64MB:batch=16``.
 
     Raises:
-        ConfigurationError: it is none of these, or both options are given.
+        ConfigurationError: it is none of these.
     """
-    if memory is None:
-        return recompute_request.get(recompute)
-    if recompute is not None:
-        raise ConfigurationError("memory and recompute are both given: memory chooses what is computed again; leave one out")
     try:
         read = recompute_request.get(memory)
     except ConfigurationError:
@@ -63,20 +55,18 @@ def memory_saving(memory: str | int | None, recompute: RecomputeOption | Recompu
     return MemoryLimit(read.budget, read.batch or 1)
 
 
-def program_with(saving: MemoryLimit | Recompute | None, compiled: Callable[[Recompute | None], Program]) -> Program:
-    """Return the program with what is asked for; under a limit that of the least recomputation found whose steps fit.
+def program_within(limit: MemoryLimit, compiled: Callable[[Recompute | None], Program]) -> Program:
+    """Return a program whose steps fit the limit, with as little recomputation as the search finds.
 
     Args:
-        saving: what a step may need, or what to compute again.
-        compiled: makes the program with what is to be computed again.
+        limit: the memory that a step may take.
+        compiled: makes the program with this recomputation; None for none.
 
     Raises:
-        ConfigurationError: none fits; the message says what takes the memory and what would help. Or an input has an open extent
-            beside the batch, for which nothing can be planned.
+        ConfigurationError: no program fits; the message lists the largest parts and what would help. Or an input has an open
+            extent besides the batch, so that nothing can be planned.
     """
-    if not isinstance(saving, MemoryLimit):
-        return compiled(saving)
-    limit, program = saving, compiled(None)
+    program = compiled(None)
     _check_extents(program)
     peak, request = program.planned_peak(limit.batch).bytes, None
     measured: int | None = None
@@ -116,7 +106,7 @@ def _check_extents(program: Program) -> None:
 def _out_of_reach(
     limit: MemoryLimit, compiled: Callable[[Recompute | None], Program], measured: int | None
 ) -> ConfigurationError:
-    """Say what takes the memory, and what would help."""
+    """Return the error if no program fits: the largest parts, and what would help."""
     program = compiled(Recompute())
     peak = program.planned_peak(limit.batch)
     inputs = program.signature["step"].inputs
@@ -135,7 +125,7 @@ def _out_of_reach(
 
 
 def _remedies(program: Program, limit: MemoryLimit, measured: int | None, peak: int, optimizer: int) -> Iterator[str]:
-    # Plans of smaller batches are taken to fall short of what is run by as much as the one that was.
+    # Assume that a smaller batch exceeds its plan by the same factor.
     factor = max(1.0, measured / peak) if measured is not None else 1.0
     batch = limit.batch
     while batch > 1:

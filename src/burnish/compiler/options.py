@@ -421,9 +421,13 @@ class CompileOptions(Options):
                 f"loss and output: the model computes its loss as '{self.output}', so leave loss out, or output"
             )
         if self.memory is not None:
-            from burnish.compiler.memory_limit import memory_saving
+            if self.recompute is not None:
+                raise ConfigurationError(
+                    "memory and recompute are both given: memory chooses what is computed again; leave one out"
+                )
+            from burnish.compiler.memory_limit import read_limit
 
-            memory_saving(self.memory, self.recompute)
+            read_limit(self.memory)
 
     def for_batch(self, size: int | None) -> CompileOptions:
         """Return the same, with what saves memory planned for batches of a size, where it does not say one; None leaves it."""

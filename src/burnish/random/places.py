@@ -1,4 +1,4 @@
-"""What the rows and columns of a draw number, as far as samples go: so that workers draw for theirs what one process would."""
+"""The layout of samples in the rows and columns of a random draw: workers draw by it what one process would."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from burnish.graph.annotations import flag, record
 from burnish.untrusted_files import UNREADABLE
 
 EARLIER = flag("burnish.random.places")
-"""Of a node that counts rows or columns, in programs of earlier versions: it names axes, which does not tell samples apart."""
+"""On a node that counts rows or columns, in programs of an earlier format: axes, which do not tell where samples are."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """What rows, or columns, number: ``slower x samples x faster`` places, or the same for every batch.
+    """A layout of ``slower x samples x faster`` places, or one that is the same for every batch.
 
     Attributes:
-        samples: the input whose first axis counts the samples; None where there are none among the places.
-        slower: how many times the places run through all samples; None where the others tell it.
-        faster: how many places of one sample stand side by side; None where the others tell it.
-        problem: why workers cannot know where their samples stand; empty where they can.
+        samples: the input whose first axis counts the samples; None if there are no samples.
+        slower: how often the places run through all samples; None if it follows from the other fields.
+        faster: the number of adjacent places of one sample; None if it follows from the other fields.
+        problem: the reason if workers cannot find their samples; else empty.
     """
 
     samples: str | None = None
@@ -33,12 +33,12 @@ class Places:
     problem: str = ""
 
     def write(self, node: ir.Node) -> None:
-        """Note it on the node that counts."""
+        """Store the layout on the node that counts."""
         NUMBERED.set(node, self)
 
     @staticmethod
     def read(node: ir.Node) -> Places | None:
-        """Return what is noted on a node; None where it does not count places of a draw."""
+        """Read the layout of a node; None if the node does not count the places of a draw."""
         if EARLIER.is_on(node):
             return Places(problem="the program was compiled by an earlier version, which did not note where samples stand")
         try:
@@ -51,16 +51,16 @@ class Places:
 
 
 NUMBERED = record("burnish.random.numbered", Places)
-"""Of a node that counts the rows or columns of a draw: what they number."""
+"""On a node that counts the rows or columns of a draw: their layout."""
 
 
 class Numbered(NamedTuple):
-    """What the rows and the columns of a draw number."""
+    """The layouts of the rows and the columns of a draw."""
 
     rows: Places
     columns: Places
 
 
 ALIKE = Numbered(Places(), Places())
-"""No samples: every worker draws the same."""
+"""No samples: all workers draw the same numbers."""
 NOT_NOTED = Numbered(*[Places(problem="what it is drawn for was not noted")] * 2)

@@ -1,4 +1,4 @@
-"""What recomputation is asked for: ``layers``, a budget in bytes, or patterns of nodes."""
+"""The option ``recompute``: ``layers``, a budget in bytes, or patterns of node names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LAYERS = "layers"
 
 
 class BudgetError(ConfigurationError):
-    """A budget of memory that no plan fits, whatever is computed again."""
+    """The budget is too small, even with the most recomputation."""
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is asked for: patterns, a budget, or neither, which means layers.
+    """A parsed option: patterns, a budget, or neither, which means ``layers``.
 
     Attributes:
-        patterns: shell-style patterns of the nodes whose outputs are computed again.
-        budget: the planned peak that is allowed, in bytes.
-        batch: the batch size that sizes are taken at; None: one sample for a budget, what every sample adds for layers.
+        patterns: shell-style patterns of the nodes to recompute.
+        budget: the largest planned peak, in bytes.
+        batch: the batch size for the plan; None means one sample for a budget, and the growth per sample for ``layers``.
     """
 
     patterns: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Recompute:
     batch: int | None = None
 
     def options(self) -> str | list[str]:
-        """As a JSON-compatible value, from which ``get`` builds it again."""
+        """Return a JSON-compatible value that ``get`` reads."""
         if self.patterns:
             return list(self.patterns)
         setting = "" if self.batch is None else f":batch={self.batch}"
@@ -88,7 +88,7 @@ def _unknown(requested: object) -> ConfigurationError:
 
 
 def name_origins(graph: ir.Graph) -> None:
-    """Let every node of a model, and what replaces it, say what it is: its name, its first output, the weights that it reads."""
+    """Store on each node its name, first output and weights. Rewrites copy the entry to the nodes that replace it."""
     for node in graph:
         weights = [value.name or "" for value in node.inputs if value is not None and value.is_graph_input()]
         names = [node.name or "", node.outputs[0].name or "", *(name.removeprefix("param/") for name in weights)]
@@ -96,13 +96,13 @@ def name_origins(graph: ir.Graph) -> None:
 
 
 def forget_origins(graph: ir.Graph) -> None:
-    """Remove what ``name_origins`` noted."""
+    """Remove the entries of ``name_origins``."""
     for node in graph:
         ORIGIN.remove(node)
 
 
 def matching_nodes(nodes: Sequence[ir.Node], pattern: str) -> list[int]:
-    """The indices of the nodes whose origin a pattern matches, by its name, its first output or a weight that it reads."""
+    """Return the indices of the nodes whose name, first output or weight matches a pattern."""
     return [
         index
         for index, node in enumerate(nodes)

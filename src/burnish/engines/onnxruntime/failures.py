@@ -1,4 +1,4 @@
-"""What is said where ONNX Runtime cannot load a graph, or fails in it."""
+"""Errors for graphs that ONNX Runtime cannot load or run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_REASON = 240
 
 
 def load_failure(graph: str, error: Exception, model: ir.Model) -> EngineError:
-    """Return what is said where ONNX Runtime raised an error when it loaded a model; ``graph`` names it."""
+    """Return the error for a model that ONNX Runtime could not load; ``graph`` is its name."""
     remedy = "Update onnxruntime if the graph is newer than it, or try engine='reference', which is slow but complete"
     if re.search(r"NOT_IMPLEMENTED|Could not find an implementation", str(error)):
         if has_bfloat16(model):
@@ -37,18 +37,18 @@ def load_failure(graph: str, error: Exception, model: ir.Model) -> EngineError:
 
 
 def has_bfloat16(model: ir.Model) -> bool:
-    """Whether a model takes or computes bfloat16, which ONNX Runtime has no kernels for on CPUs."""
+    """Return True if a model has bfloat16 values, for which ONNX Runtime has no CPU kernels."""
     outputs = (value for node in model.graph.all_nodes() for value in node.outputs)
     return any(value.dtype == ir.DataType.BFLOAT16 for value in (*model.graph.inputs, *outputs))
 
 
 def run_failure(graph: str, error: Exception, model: ir.Model | None = None) -> EngineError:
-    """Return what is said where ONNX Runtime raised an error when it ran a graph, with optimizations and without.
+    """Return the error for a graph that ONNX Runtime could not run, with or without its optimizations.
 
     Args:
         graph: its name.
-        error: what ONNX Runtime raised.
-        model: the graph as it was loaded, for what a node computes a part of, and what it looks rows up in.
+        error: the error of ONNX Runtime.
+        model: the loaded graph, in which the failing node is looked up.
     """
     if is_out_of_memory(error):
         remedy = "Memory ran out: use a smaller batch, or compile with recompute to keep fewer activations"
@@ -64,10 +64,7 @@ def run_failure(graph: str, error: Exception, model: ir.Model | None = None) -> 
 
 
 def _part_of(error: Exception, model: ir.Model | None) -> str:
-    """Return what is known of the node that ONNX Runtime's message names.
-
-    That is `` of the gradient of Conv 'stem'`` for a node of burnish's own, and ``, which looks up rows of 'param/table'``.
-    """
+    """Describe the failing node: `` of the gradient of Conv 'stem'``, or ``, which looks up rows of 'table'``."""
     found = re.search(NODE_IN_MESSAGE[0], str(error))
     if found is None or model is None:
         return ""
@@ -82,12 +79,12 @@ def _part_of(error: Exception, model: ir.Model | None) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: what needs more of it does not help."""
+    """Return True if memory ran out, so that a retry that needs more memory is useless."""
     return isinstance(error, MemoryError) or bool(re.search(r"allocate memory|bad_alloc|bad allocation", str(error)))
 
 
 def description(error: BaseException) -> str:
-    """Return `` at Gather 'rows' (its message)`` of what ONNX Runtime raised, or of an error that was made of it."""
+    """Return the node and message of an error of ONNX Runtime, or of one caused by it: `` at Gather 'rows' (message)``."""
     raised = error.__cause__ if isinstance(error, EngineError) and error.__cause__ is not None else error
     reason = re.split(r" : FAIL : |Status Message: ", _reason(raised))[-1]
     return f"{_node_of(raised)} ({textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,25 @@ from burnish.validation import is_whole
 
 LONGEST_VALUE = 500
 """Characters of an option; MLflow refuses more."""
+
+
+NOT_INSTALLED = {
+    "mlflow": "MLflow is not installed",
+    "wandb": "Weights & Biases is not installed",
+    "tensorboardX": "TensorBoard's event files need tensorboardX, which is not installed",
+}
+
+
+def _package(name: str) -> Any:
+    """Import the package of a logger.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(f"{NOT_INSTALLED[name]}: {install_command(name)}") from error
 
 
 class _Tracker(Callback):
@@ -79,21 +99,8 @@ class MLflow(_Tracker):
     def __init__(self, experiment: str = "burnish", name: str | None = None, *, tracking_uri: str | None = None, every: int = 10):
         super().__init__(every)
         self.experiment, self.name = experiment, name
-        self._client = self.package().MlflowClient(tracking_uri)
+        self._client = _package("mlflow").MlflowClient(tracking_uri)
         self.run_id: str | None = None
-
-    @staticmethod
-    def package() -> Any:
-        """Return the package that it needs.
-
-        Raises:
-            ConfigurationError: it is not installed.
-        """
-        try:
-            import mlflow
-        except ImportError as error:
-            raise ConfigurationError(f"MLflow is not installed: {install_command('mlflow')}") from error
-        return mlflow
 
     def on_run_begin(self, run: Run) -> None:
         client = self._client
@@ -142,22 +149,9 @@ class WeightsAndBiases(_Tracker):
         every: int = 10,
     ):
         super().__init__(every)
-        self._wandb = self.package()
+        self._wandb = _package("wandb")
         self.project, self.name, self.mode, self.folder = project, name, mode, folder
         self._run: Any = None
-
-    @staticmethod
-    def package() -> Any:
-        """Return the package that it needs.
-
-        Raises:
-            ConfigurationError: it is not installed.
-        """
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigurationError(f"Weights & Biases is not installed: {install_command('wandb')}") from error
-        return wandb
 
     def on_run_begin(self, run: Run) -> None:
         folder = Path(self.folder or run.run_directory)
@@ -257,7 +251,7 @@ class TensorBoard(Callback):
         for name, value, least in (("every", every, 1), ("histograms", histograms, 0), ("examples", examples, 0)):
             if not is_whole(value) or value < least:
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of {least} or more")
-        self.package()
+        _package("tensorboardX")
         self.folder, self.every, self.histograms, self.examples = Path(folder), every, histograms, examples
         self.parameters = parameters
         self._writer: Any = None
@@ -265,23 +259,8 @@ class TensorBoard(Callback):
         self._last_batch: Mapping[str, Any] = {}
         self._gradients: Gradients | None = None
 
-    @staticmethod
-    def package() -> Any:
-        """Return the package that it needs.
-
-        Raises:
-            ConfigurationError: it is not installed.
-        """
-        try:
-            import tensorboardX
-        except ImportError as error:
-            raise ConfigurationError(
-                f"TensorBoard's event files need tensorboardX, which is not installed: {install_command('tensorboardX')}"
-            ) from error
-        return tensorboardX
-
     def on_run_begin(self, run: Run) -> None:
-        self._writer = self.package().SummaryWriter(str(self.folder))
+        self._writer = _package("tensorboardX").SummaryWriter(str(self.folder))
         self._gradients = Gradients(run.session)
         step = int(run.rows[-1]["step"] or 0) if run.rows else 0  # of the run: its state may have taken others before
         if run.loader.batch_size:  # that of batches as they come is not known before
@@ -405,6 +384,7 @@ class Gradients:
 
 
 LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+PACKAGES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
 EVENTS = "events"
 """In the folder of a run: TensorBoard's event files, where nothing says another folder."""
 
@@ -418,7 +398,7 @@ def check_logger(text: str) -> None:
     kind, settings = _read(text)
     given = {"folder": ..., **settings} if kind == "tensorboard" else settings
     check_settings(f"logger '{kind}'", LOGGERS[kind], given)
-    LOGGERS[kind].package()
+    _package(PACKAGES[kind])
 
 
 def logger(text: str, folder: Path, parameters: str | None = None) -> Callback:
