@@ -96,14 +96,16 @@ class Taker(Protocol[Keywords, Asked]):
     ) -> Callable[Concatenate[First, Second, Third, Keywords], Result]: ...
 
 
-def takes(options: Callable[Keywords, Asked]) -> Taker[Keywords, Asked]:
+def takes(options: Callable[Keywords, Asked], otherwise: str = "") -> Taker[Keywords, Asked]:
     """Let a function whose last parameter is ``options`` take each of them as a keyword argument.
 
     Its signature and its docstring have them too, as they have them in the class.
 
     Args:
         options: a subclass of ``Options``.
+        otherwise: for an option that it does not have: the function or class that may have it.
     """
+    remedy = f"; for anything else use {otherwise}" if otherwise else ""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(function)
@@ -118,9 +120,8 @@ def takes(options: Callable[Keywords, Asked]) -> Taker[Keywords, Asked]:
                 if name not in signature.parameters:
                     known = list(signature.parameters)
                     called = function.__qualname__.removesuffix(".__init__")
-                    raise ConfigurationError(
-                        f"{called} has no option '{name}'{suggestion(name, known)}: what it takes is in its docstring"
-                    )
+                    problem = f"{called} has no option '{name}'{suggestion(name, known)}"
+                    raise ConfigurationError(f"{problem}: see help(burnish.{called}) for its options{remedy}")
             bound = signature.bind(*arguments, **given).arguments
             asked = options(**{name: bound.pop(name) for name in names if name in bound})  # type: ignore[call-arg]
             return function(*bound.values(), asked)

@@ -256,7 +256,10 @@ def test_callbacks_are_told_and_unknown_options_named(tmp_path):
     options = {"output": tmp_path / "tuned.onnx", "lr": 0.01, "threads": 1}
     burnish.finetune(perceptron(), data, epochs=2, unfreeze=[1], callbacks=[told], **options)
     assert told.epochs == [1, 1]  # each stage is a run of its own
-    with pytest.raises(ConfigurationError, match=r"finetune has no option 'epoch' \(did you mean 'epochs'\?\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"finetune has no option 'epoch' \(did you mean 'epochs'\?\): see help\(burnish.finetune\).*use burnish.Trainer",
+    ):
         burnish.finetune(perceptron(), data, epoch=2, **options)
 
 

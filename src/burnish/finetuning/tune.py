@@ -61,7 +61,7 @@ class Finetuned:
     accuracies: Mapping[str, float] = field(default_factory=dict)
 
 
-@takes(FinetuneOptions)
+@takes(FinetuneOptions, otherwise="burnish.Trainer")
 def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Finetuned:
     """Tune a model that somebody else has trained on data of yours, and write it: a classifier, one of segmentation, a detector.
 
