@@ -60,7 +60,7 @@ with them, and the backward pass computes the iteration again from there. Refuse
 states that change their shape from one iteration to the next, or that are sequences, where the backward pass has to read them;
 and draws of random numbers in `burnish.grad`. `burnish.compile` draws from a key, in each iteration anew. Batch normalization in
 a body has to be frozen. An `If` that the model's shapes decide, or
-[an input that is fixed to a value](getting-started.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
+[an input that is fixed to a value](bring-your-model.md#a-model-with-a-switch-or-with-a-state), becomes its branch when the model
 is read.
 
 Sequences whose elements are known, lists that a loop puts together one by one (`outputs.append(y)` in a scripted PyTorch
@@ -68,7 +68,7 @@ module), maps over them, and optional values that the model makes become tensors
 batch of a program, and a sequence as an input is refused; outputs that are sequences are left out of predictions, with a warning.
 
 `QuantizeLinear` and `DequantizeLinear` have no rule of their own: where a gradient is wanted, they and what stands between
-them are computed in floating-point numbers, which [pass gradients straight through](getting-started.md#a-quantized-model).
+them are computed in floating-point numbers, which [pass gradients straight through](trainable-weights.md#quantized-models).
 `QLinearConv` and `QLinearMatMul` are written with these two around `Conv` and `MatMul` when a model is read.
 
 ## Gradients at ties, bounds and zeros
