@@ -164,6 +164,7 @@ test-wheels: $(RELEASE_STAMP) $(TEST_STAMP)  ## Install each file of dist into c
 
 docs: $(TEST_STAMP)  ## Write the generated part of the documentation anew, and the documentation as a site into build/site
 	$(PYTHON) docs/generate_operator_table.py
+	$(PYTHON) docs/generate_command_page.py
 	$(MAKE) site
 
 # An environment of its own: the theme is larger than burnish. Strict: a link that leads nowhere is an error.

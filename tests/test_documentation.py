@@ -115,6 +115,13 @@ def test_operator_table_is_up_to_date():
     assert page == result.stdout, "run `make docs` and commit docs/operators.md"
 
 
+def test_the_page_of_commands_is_up_to_date():
+    code = "from generate_command_page import command_page; print(command_page(), end='')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT / "docs", check=True)
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert page == result.stdout, "run `make docs` and commit docs/commands.md"
+
+
 def test_every_path_that_contributing_and_the_table_of_changes_name_exists():
     """A word in angle brackets stands for any name; a file named without a folder is somewhere in the repository."""
     text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md"))

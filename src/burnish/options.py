@@ -29,7 +29,11 @@ class Declaration:
     Attributes:
         check: returns the value that is kept of the one that is given, such as an object for its name; raises
             ConfigurationError for a value that is wrong whatever the model or the data. The default is kept as it is.
-        help: of the command line; None for an option that the command line does not have.
+        help: of the command line: one sentence without the default, and after an empty line what ``--help-all`` adds; None for
+            an option that the command line does not have.
+        shown_default: what the help calls the default, if the value itself does not say it.
+        is_common: True for an option that most people need: ``--help`` lists it, and ``--help-all`` the rest.
+        short: its name of one letter on the command line, such as ``-e``.
         metavar: what the help calls the value.
         several: may be given several times: ``read`` takes a list.
         kind: the type of a value on the command line.
@@ -40,6 +44,9 @@ class Declaration:
 
     check: Callable[[Any], Any] | None = None
     help: str | None = None
+    shown_default: str | None = None
+    is_common: bool = False
+    short: str | None = None
     metavar: str | None = None
     several: bool = False
     kind: type = str

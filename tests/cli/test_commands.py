@@ -489,7 +489,7 @@ def test_a_demo_whose_counts_differ_fails(run, monkeypatch):
 
 @pytest.mark.slow
 def test_the_option_tables_name_every_option_once(run):
-    text = run("train", "--help").stdout
+    text = run("train", "--help-all").stdout
     for option in "data eval-data loss optimizer lr momentum weight-decay epochs batch-size trainable norm metrics seed".split():
         assert len(re.findall(rf"--{option}\b(?!-)", text)) >= 1, option
 

@@ -47,7 +47,7 @@ def images(folder):
         ),
         (("evaluate", "model.onnx", "images", "--missing", "drop"), "and 'images' is a folder of images: leave it out"),
         ((*TRAIN, "--data", "data.npz", "--batch-size", "1_0"), "'1_0' is no number in the digits 0 to 9"),
-        ((*TRAIN, "--data", "data.npz", "--output", ""), "Invalid value for '--output' / '-o': it is empty: give a value, or"),
+        ((*TRAIN, "--data", "data.npz", "--output", ""), "Invalid value for '--output': it is empty: give a value, or"),
         ((*TRAIN, "--data", " "), "Invalid value for '--data': it is empty: give a value, or leave it out"),
         (("inspect", ""), "Invalid value for 'MODEL': it is empty: give a value"),
         ((*TRAIN, "--data", "images", "--image-size", "4", "1_6"), "'1_6' is no number in the digits 0 to 9"),

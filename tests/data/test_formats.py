@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 
 
 def test_the_help_of_the_command_and_the_page_name_every_format():
-    printed = re.sub(r"[\s│]+", "", CliRunner().invoke(app, ["train", "--help"]).output)
+    printed = re.sub(r"[\s│]+", "", CliRunner().invoke(app, ["train", "--help-all"]).output)
     assert re.sub(r"\s+", "", help_text()) in printed
     page = PAGE.read_text(encoding="utf-8")
     assert [suffix for each in FORMATS for suffix in each.suffixes if f"`{suffix}`" not in page] == []

@@ -6,7 +6,7 @@ import errno
 import signal
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -14,12 +14,13 @@ from typer.core import TyperGroup
 from burnish.cli.check import check
 from burnish.cli.compare import compare
 from burnish.cli.compile import compile
-from burnish.cli.console import errors, warnings_in_words
+from burnish.cli.console import errors, print_error, warnings_in_words
 from burnish.cli.demo import demo
 from burnish.cli.doctor import doctor
 from burnish.cli.early_interrupt import stop_at_once
 from burnish.cli.export import export, package
 from burnish.cli.finetune import finetune
+from burnish.cli.help import Command, described, group_page, usage
 from burnish.cli.inspect import inspect
 from burnish.cli.launch import INTERRUPTED, exit_status, has_joined, is_first_of_machine, other_rank
 from burnish.cli.new import new
@@ -30,11 +31,14 @@ from burnish.cli.repetition import RunCommand
 from burnish.cli.report import report
 from burnish.cli.train import train
 from burnish.errors import BurnishError, NonFiniteLossError, WorkerError
-from burnish.settings import is_number_text
+from burnish.settings import is_number_text, suggestion
 from burnish.transfer_progress import transfers_reported
 from burnish.version import __version__
 
 DEBUG = "--debug"
+WRONG_USE = 2
+"""The exit status of a command line that is refused."""
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
@@ -53,12 +57,20 @@ class Group(TyperGroup):
         ctx.meta["burnish.arguments"] = list(args)
         ctx.meta["burnish.debug"] = DEBUG in args
         try:
+            if not args and not ctx.resilient_parsing:
+                typer.echo(self.get_help(ctx))
+                raise typer.Exit(WRONG_USE)
             return super().parse_args(ctx, [argument for argument in args if argument != DEBUG])
+        except UsageError as error:
+            self._refuse(error, ctx)
         except OSError as error:  # of the help and the version, which are printed here
             if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
                 raise
-            errors().print(f"error: {_in_words(error)}", style="red")
+            print_error(_in_words(error))
             raise typer.Exit(1) from error
+
+    def get_help(self, ctx: Any) -> str:
+        return group_page(self, ctx)
 
     def invoke(self, ctx: Any) -> object:
         if signal.getsignal(signal.SIGINT) is stop_at_once:
@@ -66,6 +78,8 @@ class Group(TyperGroup):
         try:
             with transfers_reported(_say), nullcontext() if ctx.meta["burnish.debug"] else warnings_in_words():
                 return super().invoke(ctx)
+        except UsageError as error:
+            self._refuse(error, ctx)
         except (BurnishError, OSError, UnicodeError) as error:
             if ctx.meta["burnish.debug"] or _is_broken_pipe(error):
                 raise
@@ -73,13 +87,46 @@ class Group(TyperGroup):
             # What stops all workers, the first of each machine says; and one that never came to the others says why.
             if is_first_of_machine() or not has_joined() or not isinstance(error, WorkerError | NonFiniteLossError):
                 prefix = "" if rank is None else f"[rank {rank}] "
-                errors().print(f"{prefix}error: {_in_words(error)}", style="red")
+                print_error(_in_words(error), f"{prefix}error: ")
             raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as interrupt:
             if other_rank() is None:
                 for line in (str(interrupt) or "Stopped.").split("\n"):
                     errors().print(line, style="yellow")
             raise typer.Exit(INTERRUPTED) from interrupt
+
+    def _refuse(self, error: Any, ctx: Any) -> NoReturn:
+        """Print what is wrong with a command line, and how the command is called; exit with 2."""
+        context = error.ctx or ctx
+        command, path = context.command, context.command_path
+        message = _said(error)
+        option = getattr(error, "option_name", None)
+        if option is not None and command is not self:
+            owners = [name for name, other in self.commands.items() if option in _names_of(other)]
+            close = suggestion(option, _names_of(command))
+            message = f"burnish {command.name} has no option {option}{close}"
+            if owners and not close:
+                message += f"; {' and '.join(f'burnish {name}' for name in owners)} {'has' if len(owners) == 1 else 'have'} one"
+        print_error(message)
+        if command is self:
+            errors().print(f"  {path} --help lists the commands")
+        else:
+            errors().print(f"  usage: {usage(path, described(command))}; {path} --help lists the options")
+        raise typer.Exit(WRONG_USE) from error
+
+
+def _said(error: Any) -> str:
+    """What is wrong with a command line; an option is called by its long name."""
+    parameter = getattr(error, "param", None)
+    if type(error) is typer.BadParameter and parameter is None:
+        return str(error.message)
+    said, names = str(error.format_message()), getattr(parameter, "opts", None) or [""]
+    return said.replace(" / ".join(f"'{name}'" for name in names), f"'{max(names, key=len)}'") if len(names) > 1 else said
+
+
+def _names_of(command: Any) -> list[str]:
+    """The names of the options of a command, as they are written."""
+    return [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[:1] == "-"]
 
 
 def _refuse_odd_texts(parameter: Any) -> None:
@@ -132,9 +179,9 @@ def _say(line: str) -> None:
 
 
 app = typer.Typer(
+    name="burnish",
     cls=Group,
-    add_completion=False,
-    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Train ONNX models on any ONNX runtime.",
 )
@@ -156,4 +203,4 @@ def options(
 
 COMMANDS = (new, train, finetune, quantize, predict, evaluate, report, compile, inspect, check, compare, export, package)
 for command in (*COMMANDS, passes, doctor, demo):
-    app.command(cls=RunCommand if command in (train, finetune) else None)(command)
+    app.command(cls=RunCommand if command in (train, finetune) else Command)(command)

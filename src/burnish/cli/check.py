@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument, is_program
-from burnish.cli.console import cell, counted, errors, output, what_trains
+from burnish.cli.console import cell, counted, errors, output, print_error, what_trains
 from burnish.cli.data_options import read_extents
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.errors import EngineError, GradientError
@@ -34,22 +34,21 @@ class Probing(OptionGroup):
     probes: Annotated[
         int, typer.Option("--probes", min=1, help="Directions for each tensor: one through all of it, the others along elements.")
     ] = 4
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of the random batch.")] = 3
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Samples of the random batch.")] = 3
     extent: Annotated[
         list[str] | None,
-        typer.Option(
-            "--extent", metavar="NAME=N", help="Extent of another symbolic dimension, 8 by default; may be given again."
-        ),
+        typer.Option("--extent", metavar="NAME=N", help="Extent of another symbolic dimension; repeatable.", show_default="8"),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
-    rtol: Annotated[
-        float, typer.Option("--rtol", help="How far a gradient may be from the differences, relative to its size.")
-    ] = 1e-6
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random batch.")] = 0
+    rtol: Annotated[float, typer.Option("--rtol", help="Relative tolerance between a gradient and the differences.")] = 1e-6
 
 
 @takes_options(only=("loss", "trainable", "norm", "outputs", "batch", "sample_axis", "bind", *Probing.__dataclass_fields__))
 def check(model: ModelArgument, *, compilation: Compilation, probing: Probing) -> None:
-    """Say whether a model can be trained, or what stands in the way, and whether its gradients are right; 1 where not."""
+    """Check that a model can be trained and that its gradients are right.
+
+    It names what stands in the way; the exit status is then 1.
+    """
     from burnish.cli.summary import summarize
 
     try:
@@ -128,7 +127,7 @@ def _check_gradients(program: Program, probing: Probing) -> None:
             ) from error
     _print(found)
     if not found.agrees:
-        console.print(f"error: {found.message()}", style="red")
+        print_error(found.message())
         raise typer.Exit(1)
     output().print(found.message())
 

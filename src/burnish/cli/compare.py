@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from burnish.cli.compilation_options import Compilation, ModelArgument
-from burnish.cli.console import cell, counted, errors, output
+from burnish.cli.console import cell, counted, output, print_error
 from burnish.cli.data_options import check_data_options, read_extents
 from burnish.cli.option_groups import OptionGroup, takes_options
 from burnish.files.file_writing import check_output, write_text
@@ -34,30 +34,39 @@ class Steps(OptionGroup):
     """Which steps the engines run, and how far they may differ."""
 
     panel: ClassVar = COMPARISON
-    steps: Annotated[int, typer.Option("--steps", min=1)] = 24
-    data: Annotated[str | None, typer.Option("--data", help="As train takes it; by default random numbers that fit.")] = None
-    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.")] = None
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 4
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to run.")] = 24
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="Data to train on.", show_default="random numbers that fit")
+    ] = None
+    label: Annotated[
+        str | None, typer.Option("--label", help="Label column of a table.", show_default="label, y, target or the last")
+    ] = None
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Samples of a batch.")] = 4
     extent: Annotated[
         list[str] | None,
         typer.Option(
             "--extent",
             metavar="NAME=N",
-            help="Extent of another symbolic dimension of random data, 8 by default; may be given again.",
+            help="Extent of another symbolic dimension of random data; repeatable.",
+            show_default="8",
         ),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0
-    rtol: Annotated[float | None, typer.Option("--rtol", help="By default by dtype: 1.2e-4 of float32.")] = None
-    atol: Annotated[float, typer.Option("--atol", help="What an entry may differ by beside that.")] = 0.0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the initial weights and the random data.")] = 0
+    rtol: Annotated[
+        float | None, typer.Option("--rtol", help="Relative tolerance.", show_default="by dtype, 1.2e-4 for float32")
+    ] = None
+    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance, on top of the relative one.")] = 0.0
     against_float64: Annotated[
-        bool, typer.Option("--float64", help="Also tell how far each engine is from float64, which is slow.")
+        bool, typer.Option("--float64", help="Also show how far each engine is from float64, which is slow.")
     ] = False
     own_state: Annotated[
         bool,
-        typer.Option("--own-state", help="Let every engine go on from its own state, not each step from the first engine's."),
+        typer.Option("--own-state", help="Let every engine continue from its own state, not from the first engine's."),
     ] = False
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="By default each engine's choice.")] = None
-    report: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Processor threads.", show_default="each engine's choice")
+    ] = None
+    report: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to a file.")] = None
 
 
 @takes_options("schedule", "warmup", "recompute")
@@ -67,7 +76,7 @@ def compare(
         list[str],
         typer.Option(
             "--engines",
-            help="Two or more, with commas between; the others are compared with the first.",
+            help="Engines, two or more with commas between; the others are compared with the first.",
             rich_help_panel=COMPARISON,
         ),
     ] = ["onnxruntime", "reference"],  # noqa: B006  # typer copies it
@@ -75,7 +84,10 @@ def compare(
     options: Steps,
     compilation: Compilation,
 ) -> None:
-    """Run the same steps on several engines and name the node where they part; exits with 1 where they do."""
+    """Run the same steps on several engines and name the node where they differ.
+
+    The exit status is 1 if they differ.
+    """
     from burnish.comparison import compare_engines
 
     extents = read_extents(options.extent or [])
@@ -102,7 +114,7 @@ def compare(
         report = json.dumps(comparison.to_dict(), indent=1, allow_nan=False)
         write_text(options.report, report + "\n")
     if not comparison.agrees:
-        errors().print(f"error: {comparison.message()}", style="red")
+        print_error(comparison.message())
         raise typer.Exit(1)
     output().print(comparison.message())
 

@@ -47,20 +47,20 @@ class AdapterOptions(OptionGroup):
         typer.Option(
             "--adapter",
             metavar="VARIANT",
-            help="Train adapters beside the layers, which stay as they are: lora, dora or ia3.",
+            help="Train adapters beside frozen layers: lora, dora or ia3.",
         ),
     ] = None
-    rank: Annotated[int | None, typer.Option("--rank", min=1, help="Of the adapters lora and dora; by default 8.")] = None
+    rank: Annotated[int | None, typer.Option("--rank", min=1, help="Rank of lora and dora.", show_default="8")] = None
     alpha: Annotated[
-        float | None, typer.Option("--alpha", help="What lora and dora add is multiplied by alpha / rank; by default it is rank.")
+        float | None,
+        typer.Option("--alpha", help="Strength of lora and dora: they are scaled by alpha / rank.", show_default="the rank"),
     ] = None
     lora: Annotated[
         str | None,
         typer.Option(
             "--lora",
             metavar="SETTINGS",
-            help="The same in one: 'rank=8,alpha=16'; further settings are variant=lora, dora or ia3, dropout=0.1 and "
-            "rslora=true.",
+            help="Adapters in one text, such as rank=8,alpha=16,variant=dora,dropout=0.1,rslora=true.",
         ),
     ] = None
     lora_layers: Annotated[
@@ -69,8 +69,8 @@ class AdapterOptions(OptionGroup):
             "--lora-layers",
             "--adapter-layers",
             metavar="PATTERN",
-            help="Only beside layers, nodes or weights of this name or pattern, such as '*.query'; may be given again. By "
-            "default beside every matrix and convolution; embeddings are named.",
+            help="Layers with adapters, by name or pattern, such as '*.query'; repeatable.",
+            show_default="every matrix and convolution",
         ),
     ] = None
     adapter_from: Annotated[
@@ -78,7 +78,7 @@ class AdapterOptions(OptionGroup):
         typer.Option(
             "--adapter-from",
             metavar="FOLDER",
-            help="Go on with the adapters in a folder of PEFT, or a .safetensors of diffusers or kohya.",
+            help="Continue with adapters in a folder of PEFT, or a .safetensors of diffusers or kohya.",
         ),
     ] = None
     save_adapters: Annotated[
@@ -86,8 +86,7 @@ class AdapterOptions(OptionGroup):
         typer.Option(
             "--save-adapters",
             metavar="FORM",
-            help="Also write the adapters by themselves, in the folder of the run: apart (an .onnx_adapter beside the model), "
-            "inputs, kept, or peft (safetensors); may be given again. The tuned model has them merged.",
+            help="Also write the adapters alone: apart (.onnx_adapter), inputs, kept or peft; repeatable.",
         ),
     ] = None
 

@@ -10,7 +10,7 @@ import typer
 from burnish.cli.compilation_options import Compilation, is_program
 from burnish.cli.console import counted, output, planned_line
 from burnish.cli.optimizer_options import COMPILATION, check_schedule, has_end, with_schedule
-from burnish.cli.option_groups import takes_options
+from burnish.cli.option_groups import COMMON, takes_options
 from burnish.errors import ModelError
 from burnish.files.file_writing import check_output
 
@@ -19,24 +19,29 @@ from burnish.files.file_writing import check_output
 def compile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)],
     folder: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write the program to, or one .onnx file.", show_default=False)
+        Path,
+        typer.Option("--output", "-o", help="Folder to write the program to, or one .onnx file.", show_default=False),
+        COMMON,
     ],
     *,
     compilation: Compilation,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, help="Steps of the schedule, the warm-up included.", rich_help_panel=COMPILATION),
+        typer.Option("--steps", min=1, help="Steps of the schedule, with the warm-up.", rich_help_panel=COMPILATION),
     ] = None,
     target: Annotated[
         str,
         typer.Option(
             "--target",
-            help="The runtime that it is for: onnxruntime, web, webgpu, mobile or ort-minimal, or the TOML file of one.",
+            help="Runtime: onnxruntime, web, webgpu, mobile, ort-minimal, or the TOML file of one.",
             rich_help_panel=COMPILATION,
         ),
+        COMMON,
     ] = "onnxruntime",
 ) -> None:
-    """Turn a model into a training program: six ONNX graphs of standard operators, with their state.
+    """Turn a model into a training program.
+
+    It is six ONNX graphs of standard operators, with their state.
 
     An output that ends in .onnx is one file: the inference graph with the training as the standard's training_info.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,6 +66,40 @@ def output(quiet: bool = False) -> Console:
 def errors() -> Console:
     """Return the console of errors and warnings."""
     return EscapingConsole(stderr=True)
+
+
+LONGEST_FIRST_LINE = 200
+"""Characters of the first line of an error; what is left stands on lines of its own."""
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"\]][.?!]) (?=[A-Z'\"])")
+
+
+def print_error(message: str, prefix: str = "error: ") -> None:
+    """Print an error: the fact in the first line, and what else a long message says on the lines after it."""
+    first, *details = message_lines(message, LONGEST_FIRST_LINE - len(prefix))
+    for line in (prefix + first, *(f"  {line}" for line in details)):
+        errors().print(line, style="red")
+
+
+def message_lines(message: str, longest: int = LONGEST_FIRST_LINE) -> list[str]:
+    """Return a message as lines, of which the first is at most ``longest`` characters.
+
+    A message that is short stays one line. Of any other the first line is the first sentence, else what stands before the last
+    semicolon, colon, comma or space that fits; each sentence after it is a line.
+    """
+    if len(message) <= longest:
+        return [message]
+    first, rest = _first_part(message, longest)
+    return [first, *_SENTENCE_END.split(rest)] if rest else [first]
+
+
+def _first_part(message: str, longest: int) -> tuple[str, str]:
+    if (end := _SENTENCE_END.search(message)) is not None and end.start() <= longest:
+        return message[: end.start()], message[end.end() :]
+    for mark, kept in ((";", 0), (":", 1), (",", 1), ("", 0)):
+        place = message.rfind(f"{mark} ", 0, longest + 1 - kept)
+        if place > 0:
+            return message[: place + kept], message[place + len(mark) + 1 :]
+    return message, ""
 
 
 @contextmanager

@@ -95,34 +95,55 @@ class Pixels(OptionGroup):
         typer.Option(
             "--pixels",
             metavar="PRESET",
-            help="What becomes of 0 to 255: unit (0 to 1), raw, -1..1, imagenet (as torchvision's models read them) or caffe; by "
-            "default what the model's metadata says, else unit.",
-            show_default=False,
+            help="Scaling of pixels: unit (0 to 1), raw, -1..1, imagenet (as torchvision) or caffe.",
+            show_default="as the model says, else unit",
         ),
     ] = None
     pixel_scale: Annotated[
-        str | None, typer.Option("--pixel-scale", metavar="NUMBER", help="Multiply pixels, such as by 1/255.")
+        str | None,
+        typer.Option("--pixel-scale", metavar="NUMBER", help="Factor of pixels, such as 1/255.", show_default="that of --pixels"),
     ] = None
     pixel_mean: Annotated[
-        str | None, typer.Option("--pixel-mean", metavar="NUMBERS", help="Then take off: one number, or 0.485,0.456,0.406.")
+        str | None,
+        typer.Option(
+            "--pixel-mean",
+            metavar="NUMBERS",
+            help="Mean to subtract after scaling: one number, or 0.485,0.456,0.406.",
+            show_default="that of --pixels",
+        ),
     ] = None
     pixel_std: Annotated[
-        str | None, typer.Option("--pixel-std", metavar="NUMBERS", help="Then divide by: one number, or one for each channel.")
+        str | None,
+        typer.Option(
+            "--pixel-std",
+            metavar="NUMBERS",
+            help="Deviation to divide by after that: one number, or one for each channel.",
+            show_default="that of --pixels",
+        ),
     ] = None
     interpolation: Annotated[
         str | None,
-        typer.Option("--interpolation", help="How images are resized: nearest, bilinear, bicubic, box, hamming or lanczos."),
+        typer.Option(
+            "--interpolation",
+            help="Resizing of images: nearest, bilinear, bicubic, box, hamming or lanczos.",
+            show_default="as the model says, else bilinear",
+        ),
     ] = None
     resize: Annotated[
         str | None,
         typer.Option(
             "--resize",
-            help="stretch to the model's size, or crop: resize the shorter side (crop:256; by default 8/7 of the size), and cut "
-            "the size out of the centre.",
+            help="Fit to the model's size: stretch, or crop (crop:256 resizes the shorter side first).",
+            show_default="as the model says, else stretch",
         ),
     ] = None
-    channels: Annotated[str | None, typer.Option("--channels", help="Of the model's input: rgb, bgr or gray.")] = None
-    layout: Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC, where the model's input leaves it open.")] = None
+    channels: Annotated[
+        str | None,
+        typer.Option("--channels", help="Channels of the model's input: rgb, bgr or gray.", show_default="as the model says"),
+    ] = None
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Layout of the model's input: NCHW or NHWC.", show_default="as the model says")
+    ] = None
 
     def settings(self) -> dict[str, Any] | None:
         """Return these options as ``burnish.data.open_dataset`` takes them; None where the command line names none.

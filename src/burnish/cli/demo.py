@@ -20,15 +20,20 @@ LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run; an earlier one is replaced.")] = Path(
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; an earlier one is replaced.")] = Path(
         "runs/demo"
     ),
-    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 24,
+    epochs: Annotated[int, typer.Option("--epochs", "-e", min=1, help="Passes over the data.")] = 24,
     width: Annotated[int, typer.Option("--width", min=1, help="Channels of the network's first stage.")] = 16,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="One is fastest for so small a network.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, help="Processor threads; one is fastest for so small a network.")
+    ] = 1,
 ) -> None:
-    """Train a small residual network on images of digits, and check the result with nothing but ONNX Runtime."""
+    """Train a small network on images of digits.
+
+    It is a residual network; the result is checked with nothing but ONNX Runtime.
+    """
     from burnish import optim
     from burnish.compiler.compile import compile
     from burnish.data import DataSpec, Loader, open_dataset, shift_images

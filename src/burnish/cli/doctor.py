@@ -11,7 +11,10 @@ from burnish.cli.console import echo, output
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what burnish runs on here: engines, kernels, compiler, cache, memory, and what would make it faster."""
+    """Show the engines, kernels, compiler, cache and memory of this machine.
+
+    It says what would make burnish faster here.
+    """
     from burnish.training.environment import diagnose
 
     found = diagnose()

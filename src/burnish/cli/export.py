@@ -27,17 +27,20 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a run, or a checkpoint in it.", show_default=False)
     ],
-    path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
+    path: Annotated[Path, typer.Option("--output", "-o", help="ONNX file to write.", show_default=False)],
     best: Annotated[
         bool | None,
-        typer.Option("--best/--latest", help="Of a run, the best epoch or the latest state; by default the one it exported."),
+        typer.Option(
+            "--best/--latest", help="Weights of a run: the best epoch, or the latest state.", show_default="the one it exported"
+        ),
     ] = None,
     fold: FoldOption = True,
     average: Annotated[
         bool | None,
         typer.Option(
             "--average/--no-average",
-            help="Write the average of the weights that the optimizer keeps, or not; by default as the run did.",
+            help="Write the average of the weights that the optimizer keeps, or not.",
+            show_default="as the run exported",
         ),
     ] = None,
     adapters: Annotated[
@@ -45,8 +48,7 @@ def export(
         typer.Option(
             "--adapters",
             metavar="FORM",
-            help="Of a run with adapters: merged into the weights; kept beside them; apart, in an .onnx_adapter beside the "
-            "model; as inputs, with a .safetensors beside it; or peft, a folder for PEFT.",
+            help="Adapters of a run: merged, kept, apart (.onnx_adapter), inputs (.safetensors) or peft (a folder).",
         ),
     ] = MERGED,
     training: Annotated[
@@ -56,7 +58,7 @@ def export(
         bool,
         typer.Option(
             "--with-preprocessing",
-            help="Let the model read decoded images of any size: resizing, cropping and normalising become operators.",
+            help="Put resizing, cropping and scaling of images into the model.",
         ),
     ] = False,
 ) -> None:
@@ -143,25 +145,24 @@ def package(
             metavar="PROGRAM", help="A program that burnish compile wrote, or the folder of a run.", show_default=False
         ),
     ],
-    path: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write, or with a suffix .pt2 the file.", show_default=False)
-    ],
+    path: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, or a .pt2 file.", show_default=False)],
     runtime: Annotated[
         str | None,
         typer.Option("--runtime", metavar="c", help="Write a folder with a client that trains the program, in this language."),
     ] = None,
     graph: Annotated[
-        str | None, typer.Option("--graph", metavar="NAME", help="Of a .pt2 file: which graph it runs; by default step.")
+        str | None, typer.Option("--graph", metavar="NAME", help="Graph that a .pt2 file runs.", show_default="step")
     ] = None,
     extent: Annotated[
         list[str] | None,
-        typer.Option(
-            "--extent", metavar="NAME=N", help="Of a .pt2 file: the extent of a symbolic dimension; may be given again."
-        ),
+        typer.Option("--extent", metavar="NAME=N", help="Extent of a symbolic dimension in a .pt2 file; repeatable."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Of a .pt2 file: where it runs; by default cpu.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device of a .pt2 file.", show_default="cpu")] = None,
 ) -> None:
-    """Pack a program for machines without Python: --runtime c with a client in C, or one graph compiled into a .pt2 file."""
+    """Pack a program for machines without Python.
+
+    The package is a client in C (--runtime c), or one graph compiled into a .pt2 file.
+    """
     from burnish.cli.summary import program_at
     from burnish.program import Program
 

@@ -32,9 +32,10 @@ class Tuning(OptionGroup):
 
 @takes_options(
     *("reinitialize", "journal", "tables", "start_from", "task", "masked_share", "joined"),
-    helps={
-        "epochs": f"By default {EPOCHS}.",
-        "batch_size": "By default 32; fewer where an epoch would have fewer than ten steps, or memory does not hold a step.",
+    defaults={
+        "epochs": str(EPOCHS),
+        "batch_size": "32, or fewer if data or memory are small",
+        "folder": "runs/MODEL-finetuned",
     },
 )
 def finetune(
@@ -51,7 +52,10 @@ def finetune(
     repetition: Repetition,
     watching: Watching,
 ) -> None:
-    """Tune a trained model on your own classes: finds its head, chooses the learning rate, and says what it does."""
+    """Tune a trained model on your own data.
+
+    It finds the head, chooses the learning rate, and says what it does.
+    """
     course = course if "epochs" in course.named else replace(course, epochs=EPOCHS)
     _check_options(model, results, tuning, adapters)
     folder = run_folder(model, results, "-finetuned")

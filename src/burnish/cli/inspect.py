@@ -29,13 +29,17 @@ def inspect(
         typer.Option(
             "--outputs",
             metavar="NAME",
-            help="The output that the loss would read, or several with commas between; by default the only one.",
+            help="Output that the loss would read, or several with commas between.",
+            show_default="the only one",
         ),
     ] = None,
     batch: BatchOption = None,
     bind: BindOption = None,
 ) -> None:
-    """Show what would train: parameters, statistics, constants, operators, and which of them lack a gradient."""
+    """Show which parts of a model would train.
+
+    These are parameters, statistics, constants and operators, and which of them lack a gradient.
+    """
     from burnish.cli.summary import judge, program_at, summarize_program
 
     program = program_at(model)

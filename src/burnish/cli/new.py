@@ -35,20 +35,21 @@ def new(
         typer.Option(
             "--input",
             metavar="SHAPE",
-            help="The shape of a sample: 3x64x64 (channels, height, width) for cnn, resnet and unet, 4 (features) for mlp, "
-            "50x6 (length, features) for lstm, 128 (the longest text in tokens) for transformer.",
+            help="Shape of a sample, such as 3x64x64 (an image), 4 (features) or 50x6 (length, features).",
             show_default=False,
         ),
     ],
-    path: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.", show_default=False)],
+    path: Annotated[Path, typer.Option("--output", "-o", help="ONNX file to write.", show_default=False)],
     vocabulary: Annotated[
         int | None,
-        typer.Option("--vocabulary", min=1, help="Of a transformer: how many tokens its tokenizer knows; by default 30,522."),
+        typer.Option(
+            "--vocabulary", min=1, help="Number of tokens that the tokenizer of a transformer knows.", show_default="30,522"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the initial weights.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a small model to start with, with initial weights."""
+    """Write a small model to start with."""
     import onnx_ir as ir
 
     from burnish.files.export import save_inference

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from burnish.cli.option_groups import OptionGroup
+from burnish.cli.option_groups import COMMON, OptionGroup
 from burnish.errors import CheckpointError, ConfigurationError
 from burnish.settings import split
 from burnish.untrusted_files import UNREADABLE, read_json_file
@@ -37,20 +37,23 @@ class OptimizerOptions(OptionGroup):
         str,
         typer.Option(
             "--optimizer",
-            help="sgd, adamw or another name of docs/optimizers.md; settings behind a colon (rmsprop:centered=true).",
+            help="Optimizer: sgd, adamw or another, with settings behind a colon (rmsprop:centered=true).",
         ),
+        COMMON,
     ] = "sgd"
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; by default the optimizer's.")] = None
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default="the optimizer's"), COMMON] = None
     momentum: Annotated[
-        float | None, typer.Option("--momentum", help="Momentum of sgd, by default 0.9, or of another that has one.")
+        float | None, typer.Option("--momentum", help="Momentum, for optimizers that have one.", show_default="0.9 for sgd")
     ] = None
-    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="By default the optimizer's.")] = None
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", help="Weight decay.", show_default="the optimizer's")
+    ] = None
     decay_on: Annotated[
         str,
         typer.Option(
             "--decay-on",
             metavar="WHICH",
-            help="all, or weights: no weight decay on biases and the parameters of normalization layers.",
+            help="Weight decay on all parameters, or only on weights, not biases and normalization (weights).",
         ),
     ] = "all"
     transform: Annotated[
@@ -58,7 +61,7 @@ class OptimizerOptions(OptionGroup):
         typer.Option(
             "--transform",
             metavar="NAME:SETTINGS",
-            help="Of the gradients, such as clip_by_global_norm:max_norm=1; may be given again, and they act in that order.",
+            help="Transform of the gradients, such as clip_by_global_norm:max_norm=1; repeatable, applied in order.",
         ),
     ] = None
     group: Annotated[
@@ -66,8 +69,7 @@ class OptimizerOptions(OptionGroup):
         typer.Option(
             "--group",
             metavar="PATTERN=SETTINGS",
-            help="Settings for the parameters of a name or pattern: 'stem*=lr_scale=0.1', 'head*=lr=0.01,weight_decay=0', "
-            "'stem*=frozen', or another optimizer, 'embed*=adamw:lr=0.001'; may be given again, and the last that matches holds.",
+            help="Settings for some parameters: 'stem*=lr_scale=0.1', 'stem*=frozen', 'embed*=adamw:lr=0.001'; repeatable.",
         ),
     ] = None
     freeze: Annotated[
@@ -75,7 +77,7 @@ class OptimizerOptions(OptionGroup):
         typer.Option(
             "--freeze",
             metavar="PATTERN",
-            help="Leave parameters of this name or pattern as they are, such as 'stem*'; may be given again.",
+            help="Freeze parameters of this name or pattern, such as 'stem*'; repeatable.",
         ),
     ] = None
     layer_decay: Annotated[
@@ -83,7 +85,7 @@ class OptimizerOptions(OptionGroup):
         typer.Option(
             "--layer-decay",
             metavar="FACTOR",
-            help="Multiply the learning rate by this from each layer to the one before it, such as 0.9.",
+            help="Factor of the learning rate from each layer to the one before it, such as 0.9.",
         ),
     ] = None
     accumulate: Annotated[
@@ -92,7 +94,7 @@ class OptimizerOptions(OptionGroup):
             "--accumulate",
             min=1,
             metavar="STEPS",
-            help="Update once in so many steps, by the mean of their gradients; --warmup and --schedule then count updates.",
+            help="Steps to an update, by the mean of their gradients; --warmup and --schedule count updates.",
         ),
     ] = 1
     average: Annotated[
@@ -100,21 +102,20 @@ class OptimizerOptions(OptionGroup):
         typer.Option(
             "--average",
             metavar="NAME",
-            help="Keep an average of the weights, which is evaluated and exported: ema, swa, or with settings (ema:decay=0.99).",
+            help="Average of the weights to keep, evaluate and export: ema, swa or ema:decay=0.99.",
         ),
     ] = None
     schedule: Annotated[
         str,
         typer.Option(
             "--schedule",
-            help="Learning rate over the steps, computed in the program: constant, cosine, linear, one_cycle or another name of "
-            "docs/schedules.md; settings behind a colon (step:every=100).",
+            help="Schedule of the learning rate: constant, cosine, linear, one_cycle or step:every=100.",
             rich_help_panel=COMPILATION,
         ),
     ] = CONSTANT
     warmup: Annotated[
         int,
-        typer.Option("--warmup", min=0, help="Steps of a linear rise of the learning rate first.", rich_help_panel=COMPILATION),
+        typer.Option("--warmup", min=0, help="Steps in which the learning rate rises at first.", rich_help_panel=COMPILATION),
     ] = 0
 
     def built(self) -> Optimizer:

@@ -15,6 +15,9 @@ import typer
 from burnish.errors import ConfigurationError
 from burnish.options import Options, declarations, read_options
 
+COMMON = "common"
+"""Marks an option that most people need, in its ``Annotated``: ``--help`` lists it, and ``--help-all`` the rest."""
+
 
 @dataclass(frozen=True)
 class OptionGroup:
@@ -38,17 +41,17 @@ class OptionGroup:
 
 
 def takes_options(
-    *left_out: str, only: Sequence[str] = (), helps: Mapping[str, str] | None = None
+    *left_out: str, only: Sequence[str] = (), defaults: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of the ``OptionGroup``s among its parameters.
 
     Args:
         left_out: options that stay at their defaults.
         only: the only options that the command has; empty for all.
-        helps: what the help says of options whose default the command chooses itself.
+        defaults: in words, of options whose default the command chooses itself.
     """
 
-    said = helps or {}
+    said = defaults or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(command, eval_str=True).parameters
@@ -58,7 +61,7 @@ def takes_options(
             if name in groups:
                 options = _options_of(groups[name])
                 own = [option for option in options if option.name not in left_out and (not only or option.name in only)]
-                parameters += [_with_help(option, said[option.name]) if option.name in said else option for option in own]
+                parameters += [_with_default(option, said[option.name]) if option.name in said else option for option in own]
             elif name != "context":
                 parameters.append(parameter)
 
@@ -93,8 +96,11 @@ def values_of(options: type[Any], **texts: Any) -> dict[str, Any]:
 def declared_option(options: type[Any], name: str, panel: str | None = None) -> Any:
     """Return the option of the command line that stands for one that ``options`` declares."""
     declared = declarations(options)[name][1]
-    spelled = declared.spelled or f"--{name.replace('_', '-')}"
-    return typer.Option(spelled, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel)
+    names = [declared.spelled or f"--{name.replace('_', '-')}", *filter(None, [declared.short])]
+    shown: Any = declared.shown_default or True
+    return typer.Option(
+        *names, metavar=declared.metavar, help=declared.help, min=declared.least, rich_help_panel=panel, show_default=shown
+    )
 
 
 def _declared_parameter(options: type[Any], name: str) -> inspect.Parameter:
@@ -103,7 +109,8 @@ def _declared_parameter(options: type[Any], name: str) -> inspect.Parameter:
     is_given = isinstance(field.default, declared.kind) and not declared.several
     default = field.default if is_given else None
     kind = kind if is_given else kind | None
-    declared_as = Annotated[kind, declared_option(options, name)]
+    marks = (COMMON,) if declared.is_common else ()
+    declared_as = Annotated[kind, declared_option(options, name), *marks]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=declared_as)
 
 
@@ -163,18 +170,18 @@ def _options_of(group: type[OptionGroup]) -> Sequence[inspect.Parameter]:
     return options
 
 
-def _with_help(option: inspect.Parameter, text: str) -> inspect.Parameter:
-    kind, info = get_args(option.annotation)
+def _with_default(option: inspect.Parameter, text: str) -> inspect.Parameter:
+    kind, info, *marks = get_args(option.annotation)
     info = copy.copy(info)
-    info.help, info.show_default = text, False
-    return option.replace(annotation=Annotated[kind, info])
+    info.show_default = text
+    return option.replace(annotation=Annotated[kind, info, *marks])
 
 
 def _in_panel(option: inspect.Parameter, panel: str | None) -> inspect.Parameter:
-    kind, info = get_args(option.annotation)
+    kind, info, *marks = get_args(option.annotation)
     info = copy.copy(info)
     info.rich_help_panel = info.rich_help_panel or panel
-    return option.replace(annotation=Annotated[kind, info])
+    return option.replace(annotation=Annotated[kind, info, *marks])
 
 
 def _built(group: type[OptionGroup], values: Mapping[str, Any], named: Sequence[str]) -> OptionGroup:

@@ -20,10 +20,14 @@ ENGINES = ("onnxruntime", "torch", "reference")
 
 def passes(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file; without one, stages are listed.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="Whose: onnxruntime, torch or reference.")] = "onnxruntime",
-    stage: Annotated[str | None, typer.Option("--stage", help="Show this stage alone, such as LOWERED.")] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Engine whose stages are listed: onnxruntime, torch or reference.")
+    ] = "onnxruntime",
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="Show one stage alone, such as LOWERED.", show_default="all")
+    ] = None,
 ) -> None:
-    """List the stages of compilation with their passes, or what each pass did to a model."""
+    """List the passes of compilation, or what each did to a model."""
     if engine not in ENGINES:
         raise ConfigurationError(f"--engine: there are no stages of '{engine}'; choose among {', '.join(ENGINES)}")
     stages = _stages(engine)

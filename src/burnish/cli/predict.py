@@ -14,7 +14,7 @@ from rich.console import Console
 from burnish.cli.compilation_options import SampleAxisOption
 from burnish.cli.console import cannot_write, counted, output, print_table, write_csv
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
-from burnish.cli.option_groups import OptionGroup, takes_options, values_of
+from burnish.cli.option_groups import COMMON, OptionGroup, takes_options, values_of
 from burnish.cli.train_options import KernelsOption, chosen_engine
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output, replacing
@@ -37,7 +37,12 @@ ModelArgument = Annotated[
 ]
 ImageSizeOption = Annotated[
     tuple[int, int] | None,
-    typer.Option("--image-size", help="Height and width of images, where the model leaves them open.", rich_help_panel=DATA),
+    typer.Option(
+        "--image-size",
+        help="Height and width of images, for a model that takes any.",
+        show_default="as the model says",
+        rich_help_panel=DATA,
+    ),
 ]
 MissingOption = Annotated[
     str | None,
@@ -48,7 +53,7 @@ MissingOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
-BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Samples at once.", rich_help_panel=DATA)]
+BatchSizeOption = Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Samples of a batch.", rich_help_panel=DATA)]
 
 
 @dataclass(frozen=True)
@@ -57,21 +62,25 @@ class SavedModel(OptionGroup):
 
     panel: ClassVar = MODEL
     program: Annotated[
-        Path | None, typer.Option("--program", help="The saved program of a checkpoint that lies apart from its run.")
+        Path | None, typer.Option("--program", help="Saved program of a checkpoint that is not in the folder of its run.")
     ] = None
     best: Annotated[
         bool | None,
-        typer.Option("--best/--latest", help="Of a run, the best epoch or the latest state; by default the one it exported."),
+        typer.Option(
+            "--best/--latest", help="Weights of a run: the best epoch, or the latest state.", show_default="the one it exported"
+        ),
+        COMMON,
     ] = None
     average: Annotated[
         bool | None,
         typer.Option(
             "--average/--no-average",
-            help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
+            help="Use the average of the weights that the optimizer keeps, or not.",
+            show_default="as the run exported",
         ),
     ] = None
     sample_axis: SampleAxisOption = None
-    engine: Annotated[str, typer.Option("--engine")] = "auto"
+    engine: Annotated[str, typer.Option("--engine", help="Engine that computes: onnxruntime, torch or reference.")] = "auto"
     kernels: KernelsOption = None
 
     def open(self, model: Path, **objective: Any) -> TrainedModel:
@@ -126,22 +135,25 @@ class Shown(OptionGroup):
 
     panel: ClassVar = RESULT
     outputs: Annotated[
-        str | None, typer.Option("--outputs", metavar="NAME", help="Which output is shown, where there are several.")
+        str | None,
+        typer.Option("--outputs", metavar="NAME", help="Output to show, if there are several.", show_default="the first"),
     ] = None
     activation: Annotated[
         str | None,
         typer.Option(
             "--activation",
-            help="What makes probabilities of the output: softmax, sigmoid or none; by default what the model tells.",
+            help="Function that makes probabilities of the output: softmax, sigmoid or none.",
+            show_default="as the model says",
         ),
     ] = None
-    top: Annotated[int, typer.Option("--top", min=1, help="How many classes are shown, the most probable first.")] = 1
-    score: Annotated[float, typer.Option("--score", min=0, max=1, help="Boxes of a detector are shown from this score on.")] = (
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of classes to show, the most probable first."), COMMON] = 1
+    score: Annotated[float, typer.Option("--score", min=0, max=1, help="Lowest score of a detector's boxes to show."), COMMON] = (
         0.25
     )
     path: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write all predictions: a table (.csv), or all outputs as they are (.npz)."),
+        COMMON,
     ] = None
 
 
@@ -162,9 +174,11 @@ def predict(
         str | None,
         typer.Option(
             "--label",
-            help="Column of a table to leave out; by default, of one column too many, label, y, target or the last.",
+            help="Column of a table to leave out.",
+            show_default="label, y, target or the last, of one column too many",
             rich_help_panel=DATA,
         ),
+        COMMON,
     ] = None,
     image_size: ImageSizeOption = None,
     batch_size: BatchSizeOption = 32,
@@ -172,7 +186,10 @@ def predict(
     texts: TextOptions,
     shown: Shown,
 ) -> None:
-    """Print predictions: classes and probabilities, values, boxes of objects, or the classes of pixels."""
+    """Print the predictions of a model.
+
+    They are classes with probabilities, values, boxes of objects, or the classes of pixels.
+    """
     path = shown.path
     if path is not None and path.suffix not in (".csv", ".npz"):
         raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
@@ -266,8 +283,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="DATA",
-            help="A folder of images (one subfolder per class), a COCO or PASCAL VOC folder, one of images and masks, an .npz, "
-            ".csv or .parquet file, or digits:test.",
+            help="Labelled data: a folder of images, a table, arrays, texts, or digits:test.\n\n"
+            "Folders are of images (one subfolder per class), COCO, PASCAL VOC, or images and masks.",
             show_default=False,
         ),
     ],
@@ -275,7 +292,10 @@ def evaluate(
     saved: SavedModel,
     label: Annotated[
         str | None,
-        typer.Option("--label", help="Label column of a table; by default label, y, target or the last.", rich_help_panel=DATA),
+        typer.Option(
+            "--label", help="Label column of a table.", show_default="label, y, target or the last", rich_help_panel=DATA
+        ),
+        COMMON,
     ] = None,
     image_size: ImageSizeOption = None,
     missing: MissingOption = None,
@@ -284,21 +304,36 @@ def evaluate(
     texts: TextOptions,
     loss: Annotated[
         str | None,
-        typer.Option("--loss", help="As train takes it; by default what the file says.", rich_help_panel=OBJECTIVE),
+        typer.Option(
+            "--loss", help="Loss to measure, as train takes it.", show_default="as the file says", rich_help_panel=OBJECTIVE
+        ),
+        COMMON,
     ] = None,
     metrics: Annotated[
         list[str] | None,
-        typer.Option("--metrics", help="Such as accuracy,top_5; by default what fits the loss.", rich_help_panel=OBJECTIVE),
+        typer.Option(
+            "--metrics",
+            help="Metrics, such as accuracy,top_5.",
+            show_default="those that fit the loss",
+            rich_help_panel=OBJECTIVE,
+        ),
+        COMMON,
     ] = None,
     outputs: Annotated[
         str | None,
-        typer.Option("--outputs", metavar="NAME", help="The output that the loss reads.", rich_help_panel=OBJECTIVE),
+        typer.Option(
+            "--outputs",
+            metavar="NAME",
+            help="Output that the loss reads.",
+            show_default="as the file says",
+            rich_help_panel=OBJECTIVE,
+        ),
     ] = None,
     path: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write loss and metrics there (.csv).", rich_help_panel=RESULT)
+        Path | None, typer.Option("--output", "-o", help="Write loss and metrics to a .csv file.", rich_help_panel=RESULT), COMMON
     ] = None,
 ) -> None:
-    """Print loss and metrics of a model over labelled data."""
+    """Print the loss and metrics of a model on labelled data."""
     if path is not None and path.suffix != ".csv":
         raise typer.BadParameter(f"--output {path}: figures are written as .csv")
     if path is not None:

@@ -11,7 +11,7 @@ import typer
 from burnish.cli.compilation_options import SampleAxisOption
 from burnish.cli.console import counted, output
 from burnish.cli.data_options import Pixels, TextOptions
-from burnish.cli.option_groups import OptionGroup, takes_options, values_of
+from burnish.cli.option_groups import COMMON, OptionGroup, takes_options, values_of
 from burnish.cli.predict import DATA, RESULT, ImageSizeOption
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output
@@ -27,37 +27,45 @@ class Integers(OptionGroup):
     panel: ClassVar = "Integers"
     weights: Annotated[
         str,
-        typer.Option("--weights", metavar="FORMAT", help="int8, int8 per channel, int4, int4 per channel or int4 blocks of 32."),
+        typer.Option(
+            "--weights",
+            metavar="FORMAT",
+            help="Format of weights: int8, int8 per channel, int4, int4 per channel or int4 blocks of 32.",
+        ),
     ] = "int8 per channel"
     activations: Annotated[
-        str, typer.Option("--activations", metavar="FORMAT", help="uint8, int8, or none for weights alone.")
+        str,
+        typer.Option("--activations", metavar="FORMAT", help="Format of activations: uint8, int8, or none for weights alone."),
     ] = "uint8"
-    method: Annotated[
-        str, typer.Option("--method", help="How far the range of activations goes: minmax, percentile or entropy.")
-    ] = "minmax"
+    method: Annotated[str, typer.Option("--method", help="Range of activations: minmax, percentile or entropy.")] = "minmax"
     scales: Annotated[
-        str, typer.Option("--scales", help="learned by gradients, observed from the data of training, or fixed.")
+        str, typer.Option("--scales", help="Scales in training: learned by gradients, observed from the data, or fixed.")
     ] = "learned"
     freeze_observers_after: Annotated[
         str | None,
         typer.Option(
             "--freeze-observers-after",
             metavar="WHEN",
-            help="When observed ranges stay: a number of steps; '2 epochs'; or settled, each as soon as it moved by no more than "
-            "1 % of its width over some hundred steps (settled:0.005: 0.5 %).",
+            help="End of observing: a number of steps, '2 epochs', or settled (moved by less than 1 %).",
         ),
     ] = None
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="PATTERN", help="Layers that stay in float32; any number of times.")
+        list[str] | None,
+        typer.Option("--skip", metavar="PATTERN", help="Layers that stay in float32, by name or pattern; repeatable."),
     ] = None
     first_and_last: Annotated[
         str | None,
-        typer.Option("--first-and-last", metavar="FORMAT", help="int8 or float32 for the first and the last layer."),
+        typer.Option(
+            "--first-and-last",
+            metavar="FORMAT",
+            help="Format of the first and the last layer: int8 or float32.",
+            show_default="as all others",
+        ),
     ] = None
     reduce_range: Annotated[
         bool,
         typer.Option(
-            "--reduce-range/--full-range", help="Use 7 of 8 bits for weights, for x86 processors without VNNI, or all of them."
+            "--reduce-range/--full-range", help="Use 7 of 8 bits for weights, for x86 processors without VNNI, or all 8."
         ),
     ] = True
 
@@ -68,23 +76,33 @@ def quantize(
     *,
     path: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The ONNX file to write, to be trained.", show_default=False, rich_help_panel=RESULT),
+        typer.Option("--output", "-o", help="ONNX file to write, to be trained.", show_default=False, rich_help_panel=RESULT),
+        COMMON,
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="What the ranges of activations are measured on, as predict takes it.", rich_help_panel=DATA),
+        typer.Option(
+            "--data",
+            "-d",
+            help="Data that the ranges of activations are measured on, as predict takes them.",
+            rich_help_panel=DATA,
+        ),
+        COMMON,
     ] = None,
     label: Annotated[str | None, typer.Option("--label", help="Column of a table to leave out.", rich_help_panel=DATA)] = None,
     image_size: ImageSizeOption = None,
     samples: Annotated[
-        int, typer.Option("--samples", min=1, help="How many of the data are read at most.", rich_help_panel=DATA)
+        int, typer.Option("--samples", min=1, help="Largest number of samples to read.", rich_help_panel=DATA), COMMON
     ] = 256,
     sample_axis: SampleAxisOption = None,
     pixels: Pixels,
     texts: TextOptions,
     integers: Integers,
 ) -> None:
-    """Let a model train as it will compute with integers: writes a file for train, whose export then holds them."""
+    """Prepare a model for training as it will compute with integers.
+
+    ``burnish train`` trains the file that it writes, and exports integers.
+    """
     from burnish import surgery
     from burnish.data.unlabelled import open_samples
     from burnish.files.export import save_inference

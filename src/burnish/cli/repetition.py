@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
 
 from burnish.cli import launch
 from burnish.cli.console import output, print_table, write_csv
 from burnish.cli.data_options import Pixels, check_data_options
+from burnish.cli.help import Command
 from burnish.cli.option_groups import OptionGroup
 from burnish.cli.train_options import Course, Data, Results, Watching
 from burnish.distributed.connection.environment import is_worker
@@ -84,7 +84,7 @@ class Repetition(OptionGroup):
             metavar="FILE",
             is_eager=True,
             callback=_read,
-            help=f"Take options from a TOML file, such as {CONFIGURATION} of another run; those of the command line go before.",
+            help=f"Take options from a TOML file, such as {CONFIGURATION} of another run; the command line wins.",
         ),
     ] = None
     seeds: Annotated[
@@ -93,13 +93,12 @@ class Repetition(OptionGroup):
             "--seeds",
             min=1,
             metavar="NUMBER",
-            help="Train so often, with --seed and the seeds after it, in folders of their own; mean and standard deviation of "
-            "the figures are printed, and written to seeds.csv.",
+            help="Train this many times, with --seed and the seeds after it; mean and deviation go to seeds.csv.",
         ),
     ] = 1
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Command):
     """A command that trains. With ``--resume``, options that it does not name are those that the run was started with."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

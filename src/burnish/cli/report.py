@@ -9,7 +9,7 @@ import typer
 
 from burnish.cli.console import output
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
-from burnish.cli.option_groups import takes_options
+from burnish.cli.option_groups import COMMON, takes_options
 from burnish.cli.predict import DATA, RESULT, BatchSizeOption, ImageSizeOption, MissingOption, SavedModel
 from burnish.cli.repetition import CONFIGURATION, as_it_was
 from burnish.files.file_writing import check_output
@@ -25,11 +25,18 @@ def report(
         str | None,
         typer.Option(
             "--data",
-            help="What the model is judged on: by default the run's evaluation data, or what it was trained on.",
+            "-d",
+            help="Data that the model is judged on.",
+            show_default="the run's evaluation data, else its training data",
             rich_help_panel=DATA,
         ),
+        COMMON,
     ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Label column of a table.", rich_help_panel=DATA)] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Label column of a table.", show_default="as the run", rich_help_panel=DATA),
+        COMMON,
+    ] = None,
     image_size: ImageSizeOption = None,
     missing: MissingOption = None,
     batch_size: BatchSizeOption = 32,
@@ -37,10 +44,14 @@ def report(
     texts: TextOptions,
     path: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write; by default report.html in the folder.", rich_help_panel=RESULT),
+        typer.Option("--output", "-o", help="File to write.", show_default="report.html in the folder", rich_help_panel=RESULT),
+        COMMON,
     ] = None,
 ) -> None:
-    """Write a report of a run: curves, confusion matrix, worst examples, what was trained, configuration, time and memory."""
+    """Write the report of a run in one HTML file.
+
+    It shows curves, confusion matrix, worst examples, what was trained, configuration, time and memory.
+    """
     from burnish.data import open_dataset
     from burnish.errors import CheckpointError
     from burnish.training.html_report import Contents, write_report

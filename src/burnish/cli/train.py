@@ -34,14 +34,16 @@ class Workers(OptionGroup):
     panel: ClassVar = WORKERS
     count: Annotated[
         int,
-        typer.Option("--workers", min=1, help="Processes on this machine that train together, each on its part of every batch."),
+        typer.Option(
+            "--workers", "-w", min=1, help="Processes on this machine that train together, each on a part of every batch."
+        ),
     ] = 1
     nodes: Annotated[
         int,
         typer.Option(
             "--nodes",
             min=1,
-            help="Machines; run this command on each. The network between them must be private.",
+            help="Machines; run this command on each, on a private network.",
         ),
     ] = 1
     node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this machine, from 0.")] = None
@@ -49,11 +51,15 @@ class Workers(OptionGroup):
     master_port: Annotated[
         int | None,
         typer.Option(
-            "--master-port", min=1, max=65535, help=f"Port of the first machine where all workers meet; {launch.PORT} by default."
+            "--master-port",
+            min=1,
+            max=65535,
+            help="Port of the first machine, where all workers meet.",
+            show_default=str(launch.PORT),
         ),
     ] = None
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How many times to restart after a failure that may not come again.")
+        int, typer.Option("--max-restarts", min=0, help="Restarts after a failure that may not come again.")
     ] = 0
     worker_timeout: Annotated[float, typer.Option("--worker-timeout", help="Seconds to wait for a worker that is late.")] = 60.0
 

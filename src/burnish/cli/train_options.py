@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from burnish.cli.console import cell, output
-from burnish.cli.option_groups import OptionGroup
+from burnish.cli.option_groups import COMMON, OptionGroup
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
 from burnish.training.trainer_options import RunOptions
@@ -26,8 +26,8 @@ KernelsOption = Annotated[
     bool | None,
     typer.Option(
         "--kernels/--no-kernels",
-        help="Kernels of burnish's own on the engine onnxruntime: build them where they are missing, or go without; by default "
-        "it uses them where they are built.",
+        help="Kernels of burnish on the engine onnxruntime: build missing ones, or use none.",
+        show_default="those that are built",
     ),
 ]
 
@@ -55,7 +55,7 @@ FoldOption = Annotated[
     bool,
     typer.Option(
         "--fold/--no-fold",
-        help="In the exported model, fold normalization into the layers beside it; not where it is to be trained further.",
+        help="Fold normalization into the layers beside it in the exported model; not for further training.",
     ),
 ]
 
@@ -69,16 +69,23 @@ class Data(OptionGroup):
         str,
         typer.Option(
             "--data",
-            help=f"{help_text()}.",
+            "-d",
+            help=f"Data to train on: a folder of images, a table, arrays or texts.\n\nOne of: {help_text()}.",
             show_default=False,
         ),
+        COMMON,
     ]
-    eval_data: Annotated[str | None, typer.Option("--eval-data", help="The same, to evaluate on after every epoch.")] = None
+    eval_data: Annotated[
+        str | None, typer.Option("--eval-data", help="Data to evaluate on after every epoch, in any form of --data."), COMMON
+    ] = None
     label: Annotated[
-        str | None, typer.Option("--label", help="Label column of a table; by default label, y, target or the last.")
+        str | None, typer.Option("--label", help="Label column of a table.", show_default="label, y, target or the last"), COMMON
     ] = None
     image_size: Annotated[
-        tuple[int, int] | None, typer.Option("--image-size", help="Height and width of images, where the model leaves them open.")
+        tuple[int, int] | None,
+        typer.Option(
+            "--image-size", help="Height and width of images, for a model that takes any.", show_default="as the model says"
+        ),
     ] = None
     missing: Annotated[
         str, typer.Option("--missing", help="Rows of a table in which a value is missing: error, or drop to leave them out.")
@@ -88,13 +95,14 @@ class Data(OptionGroup):
         typer.Option(
             "--augment",
             metavar="CHANGES",
-            help="Change training images at random: crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1, or some of these.",
+            help="Random changes to training images: crop,flip,rand_augment:2:9,mixup:0.2,cutmix:1, or some of these.",
         ),
+        COMMON,
     ] = None
     data_workers: Annotated[
         int | None,
         typer.Option(
-            "--data-workers", min=0, help="Processes that read ahead; by default some, where images are decoded in every epoch."
+            "--data-workers", min=0, help="Processes that read ahead.", show_default="some if images are decoded in every epoch"
         ),
     ] = None
 
@@ -105,13 +113,15 @@ class Course(OptionGroup, RunOptions):
 
     panel: ClassVar = "Course of training"
     placed: ClassVar = {"reinitialize": None, "kernels": "engine", "start_from": "best_metric"}
-    reinitialize: Annotated[str | None, typer.Option("--reinitialize", help="Train from scratch: kaiming or xavier.")] = None
+    reinitialize: Annotated[
+        str | None, typer.Option("--reinitialize", help="Train from scratch: re-initialize the weights, by kaiming or xavier.")
+    ] = None
     kernels: KernelsOption = None
     start_from: Annotated[
         Path | None,
         typer.Option(
             "--start-from",
-            help="Start in the state of a checkpoint, or of the run in a folder, as far as it fits; what does not is named.",
+            help="Start in the state of a checkpoint or a run, as far as it fits; the rest is named.",
         ),
     ] = None
 
@@ -135,12 +145,14 @@ class Results(OptionGroup):
     """Where the run and the tuned model are written."""
 
     panel: ClassVar = "Results"
-    folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder of the run; by default runs/<model>.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that holds a run.")] = False
+    folder: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the run.", show_default="runs/MODEL"), COMMON
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder."), COMMON] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False
     fold: FoldOption = True
     export: Annotated[
-        Path | None, typer.Option("--export", help="Where to write the tuned model; by default tuned.onnx in the folder.")
+        Path | None, typer.Option("--export", help="File of the tuned model.", show_default="tuned.onnx in the folder")
     ] = None
 
 
@@ -172,7 +184,7 @@ class Watching(OptionGroup):
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Write a report in one HTML file: curves, confusion matrix, worst examples, what was trained, time and memory.",
+            help="Write a report in one HTML file: curves, confusion matrix, worst examples, time and memory.",
         ),
     ] = None
     tensorboard: Annotated[
@@ -184,16 +196,14 @@ class Watching(OptionGroup):
         typer.Option(
             "--log",
             metavar="WHERE",
-            help="Log the run: tensorboard (to events in its folder), mlflow or wandb, with settings behind a colon, such as "
-            "mlflow:experiment=digits or wandb:mode=offline; may be given again.",
+            help="Log to tensorboard, mlflow or wandb, with settings such as mlflow:experiment=digits; repeatable.",
         ),
     ] = None
     profile: Annotated[
         bool,
         typer.Option(
             "--profile",
-            help="Before training, time some steps on a state of their own: by node of the model as a table and profile.csv, by "
-            "node of the step as a trace, profile.trace.json.",
+            help="Time some steps before training, by node, to profile.csv and profile.trace.json.",
         ),
     ] = False
 

@@ -309,29 +309,29 @@ class CompileOptions(Options):
     loss: losses.LossLike = option(
         DEFAULT_LOSS,
         check=_checked_loss,
-        help="Such as cross_entropy, mse or bce_with_logits; settings behind a colon (huber:delta=0.5); an .onnx file with "
-        "the loss; or output:output=NAME where the model computes it.",
+        help="Loss, such as cross_entropy, mse or huber:delta=0.5, an .onnx file, or output:output=NAME.",
+        is_common=True,
     )
     optimizer: str | optim.Optimizer = option("sgd", check=_checked_optimizer)
     trainable: Trainable = option(
         None,
-        help="Train only weights of this name or pattern, such as 'classifier.*'; may be given again.",
+        help="Train only weights of this name or pattern, such as 'classifier.*'; repeatable.",
+        shown_default="every weight",
+        is_common=True,
         metavar="PATTERN",
         several=True,
         read=split,
     )
     hold_rows: HoldRows = option(
         None,
-        help="Leave rows of a weight as they are, such as that of padding in an embedding: 'emb.weight=0', or with commas "
-        "between; may be given again.",
+        help="Keep rows of a weight as they are, such as the padding row of an embedding: 'emb.weight=0'; repeatable.",
         metavar="NAME=ROWS",
         several=True,
         read=read_held_rows,
     )
     sparse: SparseOption = option(
         None,
-        help="Update the rows of embedding tables alone that a batch reads: auto, each for which that is exact, or "
-        "a table by its name or pattern; may be given again.",
+        help="Update only the rows of an embedding table that a batch reads: auto, or a name or pattern; repeatable.",
         metavar="TABLE",
         several=True,
         read=read_tables,
@@ -339,8 +339,7 @@ class CompileOptions(Options):
     norm: str | NormPolicy | Mapping[str, str | NormPolicy] = option(
         "auto",
         check=_checked_norm,
-        help="Batch normalization: auto (train, but frozen where none of a layer's parameters trains), train, frozen, "
-        "frozen:all, sync, local, ghost:32 or renorm, or PATTERN=POLICY for some layers; may be given again.",
+        help="Policy of batch normalization: auto, train, frozen, sync, ghost:32, renorm, or PATTERN=POLICY; repeatable.",
         metavar="POLICY",
         several=True,
         read=read_norms,
@@ -348,13 +347,15 @@ class CompileOptions(Options):
     metrics: Sequence[str | metrics.Metric] | None = option(
         None,
         check=_checked_metrics,
-        help="Such as accuracy,top_5 or f1:macro; by default what fits the loss.",
+        help="Metrics, such as accuracy,top_5 or f1:macro.",
+        shown_default="those that fit the loss",
         several=True,
         read=read_metrics,
     )
     outputs: str | Sequence[str] | None = option(
         None,
-        help="The output that the loss reads, or several with commas between; by default the only one.",
+        help="Output that the loss reads, or several with commas between.",
+        shown_default="the only one",
         metavar="NAME",
         read=read_outputs,
     )
@@ -362,50 +363,45 @@ class CompileOptions(Options):
     precision: Precision = option(
         "float32",
         check=_checked_precision,
-        help="float32, or mixed precision: float16, or bfloat16 where the engine has kernels for it.",
+        help="Precision of training: float32, or mixed with float16 or bfloat16.",
     )
     running_variance: str | None = option(None, check=_checked_running_variance)
     recompute: RecomputeOption | Recompute = option(
         None,
         check=_checked_recompute,
-        help="Compute activations again in the backward to save memory: layers, or a budget such as 1.5GB, either also for a "
-        "batch, as in 1.5GB:batch=16 (by default the run's, else 1); or a pattern of node names, which may be given again.",
+        help="Compute activations again to save memory: layers, a budget such as 1.5GB, or a pattern of nodes; repeatable.",
         metavar="WHAT",
         several=True,
         read=read_recompute,
     )
     memory: str | int | None = option(
         None,
-        help="The most that a step may take on ONNX Runtime, state included, such as 64MB or 64MB:batch=16 (by default the "
-        "run's batch, else 1): computes as little again as fits, or says what is missing.",
+        help="Upper limit of a step's memory on ONNX Runtime, such as 64MB or 64MB:batch=16.",
         metavar="BYTES",
     )
     cached_features: CachedFeatures = option(
         None,
-        help="Compute what a frozen backbone makes of each sample once, and train from there: auto, right before what "
-        "trains, or the name of a value or node; several with commas between.",
+        help="Compute the results of a frozen backbone once per sample: auto, or the name of a value or node.",
         metavar="WHERE",
         read=read_outputs,
     )
     batch: str | None = option(
         None,
-        help="'--batch open' lets a model that was exported for one sample at a time take batches of any size; their size is not "
-        "said here.",
+        help="Let a model that was exported for one sample at a time take batches of any size.",
         metavar="open",
         read=read_batch,
     )
     sample_axis: AskedAxes = option(
         None,
-        help="Which axis of an input holds the samples of a batch, if the file does not say: 'x=1', or 'grid=none' for one that "
-        "is the same for all samples; a number alone for all inputs; may be given again. Data have samples along axis 0.",
+        help="Axis of an input that holds the samples, such as 'x=1', or 'grid=none' for no samples; repeatable.",
+        shown_default="as the file says",
         metavar="NAME=AXIS",
         several=True,
         read=read_sample_axis,
     )
     bind: Bind = option(
         None,
-        help="Fix an input to a value, such as 'sr=16000' or 'state=0', and with it the branches that it decides; or an open "
-        "dimension to an extent, such as 'sequence=576'; may be given again.",
+        help="Fix an input to a value ('sr=16000') or an open dimension to an extent ('sequence=576'); repeatable.",
         metavar="NAME=VALUE",
         several=True,
         read=read_bind,

@@ -17,7 +17,7 @@ class ExchangeOptions:
     """How workers exchange gradients, statistics and the optimizer's state; ``DataParallel`` says what each option is."""
 
     deterministic: bool = option(
-        False, help="Sum over the workers in the order of their ranks: runs have the same bits.", kind=bool
+        False, help="Sum over workers in the order of their ranks, for the same bits in every run.", kind=bool
     )
     compression: str | None = option(None, help="Send gradients in 16 bits: float16 or bfloat16.", metavar="TYPE")
     bucket_size: int = option(
@@ -29,7 +29,7 @@ class ExchangeOptions:
     )
     share: bool = option(
         True,
-        help="Let batch normalization layers that do not depend on each other share an exchange.",
+        help="Let independent batch normalization layers share an exchange.",
         spelled="--share/--no-share",
         kind=bool,
     )
@@ -38,15 +38,14 @@ class ExchangeOptions:
     )
     shard_tables: str | Sequence[str] | None = option(
         None,
-        help="Let each worker keep only some rows of an embedding table of --sparse: a name or a pattern, repeatable, or auto "
-        "for all of them.",
+        help="Let each worker keep only some rows of a --sparse table: auto, or a name or pattern; repeatable.",
         metavar="NAME",
         several=True,
         read=read_tables,
     )
     statistics: str = option(
         "mean",
-        help="Running statistics of batch normalization if those of workers differ: their mean, or those of rank0.",
+        help="Running statistics if those of workers differ: their mean, or those of rank0.",
         metavar="KIND",
     )
     synchronize_every: int | None = option(

@@ -63,65 +63,72 @@ class TuningOptions(Options):
 
     freeze_until: str | None = option(
         None,
-        help="head: train the head alone. Or a node, or a name or pattern of weights: leave what comes before the first of "
-        "these as it is.",
+        help="Layers to freeze: those before this node or weight pattern, or all but the head (head).",
+        is_common=True,
         metavar="NAME",
     )
     unfreeze: str | Sequence[int] | None = option(
         None,
-        help="gradual: the head alone first, and a third of the layers before it after each epoch. Or the epochs after which "
-        "a further part trains, such as 1,3: as many parts as there are numbers.",
+        help="Unfreeze layers step by step: gradual, or after these epochs (1,3).",
         metavar="WHEN",
         read=_read_unfreeze,
     )
     cached_features: bool = option(
         True,
-        help="Compute what stands before the layers that train once for each sample, where that can be done.",
+        help="Compute the results of frozen layers once per sample, if possible.",
         spelled="--cached-features/--no-cached-features",
         kind=bool,
     )
     head: str = option(
         AUTO,
         check=check_head,
-        help="auto: keep the file's head where it names the classes of the data as its own, else draw one anew. new: draw "
-        "one. keep: keep it, such as for data of the same classes by number.",
+        help="Output layer: auto (kept if its classes match, else re-initialized), new or keep.",
+        is_common=True,
         metavar="WHICH",
     )
     folded_norm: str = option(
         AUTO,
-        help="auto: train with batch normalization after layers into which the exporter folded it. insert: after every "
-        "convolution that has none. keep: leave layers as they are.",
+        help="Batch normalization that an exporter folded: auto (train with it), insert (after every convolution) or keep.",
         metavar="WAY",
     )
-    lr: float | None = option(None, help="Learning rate; by default found by some trial steps.", kind=float)
+    lr: float | None = option(None, help="Learning rate.", shown_default="found by trial steps", is_common=True, kind=float)
     layer_decay: float | None = option(
         None,
-        help="Multiply the rate by this from each layer to the one before it, such as 0.9.",
+        help="Factor of the learning rate from each layer to the one before it, such as 0.9.",
         metavar="FACTOR",
         kind=float,
     )
-    schedule: str = option(COSINE, help="Of the learning rate: cosine, after a short rise, constant, linear or another.")
-    patience: int | None = option(None, help="Stop after so many epochs without a lower loss.", kind=int, least=1)
+    schedule: str = option(
+        COSINE, help="Schedule of the learning rate: cosine (after a short rise), constant, linear or another."
+    )
+    patience: int | None = option(
+        None, help="Stop after so many epochs without a lower loss.", shown_default="no early stop", kind=int, least=1
+    )
     head_output: str | Sequence[str] | None = option(
         None,
-        help="The output with the classes, where there are several; of a detector boxes and scores, with a comma between, "
-        "where they are not found.",
+        help="Output with the classes; of a detector boxes and scores, with a comma between.",
+        shown_default="found by itself",
         metavar="NAME",
         spelled="--outputs",
         read=read_outputs,
     )
     sample_axis: AskedAxes = same_option(CompileOptions, "sample_axis")
     loss: losses.LossLike | None = option(
-        None, help="In place of the one that fits the data, such as ssd:grids=[[8,8]],scales=[0.2,0.4]."
+        None,
+        help="Loss in place of the one that fits the data, such as ssd:grids=[[8,8]],scales=[0.2,0.4].",
+        shown_default="the one that fits",
     )
     metrics: Sequence[str] | None = same_option(
-        CompileOptions, "metrics", check=None, help="In place of those that fit; the first decides which epoch is best."
+        CompileOptions,
+        "metrics",
+        check=None,
+        help="Metrics; the first decides which epoch is best.",
+        shown_default="those that fit the loss",
     )
     quantize: str | Mapping[str, Any] | None = option(
         None,
         check=_check_quantize,
-        help="int8 or int4: quantize the tuned model, and train it further as it will compute with integers; settings behind "
-        "a colon, such as int8:epochs=2,method=entropy. Prints the accuracy before, after, and after this training.",
+        help="Quantize the tuned model and train it further: int8, int4, or int8:epochs=2,method=entropy.",
         metavar="FORM",
     )
 

@@ -62,34 +62,49 @@ def _check_parallel(parallel: Any) -> Any:
 class RunOptions(Options):
     """What a trainer and the commands that train are asked for alike; ``Trainer`` says what each option is."""
 
-    epochs: int = option(1, check=_check_count("epochs"), help="", kind=int, least=1)
-    batch_size: int = option(32, check=_check_count("batch_size"), help="", kind=int, least=1)
-    seed: int = option(0, check=_check_seed, help="", kind=int, least=0)
-    threads: int | None = option(None, help="By default the engine's choice.", kind=int, least=1)
-    engine: str | Engine = option("auto", help="")
-    device: str | None = option(None, help="cpu or cuda; by default the engine's choice.")
+    epochs: int = option(
+        1, check=_check_count("epochs"), help="Passes over the data.", is_common=True, short="-e", kind=int, least=1
+    )
+    batch_size: int = option(
+        32, check=_check_count("batch_size"), help="Samples of a batch.", is_common=True, short="-b", kind=int, least=1
+    )
+    seed: int = option(
+        0,
+        check=_check_seed,
+        help="Seed of all random numbers: weights, order, augmentation, dropout.",
+        kind=int,
+        least=0,
+    )
+    threads: int | None = option(None, help="Processor threads.", shown_default="the engine's choice", kind=int, least=1)
+    engine: str | Engine = option("auto", help="Engine that computes: onnxruntime, torch or reference.")
+    device: str | None = option(None, help="Device: cpu or cuda.", shown_default="the engine's choice")
     checkpoint_every: int | None = option(
-        None, check=_check_count("checkpoint_every"), help="Also save after so many steps, within epochs.", kind=int, least=1
+        None,
+        check=_check_count("checkpoint_every"),
+        help="Save a checkpoint after so many steps too, within an epoch.",
+        kind=int,
+        least=1,
     )
     step_timeout: float | None = option(
         None,
         check=_check_seconds,
-        help="Stop the run, its state saved, when a step takes longer; by default never.",
+        help="Stop the run, with its state saved, if a step takes longer.",
+        shown_default="no limit",
         metavar="SECONDS",
         kind=float,
     )
     keep_checkpoints: int = option(
-        1, check=_check_count("keep_checkpoints"), help="How many checkpoints to keep; 1: the latest.", kind=int, least=1
+        1, check=_check_count("keep_checkpoints"), help="Number of checkpoints to keep; 1 is the latest.", kind=int, least=1
     )
     journal: bool = option(
         False,
-        help="Save, of embedding tables that are updated by rows, the rows that changed since the checkpoint before.",
+        help="Save only the changed rows of embedding tables that are updated by rows.",
         kind=bool,
     )
     tables: str | Path | None = option(
-        None, help="A folder for embedding tables that are updated by rows, in files mapped into memory.", kind=Path
+        None, help="Folder for embedding tables that are updated by rows, as files mapped into memory.", kind=Path
     )
-    best_metric: str | None = option(None, help="What decides the best epoch; by default the first metric.")
+    best_metric: str | None = option(None, help="Metric that decides the best epoch.", shown_default="the first metric")
 
     def run_options(self) -> dict[str, Any]:
         """Return these options by name, as ``Trainer`` takes them."""

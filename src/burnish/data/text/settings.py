@@ -48,30 +48,41 @@ class Text:
     tokenizer: Any = option(
         None,
         compare=False,
-        help="A tokenizer.json of Hugging Face, which makes tokens of texts; by default the one in the folder of a run.",
+        help="Tokenizer of texts: a tokenizer.json of Hugging Face.",
+        shown_default="that of the run",
         metavar="FILE",
         kind=Path,
     )
     task: str | None = option(
-        None, help="What is learned of texts: label, their labels; masked, tokens that are masked; causal, the next token."
+        None,
+        help="Task for texts: label, masked (masked tokens) or causal (the next token).",
+        shown_default="as the model was trained, else label",
     )
     length: int | None = option(
         None,
-        help="Tokens that a text has at most; by default what the model says, else 512.",
+        help="Longest text in tokens.",
+        shown_default="as the model says, else 512",
         spelled="--max-tokens",
         kind=int,
         least=2,
     )
     buckets: Sequence[int] | None = option(
         None,
-        help="The lengths that batches are padded to, such as 32,64,128; by default powers of two.",
+        help="Lengths that batches are padded to, such as 32,64,128.",
+        shown_default="powers of two",
         metavar="LENGTHS",
         read=_read_buckets,
     )
-    too_long: str = option("cut", help="What becomes of a longer text: cut, which counts it, or error.")
-    joined: bool = option(False, help="Let texts follow each other, and cut them into pieces of one length.", kind=bool)
-    masked_share: float = option(0.15, help="Of the tokens, for the task masked.", kind=float)
-    column: str | None = option(None, help="Column of a table that holds the texts.", metavar="NAME", spelled="--text-column")
+    too_long: str = option("cut", help="Treatment of a longer text: cut (the number is printed), or error.", metavar="WAY")
+    joined: bool = option(False, help="Join texts, and cut them into pieces of one length.", kind=bool)
+    masked_share: float = option(0.15, help="Share of tokens that the task masked hides.", kind=float)
+    column: str | None = option(
+        None,
+        help="Column of a table that holds the texts.",
+        shown_default="text, sentence, document or content",
+        metavar="NAME",
+        spelled="--text-column",
+    )
 
     def __post_init__(self) -> None:
         if self.task not in (None, *TASKS):
