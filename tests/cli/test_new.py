@@ -15,6 +15,7 @@ from burnish.models import create
         ("cnn", "3x64x64", "x [batch, 3, 64, 64] to logits [batch, 3]"),
         ("resnet", "1x8x8", "x [batch, 1, 8, 8] to logits [batch, 3]"),
         ("unet", "3x16x16", "x [batch, 3, 16, 16] to logits [batch, 3, 16, 16]"),
+        ("ssd", "3x16x16", "x [batch, 3, 16, 16] to boxes [batch, 80, 4], scores [batch, 80, 4]"),
         ("transformer", "8", "input_ids [batch, tokens], attention_mask [batch, tokens] to logits [batch, 3]"),
         ("lstm", "5x2", "x [batch, 5, 2] to logits [batch, 3]"),
     ],
@@ -30,7 +31,7 @@ def test_each_family_is_written(run, folder, name, shape, line):
     assert [value.name for value in written.graph.input] == [value.name for value in created.graph.input]
     assert line in printed
     assert f"models/first.onnx: {name}, " in printed
-    assert "next: burnish train models/first.onnx --data " in printed
+    assert "next: burnish finetune models/first.onnx --data " in printed
 
 
 def test_running_statistics_are_no_parameters(run, folder):
@@ -57,7 +58,11 @@ def test_a_file_is_not_overwritten_unasked(run, folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("mpl", "--classes", "3", "--input", "4"), 1, "name must be 'mlp', 'cnn', 'resnet', 'unet', 'transformer' or 'lstm'"),
+        (
+            ("mpl", "--classes", "3", "--input", "4"),
+            1,
+            "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer' or 'lstm'",
+        ),
         (("cnn", "--classes", "0", "--input", "1x8x8"), 2, "--classes"),
         (("cnn", "--classes", "3", "--input", "1,8,8"), 2, "--input 1,8,8: give whole numbers with x between, such as 3x64x64"),
         (("cnn", "--classes", "3", "--input", "1x-8x8"), 2, "--input 1x-8x8: give whole numbers with x between"),

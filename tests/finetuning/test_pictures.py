@@ -123,6 +123,16 @@ def test_scores_of_an_ssd_are_taken_apart_by_the_new_number():
     assert (scores.shape, boxes.shape) == ((2, 160, 3), (2, 160, 4))
 
 
+def test_a_file_that_names_its_loss_is_tuned_by_it(shapes):
+    created = burnish.models.create("ssd", classes=5, input_shape=(3, 32, 32))
+    prepared, _ = transfer(created, shapes)
+    assert (prepared.task.outputs, prepared.task.loss.name, prepared.task.others) == (("boxes", "scores"), "ssd", 1)
+    assert prepared.task.loss.grids == ((8, 8), (4, 4))
+    other = burnish.losses.ssd(grids=[[8, 8], [4, 4]], scales=[0.1, 0.3, 0.6], ratios=[[2], [2]])
+    asked, _ = transfer(created, shapes, FinetuneOptions(loss=other))
+    assert asked.task.loss.scales == (0.1, 0.3, 0.6)
+
+
 def test_a_layer_that_gives_boxes_too_is_not_drawn_anew():
     model = load(exported_yolo())
     joined = next(node for node in model.graph if node.op_type == "Concat").outputs[0]

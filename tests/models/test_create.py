@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 import burnish
 from burnish.errors import ConfigurationError
 from burnish.models import create
+from burnish.program import Role
 
 CLASSES, SAMPLES = 3, 24
 SHAPES = {"mlp": (4, 2), "cnn": (1, 6, 5), "resnet": (3, 8, 8), "unet": (1, 16, 8), "transformer": (6,), "lstm": (5, 2)}
@@ -98,13 +100,33 @@ def test_a_small_image_is_pooled_as_far_as_it_goes():
     assert logits.shape == (2, 2)
 
 
+def test_the_detector_learns_by_the_loss_that_its_metadata_name(tmp_path):
+    created = create("ssd", classes=CLASSES, input_shape=(3, 16, 24), seed=1)
+    onnx.checker.check_model(created, full_check=True)
+    assert [value.type.tensor_type.shape.dim[0].dim_param for value in created.graph.output] == ["batch", "batch"]
+    recorded = json.loads(next(entry.value for entry in created.metadata_props if entry.key == "burnish.objective"))
+    assert (recorded["outputs"], recorded["loss"]["grids"]) == (["boxes", "scores"], [[4, 6], [2, 3]])
+    program = burnish.compile(created, loss=recorded["loss"], outputs=["boxes", "scores"], optimizer=burnish.optim.adam(lr=0.01))
+    rng = np.random.default_rng(0)
+    boxes = np.array([[0.1, 0.1, 0.5, 0.6], [0.5, 0.4, 0.9, 0.9]], np.float32)[np.arange(8) % 2][:, None]
+    batch = {"x": rng.random((8, 3, 16, 24), np.float32), "boxes": boxes, "labels": np.arange(8)[:, None] % 2}
+    names = {entry.name: entry.name.rpartition("/")[2] for entry in program.signature["step"].inputs_of(Role.LABEL)}
+    session = burnish.Session(program, threads=1)
+    losses = [session.step({"x": batch["x"], **{name: batch[short] for name, short in names.items()}})["loss"] for _ in range(12)]
+    assert losses[-1] < 0.7 * losses[0]
+    session.export(tmp_path / "tuned.onnx")
+    tuned = onnxruntime.InferenceSession(tmp_path / "tuned.onnx", providers=["CPUExecutionProvider"])
+    shapes = [array.shape for array in tuned.run(["boxes", "scores"], {"x": batch["x"]})]
+    assert shapes == [(8, 4 * 30, 4), (8, 4 * 30, 1 + CLASSES)]
+
+
 IMAGE = (3, 16, 16)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet50", {}, "name must be 'mlp', 'cnn', 'resnet', 'unet', 'transformer' or 'lstm', not 'resnet50'"),
+        ("resnet50", {}, "name must be 'mlp', 'cnn', 'resnet', 'unet', 'ssd', 'transformer' or 'lstm', not 'resnet50'"),
         ("cnn", {"classes": 0}, "cnn: classes must be a whole number from 1 to 1,048,576, not 0"),
         ("cnn", {"classes": 2.5}, "cnn: classes must be a whole number from 1 to 1,048,576, not 2.5"),
         ("cnn", {"classes": 2**40}, "cnn: classes must be a whole number from 1 to 1,048,576"),
@@ -113,6 +135,7 @@ IMAGE = (3, 16, 16)
         ("cnn", {"input_shape": 64}, r"cnn: input_shape=64 is not the shape of a sample; give \(channels, height, width\)"),
         ("resnet", {"input_shape": (3, 0, 8)}, "height in input_shape must be a whole number from 1 to 1,048,576, not 0"),
         ("unet", {"input_shape": (3, 60, 64)}, "the height 60 is no multiple of 8, as it is halved 3 times; give 64"),
+        ("ssd", {"input_shape": (3, 64, 60)}, "the width 60 is no multiple of 8, as it is halved 3 times; give 64"),
         ("mlp", {"input_shape": ()}, r"mlp: input_shape=\(\) has 0 dimensions; give \(features,\)"),
         ("mlp", {"input_shape": 4}, r"mlp: input_shape=4 is not the shape of a sample; give \(features,\)"),
         ("mlp", {"input_shape": (3, 4000, 4000)}, "mlp: input_shape must be of at most 1,048,576 values"),

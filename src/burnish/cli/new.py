@@ -21,14 +21,17 @@ DATA = {
     "cnn": "FOLDER",
     "resnet": "FOLDER",
     "unet": "FOLDER",
-    "transformer": "texts.csv --tokenizer tokenizer.json --optimizer adamw",
-    "lstm": "data.npz --optimizer adam",
+    "ssd": "FOLDER",
+    "transformer": "texts.csv --tokenizer tokenizer.json",
+    "lstm": "data.npz",
 }
-"""For each family the rest of a command that trains it. SGD, the default, is slow for the last two."""
+"""Data for each family, as the command that trains it takes them."""
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mlp, cnn, resnet, unet, transformer or lstm.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="mlp, cnn, resnet, unet, ssd, transformer or lstm.", show_default=False)
+    ],
     classes: Annotated[int, typer.Option("--classes", min=1, help="Number of classes.", show_default=False)],
     shape: Annotated[
         str,
@@ -70,7 +73,7 @@ def new(
     inputs, outputs = (", ".join(map(_shaped, values)) for values in (model.graph.input, model.graph.output))
     console = output()
     console.print(f"{path}: {name}, {counted(count, 'parameter')}, from {inputs} to {outputs}")
-    console.print(f"next: burnish train {path} --data {DATA[name]}")
+    console.print(f"next: burnish finetune {path} --data {DATA[name]}")
 
 
 def _shaped(value: onnx.ValueInfoProto) -> str:

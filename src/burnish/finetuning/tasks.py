@@ -19,10 +19,12 @@ from burnish.data.batches import is_batches
 from burnish.data.formats import format_of
 from burnish.data.image.augmentation import read_augmentation
 from burnish.errors import ConfigurationError, DataError
+from burnish.files.metadata import read_objective
 from burnish.finetuning.detectors import find_detector
 from burnish.graph import FLOATING
 from burnish.losses.base import SIGMOID
 from burnish.losses.ctc import ConnectionistTemporalClassification
+from burnish.losses.detection import DetectionLoss
 from burnish.surgery import Head, find_head, replace_head
 from burnish.surgery.class_layers import ClassLayers, class_layers, replace_class_layers
 from burnish.surgery.linear_sources import linear_sources
@@ -260,6 +262,8 @@ def asks_yes_or_no(loss: losses.Loss) -> bool:
 
 def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.LossLike | None) -> Task:
     named = [output] if isinstance(output, str) else output
+    if loss is None and named is None:
+        named, loss = _recorded_detector(model)
     found = find_detector(model, named, loss)
     scores = class_layers(found.scores, found.score_count)
     shared = {node for node in scores.nodes if node in _layers_of(found.boxes)}
@@ -270,6 +274,16 @@ def _objects(model: ir.Model, output: str | Sequence[str] | None, loss: losses.L
         )
     read, metrics = (found.outputs, found.loss), METRICS["objects"]
     return Task("objects", scores, *read, metrics, found.background, found.is_yes_or_no, doubt=found.doubt)
+
+
+def _recorded_detector(model: ir.Model) -> tuple[list[str] | None, losses.Loss | None]:
+    """Return the outputs and the loss that a file of burnish's names for objects; None for each if it names none."""
+    recorded = read_objective(model.metadata_props)
+    loss = losses.get(recorded["loss"]) if recorded else None
+    names = {value.name for node in model.graph for value in node.outputs}
+    if not isinstance(loss, DetectionLoss) or not names.issuperset(recorded["outputs"]):
+        return None, None
+    return recorded["outputs"], loss
 
 
 def _layers_of(value: ir.Value) -> list[ir.Node]:

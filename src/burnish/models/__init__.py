@@ -11,6 +11,7 @@ from burnish.models.gpt2 import gpt2
 from burnish.models.lstm import lstm
 from burnish.models.mlp import mlp
 from burnish.models.residual import residual_network
+from burnish.models.ssd import ssd
 from burnish.models.unet import unet
 
-__all__ = ["bert", "cnn", "create", "dlrm", "gpt2", "lstm", "mlp", "residual_network", "unet"]
+__all__ = ["bert", "cnn", "create", "dlrm", "gpt2", "lstm", "mlp", "residual_network", "ssd", "unet"]

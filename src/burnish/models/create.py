@@ -14,14 +14,22 @@ from burnish.models.layers import check_extents, check_input_shape
 from burnish.models.lstm import lstm
 from burnish.models.mlp import mlp
 from burnish.models.residual import residual_network
+from burnish.models.ssd import ssd
 from burnish.models.unet import unet
 from burnish.validation import check_choice, check_count
 
 VOCABULARY = 30522
 """Tokens of BERT's tokenizer."""
 TRANSFORMER = "transformer"
-BUILDERS: dict[str, Callable[..., ir.Model]] = {"mlp": mlp, "cnn": cnn, "resnet": residual_network, "unet": unet, "lstm": lstm}
-NAMES = ("mlp", "cnn", "resnet", "unet", TRANSFORMER, "lstm")
+BUILDERS: dict[str, Callable[..., ir.Model]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet": residual_network,
+    "unet": unet,
+    "ssd": ssd,
+    "lstm": lstm,
+}
+NAMES = ("mlp", "cnn", "resnet", "unet", "ssd", TRANSFORMER, "lstm")
 
 
 def create(
@@ -29,11 +37,12 @@ def create(
 ) -> onnx.ModelProto:
     """Return a small model with initial weights, ready to be trained.
 
-    | name | `input_shape` | input | output `logits` |
+    | name | `input_shape` | input | output, `logits` if not named |
     |---|---|---|---|
     | `mlp` | `(features,)`; more dimensions are flattened | `x` | `[batch, classes]` |
     | `cnn`, `resnet` | `(channels, height, width)` | `x` | `[batch, classes]` |
     | `unet` | `(channels, height, width)`, multiples of 8 | `x` | `[batch, classes, height, width]` |
+    | `ssd`, a detector | `(channels, height, width)`, multiples of 8 | `x` | `boxes`, `scores` of the loss `ssd` |
     | `transformer` | `(length,)`, the longest text in tokens | `input_ids`, `attention_mask` | `[batch, classes]` |
     | `lstm` | `(length, features)` | `x` | `[batch, classes]` |
 

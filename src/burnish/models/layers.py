@@ -35,6 +35,17 @@ def check_input_shape(model: str, input_shape: Sequence[int], *axes: str) -> Non
     check_extents(model, **{f"{axis} in input_shape": extent for axis, extent in zip(axes, input_shape, strict=True)})
 
 
+def check_halvings(model: str, input_shape: Sequence[int], times: int) -> None:
+    """Raise ConfigurationError for an image whose height or width cannot be halved so many times."""
+    step = 2**times
+    for side, extent in zip(("height", "width"), input_shape[1:], strict=True):
+        if extent % step:
+            raise ConfigurationError(
+                f"{model}: input_shape={tuple(input_shape)}: the {side} {extent} is no multiple of {step}, as it is halved "
+                f"{times} times; give {-(-extent // step) * step}"
+            )
+
+
 class Layers:
     """Emits layers and registers their weights as initializers, drawn in the order of emission.
 
@@ -108,10 +119,14 @@ class Layers:
         pooled = self.builder.op("Flatten", self.builder.op("GlobalAveragePool", x), axis=1)
         return self.dense("classifier", pooled, channels, classes)
 
-    def model(self, logits: Tensor, *extents: int | str) -> ir.Model:
-        """Return the model that gives ``logits`` of these extents for each sample."""
-        logits.value.name = "logits"
-        logits.value.shape = ir.Shape([BATCH, *extents])
-        self.graph.outputs.append(logits.value)
+    def output(self, name: str, tensor: Tensor, *extents: int | str) -> None:
+        """Add an output of samples with these extents."""
+        tensor.value.name = name
+        tensor.value.shape = ir.Shape([BATCH, *extents])
+        self.graph.outputs.append(tensor.value)
+
+    def model(self, logits: Tensor, *extents: int | str, name: str = "logits") -> ir.Model:
+        """Return the model whose last output is ``logits``, of these extents for each sample."""
+        self.output(name, logits, *extents)
         version = IR_VERSIONS[self.builder.opset]
         return ir.Model(self.graph, ir_version=version, producer_name="burnish", metadata_props=self.metadata)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from burnish.errors import ConfigurationError
 from burnish.graph import Tensor
-from burnish.models.layers import Layers, check_extents, check_input_shape
+from burnish.models.layers import Layers, check_extents, check_halvings, check_input_shape
 from burnish.validation import check_count
 
 DEPTH = 3
@@ -41,14 +40,8 @@ def unet(input_shape: Sequence[int], classes: int = 2, width: int = 16, seed: in
     check_input_shape("unet", input_shape, "channels", "height", "width")
     check_extents("unet", classes=classes, width=width)
     check_count("unet", 0, seed=seed)
+    check_halvings("unet", input_shape, DEPTH)
     channels, *sides = input_shape
-    step = 2**DEPTH
-    for side, extent in zip(("height", "width"), sides, strict=True):
-        if extent % step:
-            raise ConfigurationError(
-                f"unet: input_shape={tuple(input_shape)}: the {side} {extent} is no multiple of {step}, as it is halved {DEPTH} "
-                f"times; give {-(-extent // step) * step}"
-            )
     network = Layers("unet", seed)
     builder = network.builder
     y = network.input("x", ir.DataType.FLOAT, *input_shape)
