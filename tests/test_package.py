@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.resources
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +33,7 @@ PUBLIC = (
 )
 
 
+LAZY = (burnish.data, burnish.distributed, burnish.finetuning, burnish.training)
 NOT_AT_FIRST = {
     "burnish.autodiff": "compiling differentiates",
     "burnish.cli": "the command alone has it",
@@ -106,8 +111,64 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     assert not hasattr(burnish, "_private")
 
 
-def test_every_public_name_is_listed_by_dir():
-    assert set(burnish.__all__) <= set(dir(burnish))
+def test_dir_lists_what_is_public_and_nothing_else():
+    import burnish.lazy_imports
+    import burnish.torch
+
+    for package in (burnish, *LAZY):
+        assert dir(package) == sorted(package.__all__)
+
+
+def test_type_checkers_see_the_names_of_lazy_packages_and_no_others():
+    """To a type checker a module's ``__getattr__`` has every name, so that it is hidden, and names are imported for it."""
+    for package in (burnish, *LAZY):
+        tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+        branches = {ast.unparse(node.test): node for node in tree.body if isinstance(node, ast.If)}
+        assert branches.keys() == {"TYPE_CHECKING", "not TYPE_CHECKING"}
+        imported = [node for node in branches["TYPE_CHECKING"].body if isinstance(node, ast.ImportFrom)]
+        names = {name.name for node in imported for name in node.names}
+        assert names == set(package.__all__) - {"__version__"}
+
+
+SNIPPET = """\
+import burnish
+import burnish.torch
+from burnish import data, distributed, finetuning, training
+
+reveal_type(burnish.compile("model.onnx"))
+reveal_type(burnish.Session(burnish.compile("model.onnx")).step_count)
+reveal_type(burnish.data.open_dataset("data.npz", data.DataSpec.by(burnish.compile("model.onnx"))))
+reveal_type(distributed.join())
+reveal_type(burnish.optim.sgd(lr=0.1))
+burnish.nonexistent
+burnish.sessions
+data.nonexistent
+distributed.nonexistent
+finetuning.nonexistent
+training.nonexistent
+burnish.Session(burnish.compile("model.onnx"), thread=1)
+"""
+
+
+@pytest.mark.slow
+def test_mypy_finds_a_name_that_is_not_there_and_the_types_of_those_that_are(tmp_path):
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), str(snippet)]
+    source = str(Path(burnish.__file__).resolve().parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "MYPYPATH": source})
+    found = re.findall(r'snippet\.py:(\d+): (?:error|note): (?:Revealed type is "([\w.]+)"|(.*)  \[)', done.stdout)
+    assert [(int(line), kind or problem) for line, kind, problem in found] == [
+        (5, "burnish.program.program.Program"),
+        (6, "int"),
+        (7, "burnish.data.dataset.Dataset"),
+        (8, "burnish.distributed.connection.process_group.ProcessGroup"),
+        (9, "burnish.optim.sgd.SGD"),
+        (10, 'Module has no attribute "nonexistent"'),
+        (11, 'Module has no attribute "sessions"; maybe "Session"?'),
+        *((line, 'Module has no attribute "nonexistent"') for line in (12, 13, 14, 15)),
+        (16, 'Unexpected keyword argument "thread" for "Session"; did you mean "threads"?'),
+    ], done.stdout
 
 
 def test_compiling_and_training_imports_no_optional_package():

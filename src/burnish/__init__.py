@@ -10,7 +10,21 @@ from burnish.lazy_imports import exports
 from burnish.version import __version__
 
 if TYPE_CHECKING:
-    from burnish import comparison, engines, errors, losses, metrics, models, norms, optim, surgery
+    from burnish import (
+        comparison,
+        data,
+        distributed,
+        engines,
+        errors,
+        federated,
+        losses,
+        metrics,
+        models,
+        norms,
+        optim,
+        surgery,
+        training,
+    )
     from burnish.compiler.compile import compile
     from burnish.compiler.gradient import grad
     from burnish.compiler.lower_training_operators import lower
@@ -30,8 +44,11 @@ __all__ = [
     "__version__",
     "comparison",
     "compile",
+    "data",
+    "distributed",
     "engines",
     "errors",
+    "federated",
     "finetune",
     "grad",
     "load",
@@ -42,19 +59,21 @@ __all__ = [
     "norms",
     "optim",
     "surgery",
+    "training",
 ]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "compiler.compile": "compile",
-        "compiler.gradient": "grad",
-        "compiler.lower_training_operators": "lower",
-        "distributed": "DataParallel",
-        "importer": "load",
-        "rewriting.precision": "MixedPrecision",
-        "program": "Program",
-        "training": "Session Trainer",
-        "finetuning": "finetune",
-    },
-)
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "compiler.compile": "compile",
+            "compiler.gradient": "grad",
+            "compiler.lower_training_operators": "lower",
+            "distributed": "DataParallel",
+            "importer": "load",
+            "rewriting.precision": "MixedPrecision",
+            "program": "Program",
+            "training": "Session Trainer",
+            "finetuning": "finetune",
+        },
+    )

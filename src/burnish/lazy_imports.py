@@ -9,8 +9,9 @@ from typing import Any
 
 
 def exports(package: str, defined_in: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562). They find its modules too.
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562): the one finds its modules too, the other lists ``__all__``.
 
+    Assign them under ``if not TYPE_CHECKING``: to a type checker a package with ``__getattr__`` has every name.
     A name must differ from every module of the package: importing a module sets the attribute of its name.
 
     Args:
@@ -24,7 +25,7 @@ def exports(package: str, defined_in: Mapping[str, str]) -> tuple[Callable[[str]
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *sys.modules[package].__all__})
+    return get, lambda: sorted(sys.modules[package].__all__)
 
 
 def _module(package: str, name: str) -> Any:

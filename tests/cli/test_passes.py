@@ -44,7 +44,7 @@ def test_what_each_pass_did_to_a_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        ("--stage", "there is no stage 'x'\n  choose among READ,"),
+        ("--stage", "there is no stage 'x';\n  choose among READ,"),
         ("--engine", "there are no stages of 'x'; choose among onnxruntime,"),
     ],
 )

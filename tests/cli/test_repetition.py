@@ -18,6 +18,7 @@ from burnish.cli.application import app
 from burnish.cli.repetition import _toml, train_with_seeds
 from burnish.cli.train_options import Course, Results
 from burnish.errors import CheckpointError
+from burnish.installing import install_command
 from burnish.models import residual_network
 from burnish.training import run_folder
 from burnish.training.run_files import exported_figures
@@ -204,7 +205,7 @@ def test_a_logger_that_cannot_log_is_named_before_anything_is_read(run, monkeypa
     monkeypatch.setitem(sys.modules, "mlflow", None)
     for command in ("train", "finetune"):
         refused = run(command, "missing.onnx", "--data", "missing.npz", "--log", "mlflow", code=1)
-        assert "MLflow is not installed: pip install mlflow-skinny" in refused.output
+        assert f"MLflow is not installed: {install_command('mlflow')}" in refused.output
 
 
 @pytest.mark.slow

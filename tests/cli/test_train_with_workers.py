@@ -17,6 +17,7 @@ import pytest
 import burnish
 from burnish.cli import launch
 from burnish.cli.train import Exchange, join_workers
+from burnish.installing import install_command
 from oracles.combinations import spread
 
 COMMAND = (sys.executable, "-m", "burnish")
@@ -329,7 +330,7 @@ def test_what_every_worker_would_refuse_is_refused_once_before_they_start(run, d
 def test_without_pytorch_workers_are_refused_with_what_to_install(run, data, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     result = run(*arguments("run", "--workers", "2"), code=1)
-    assert 'PyTorch is not installed: pip install "torch>=2.13", or train with one worker' in result.stderr
+    assert f"PyTorch is not installed: {install_command('torch')}, or train with one worker" in result.stderr
     assert not (data / "run").exists()
 
 

@@ -21,6 +21,7 @@ from burnish.data.csv import read_csv
 from burnish.data.model_metadata import DataDescription
 from burnish.data.unlabelled import open_samples
 from burnish.errors import DataError
+from burnish.installing import install_command
 from specs.program_inputs import class_entry, classification, data_entry, value_entry
 
 
@@ -47,7 +48,9 @@ def test_digits_are_split_once_and_for_all():
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r'digits: .*scikit-learn, which is not installed; pip install "scikit-learn>=1.5"'):
+    with pytest.raises(
+        DataError, match=rf"digits: .*scikit-learn, which is not installed; {re.escape(install_command('sklearn'))}"
+    ):
         open_dataset("digits", classification(1, 8, 8, classes=10))
 
 
@@ -305,7 +308,7 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     path = tmp_path / "data.parquet"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match='pyarrow, which is not installed; pip install "pyarrow>=16"'):
+    with pytest.raises(DataError, match=rf"pyarrow, which is not installed; {re.escape(install_command('pyarrow'))}"):
         open_dataset(path, classification(2))
 
 
@@ -379,7 +382,7 @@ def test_image_folders_that_do_not_fit(tmp_path):
 
 def test_images_without_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match=r'Pillow, which is not installed; pip install "Pillow>=10\.3"'):
+    with pytest.raises(DataError, match=rf"Pillow, which is not installed; {re.escape(install_command('PIL'))}"):
         open_dataset(tmp_path, classification(3, 6, 4))
 
 

@@ -15,6 +15,7 @@ from burnish.distributed.connection import store
 from burnish.distributed.connection.joining import join
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, WorkerError
+from burnish.installing import install_command
 from oracles.combinations import diagonal, named, spread
 
 
@@ -347,5 +348,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 def test_without_torch_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    with pytest.raises(EngineError, match=r'PyTorch is not installed: pip install "torch>=2\.13", or train with one worker'):
+    with pytest.raises(
+        EngineError, match=rf"PyTorch is not installed: {re.escape(install_command('torch'))}, or train with one worker"
+    ):
         store.torch_distributed()

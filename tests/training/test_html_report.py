@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.application import app
 from burnish.data.preprocessing import Preprocessing
+from burnish.installing import install_command
 from burnish.models import residual_network
 from burnish.training import Session, Trainer, run_folder
 from burnish.training.callbacks import HtmlReport
@@ -239,8 +240,8 @@ def test_without_pillow_a_sentence_takes_the_place_of_pictures(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     page = Page(report_page(contents))
     assert "img" not in page.tags
-    assert "None is shown: pictures of samples need Pillow, of the extra 'report'" in page.text
-    assert 'which is not installed (pip install "Pillow>=10.3")' in page.text
+    assert "None is shown: pictures of samples need Pillow, which is not installed" in page.text
+    assert f"which is not installed ({install_command('PIL')})" in page.text
     assert "said b, is a, which it gives 25.0%sample 2, error 1.5" in page.text.replace("\n", "")
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from burnish.errors import CheckpointError
+from burnish.installing import install_command
 from burnish.training.run_results import MetricsTable, draw_curves
 
 
@@ -77,7 +78,7 @@ def test_curves_of_a_table(tmp_path, monkeypatch):
     assert draw_curves(table.rows, path, ["loss", "accuracy"]) is None
     assert path.read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert 'matplotlib is not installed (pip install "matplotlib>=3.9")' in draw_curves(table.rows, path, ["loss"])
+    assert f"matplotlib is not installed ({install_command('matplotlib')})" in draw_curves(table.rows, path, ["loss"])
 
 
 def test_what_evaluation_has_no_figure_of_has_no_column_of_it(tmp_path):

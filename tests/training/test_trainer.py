@@ -16,6 +16,7 @@ import pytest
 
 from burnish.data import ArrayDataset, Loader
 from burnish.errors import CheckpointError, ConfigurationError, DataError, InputError, NonFiniteLossError
+from burnish.installing import install_command
 from burnish.training import Session, Trainer, TrainingInterrupted, read_checkpoint, run_folder
 from burnish.training.run_position import is_better
 from burnish.training.run_results import draw_curves
@@ -299,7 +300,7 @@ def test_without_matplotlib_a_note_takes_the_place_of_the_curves(tmp_path, monke
     trainer(tmp_path, progress=progress).run()
     assert not (tmp_path / "curves.png").exists()
     assert progress.notes == [
-        "'curves.png' was not drawn, as matplotlib is not installed (pip install \"matplotlib>=3.9\"); "
+        f"'curves.png' was not drawn, as matplotlib is not installed ({install_command('matplotlib')}); "
         "metrics.csv holds the same figures"
     ]
 

@@ -95,10 +95,10 @@ def message_lines(message: str, longest: int = LONGEST_FIRST_LINE) -> list[str]:
 def _first_part(message: str, longest: int) -> tuple[str, str]:
     if (end := _SENTENCE_END.search(message)) is not None and end.start() <= longest:
         return message[: end.start()], message[end.end() :]
-    for mark, kept in ((";", 0), (":", 1), (",", 1), ("", 0)):
-        place = message.rfind(f"{mark} ", 0, longest + 1 - kept)
+    for mark in ("; ", ": ", ", ", " "):
+        place = message.rfind(mark, 0, longest + 1)
         if place > 0:
-            return message[: place + kept], message[place + len(mark) + 1 :]
+            return message[: place + len(mark) - 1], message[place + len(mark) :]
     return message, ""
 
 

@@ -41,20 +41,21 @@ __all__ = [
     "synthetic_clicks",
 ]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "batches": "Batches",
-        "data_spec": "DataSpec",
-        "dataset": "ArrayDataset Dataset EpochDataset",
-        "idx": "read_idx",
-        "image.augmentation": "ImageAugmentation",
-        "loader": "Loader shift_images",
-        "model_metadata": "DataDescription",
-        "preprocessing": "Preprocessing",
-        "random_data": "synthetic_clicks",
-        "sources": "DataSource as_dataset open_dataset",
-        "text.dataset": "TextDataset",
-        "text.settings": "Text",
-    },
-)
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "batches": "Batches",
+            "data_spec": "DataSpec",
+            "dataset": "ArrayDataset Dataset EpochDataset",
+            "idx": "read_idx",
+            "image.augmentation": "ImageAugmentation",
+            "loader": "Loader shift_images",
+            "model_metadata": "DataDescription",
+            "preprocessing": "Preprocessing",
+            "random_data": "synthetic_clicks",
+            "sources": "DataSource as_dataset open_dataset",
+            "text.dataset": "TextDataset",
+            "text.settings": "Text",
+        },
+    )

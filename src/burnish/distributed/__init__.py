@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayCommunicator", "DataParallel", "ProcessGroup", "join", "mpi"]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "connection.communicators": "ArrayCommunicator mpi",
-        "connection.joining": "join",
-        "connection.process_group": "ProcessGroup",
-        "options": "DataParallel",
-    },
-)
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "connection.communicators": "ArrayCommunicator mpi",
+            "connection.joining": "join",
+            "connection.process_group": "ProcessGroup",
+            "options": "DataParallel",
+        },
+    )

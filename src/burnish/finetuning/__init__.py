@@ -14,4 +14,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Finetuned", "finetune"]
 
-__getattr__, __dir__ = exports(__name__, {"tune": "Finetuned finetune"})
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+    __getattr__, __dir__ = exports(__name__, {"tune": "Finetuned finetune"})

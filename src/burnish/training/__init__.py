@@ -32,15 +32,16 @@ __all__ = [
     "write_checkpoint",
 ]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "predictions": "Answer read_answer",
-        "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
-        "profiling": "Profile profile",
-        "run_results": "TrainingInterrupted TrainingResult",
-        "session": "Session",
-        "trained_model": "TrainedModel open_model",
-        "trainer": "Trainer",
-    },
-)
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "predictions": "Answer read_answer",
+            "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
+            "profiling": "Profile profile",
+            "run_results": "TrainingInterrupted TrainingResult",
+            "session": "Session",
+            "trained_model": "TrainedModel open_model",
+            "trainer": "Trainer",
+        },
+    )

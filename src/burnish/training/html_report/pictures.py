@@ -19,7 +19,7 @@ def missing_pillow() -> str | None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        return f"pictures of samples need Pillow, of the extra 'report', which is not installed ({install_command('PIL')})"
+        return f"pictures of samples need Pillow, which is not installed ({install_command('PIL')})"
     return None
 
 
