@@ -66,6 +66,7 @@ def finetune(
     options = FinetuneOptions(
         **vars(tuning.options),
         eval_data=data.eval_data,
+        eval_split=data.split,
         epochs=course.epochs,
         batch_size=course.named_batch_size,
         augment=data.augment,

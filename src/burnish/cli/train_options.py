@@ -14,9 +14,10 @@ from burnish.cli.console import cell, output
 from burnish.cli.option_groups import COMMON, OptionGroup
 from burnish.data.formats import help_text
 from burnish.errors import ConfigurationError
-from burnish.training.trainer_options import RunOptions
+from burnish.training.trainer_options import EvaluationOptions, RunOptions, check_one_evaluation
 
 if TYPE_CHECKING:
+    from burnish.data.splitting import EvalSplit
     from burnish.engines import Engine
     from burnish.training import Trainer
     from burnish.training.callbacks import Callback, HtmlReport
@@ -61,10 +62,11 @@ FoldOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Data(OptionGroup):
+class Data(OptionGroup, EvaluationOptions):
     """What to train and to evaluate on."""
 
     panel: ClassVar = "Data"
+    placed: ClassVar = {"eval_split": "eval_data"}
     data: Annotated[
         str,
         typer.Option(
@@ -105,6 +107,15 @@ class Data(OptionGroup):
             "--data-workers", min=0, help="Processes that read ahead.", show_default="some if images are decoded in every epoch"
         ),
     ] = None
+
+    @property
+    def split(self) -> EvalSplit | None:
+        """What is to be held out of the data; None where nothing is."""
+        return self.eval_split  # type: ignore[return-value]  # as it was checked
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_evaluation(self.eval_data, self.eval_split)
 
 
 @dataclass(frozen=True)

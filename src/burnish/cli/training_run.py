@@ -24,6 +24,7 @@ from burnish.cli.repetition import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
 from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
+from burnish.data.splitting import held_out, parts, read_split
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError
@@ -67,6 +68,8 @@ class TrainingRun:
         adapter_forms: in which adapters are written beside the tuned model; None: as the options of compilation say.
         trial: the model compiled to be tried, with all options but the rate, which a new run goes on with; None: it is compiled.
         otherwise: options that the command names otherwise than the run that goes on was started with.
+        split_seed: of what is held out; None: that of the run.
+        split_folder: of the run that keeps what is held out; None: its own.
 
     Raises:
         ConfigurationError: the folder holds a run, and the options do not say what becomes of it.
@@ -92,6 +95,8 @@ class TrainingRun:
     adapter_forms: Sequence[str] | None = None
     trial: Trial | None = None
     otherwise: Sequence[str] = ()
+    split_seed: int | None = None
+    split_folder: Path | None = None
 
     def __post_init__(self) -> None:
         self.folder = run_folder(self.model, self.results)
@@ -133,7 +138,8 @@ class TrainingRun:
 
     def _train(self) -> TrainingResult | None:
         earlier = on_first(self.group, self._earlier_metadata, "the checkpoint")
-        prepared = on_all(self.group, lambda: self._prepare(earlier), "compile the model and read the data")
+        kept = on_first(self.group, self._kept_split, "what is held out")
+        prepared = on_all(self.group, lambda: self._prepare(earlier, kept), "compile the model and read the data")
         program, train_set, eval_set = prepared
         course = {
             "lr": rate_of(program.options["optimizer"] if self.optimizer is None else self.optimizer.options()),
@@ -252,8 +258,13 @@ class TrainingRun:
             return self.checkpoints.metadata
         return {} if self.start is None else read_checkpoint(self.start).metadata
 
-    def _prepare(self, earlier: Mapping[str, str]) -> tuple[Program, Dataset, Dataset | None]:
-        """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them."""
+    def _kept_split(self) -> dict[str, Any] | None:
+        """Return what the run that goes on holds out; None where it begins, or holds nothing out."""
+        folder = self.split_folder or (self.folder if self.resumes else None)
+        return None if self.data.split is None or folder is None else read_split(folder)
+
+    def _prepare(self, earlier: Mapping[str, str], kept: dict[str, Any] | None) -> tuple[Program, Dataset, Dataset | None]:
+        """Return the program, and the data to train and to evaluate on; ``earlier`` is metadata of them, ``kept`` is held out."""
         with folding_said() if self.is_tuning else nullcontext():
             program, seconds = self._compiled()
         for form in self._adapter_forms:
@@ -267,12 +278,15 @@ class TrainingRun:
         data = self.data
         spec = DataSpec.by(program, earlier)
         train_set, cut = self._opened(program, spec)
+        eval_set = None
+        if data.split is not None:
+            seed = self.course.seed if self.split_seed is None else self.split_seed
+            train_set, eval_set = parts(train_set, held_out(train_set, data.split, seed, spec.label, kept))
         program = self._with_epochs(program, len(train_set))
         described = DataDescription.of(train_set)
         line = f"{data.data}: {counted(len(train_set), 'sample')}"
         if described.classes:
             line += " of 1 class" if len(described.classes) == 1 else f" of {len(described.classes)} classes"
-        eval_set = None
         if data.eval_data is not None:
             eval_set = open_dataset(
                 data.eval_data,
@@ -284,6 +298,8 @@ class TrainingRun:
                 missing=data.missing,
             )
             line += f"; {data.eval_data}: {counted(len(eval_set), 'sample')} to evaluate on"
+        elif eval_set is not None:
+            line += f" to train on, {len(eval_set):,} to evaluate on"
         self._say(line)
         if (line_of_pixels := pixels_line(described, spec, self.pixels)) is not None:
             self._say(line_of_pixels)
@@ -308,7 +324,7 @@ class TrainingRun:
         options: dict[str, Any] = {"label": data.label, "image_size": data.image_size, "missing": data.missing}
 
         def opened(text: Text | None) -> Dataset:
-            return open_dataset(data.data, spec, pixels=self.pixels.settings(), text=text, **options)
+            return open_dataset(data.data, spec, pixels=self.pixels.settings(), text=text, split=data.split, **options)
 
         return within_the_model(program, opened(asked), asked, opened)
 

@@ -21,6 +21,7 @@ from burnish.cli.train_options import Course, Data, Results, Watching, check_ove
 from burnish.cli.training_run import TrainingRun
 from burnish.compiler.options import CompileOptions
 from burnish.data import Dataset, open_dataset
+from burnish.data.splitting import held_out, parts, read_split, split_of
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.files.file_writing import write_text
 from burnish.files.model_file import save_model
@@ -75,6 +76,8 @@ class TuningRun(Run):
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_stages(self.folder)
         save_model(planned.transfer.model, self.folder / START)
+        if (split := split_of(dataset)) is not None:
+            split.write(self.folder)
         choices.write(self.folder)
         trials = [planned.trial(stage) for stage in planned.stages]
         self.trials = [None if trial is None else trial.read_from(self.folder / START) for trial in trials]
@@ -108,6 +111,8 @@ class TuningRun(Run):
             adapter_forms=self.adapter_forms if is_last else (),
             trial=self.trials[number] if number < len(self.trials) else None,
             otherwise=self.context.meta.get(OTHERWISE, ()),
+            split_seed=self.course.seed,
+            split_folder=self.folder,
         )
         result = run.train()
         assert result is not None
@@ -115,12 +120,12 @@ class TuningRun(Run):
 
     def data(self, tuned: Path, is_evaluation: bool) -> Dataset | None:
         options = self.data_options
-        source = options.eval_data if is_evaluation else options.data
+        source = options.data if options.split is not None or not is_evaluation else options.eval_data
         if source is None:
             return None
         opened = open_model(tuned)
         described = opened.described
-        return open_dataset(
+        dataset = open_dataset(
             source,
             opened.to_evaluate,
             label=options.label,
@@ -129,7 +134,13 @@ class TuningRun(Run):
             pixels=self.pixels.settings() if described.preprocessing is None else None,
             text=self.texts.settings_for(tuned, source, described),
             missing=options.missing,
+            split=options.split,
         )
+        if options.split is None:
+            return dataset
+        kept = read_split(self.folder)
+        split = held_out(dataset, options.split, self.course.seed, opened.to_evaluate.label, kept)
+        return parts(dataset, split)[is_evaluation]
 
     def end(self, figures: Mapping[str, Any]) -> None:
         write_text(self.folder / ACCURACIES, json.dumps(figures, indent=1) + "\n")

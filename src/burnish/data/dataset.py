@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from burnish.data.file_rows import file_rows
+from burnish.data.part import Part
 from burnish.data.preprocessing import Preprocessing
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
+
+if TYPE_CHECKING:
+    from burnish.data.model_metadata import DataDescription
+    from burnish.program import Entry
 
 
 @runtime_checkable
@@ -54,6 +59,41 @@ class AugmentedDataset(Dataset, Protocol):
         ...
 
 
+@runtime_checkable
+class DividedDataset(Dataset, Protocol):
+    """A data set that a part can be held out of by class or by groups. The data sets of ``open_dataset`` are such.
+
+    A data set of your own may be one too; of any other a part is held out at random.
+
+    Attributes:
+        groups: the group of each sample, by which the data were opened; None where they were opened without.
+    """
+
+    groups: np.ndarray | None
+
+    @property
+    def divisible(self) -> int:
+        """How many samples there are to divide: of texts that are joined, the texts, and not the pieces."""
+        ...
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each sample, int64 [samples], and what says so, in words; None where samples have no class.
+
+        Args:
+            label: the input that the loss compares with.
+        """
+        ...
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
+        """Return some samples, in this order, as a data set of the same kind.
+
+        Args:
+            indices: their numbers, int64 [n].
+            like: what another part says of itself: what is computed of the data is taken from it, and not of these samples.
+        """
+        ...
+
+
 class ArrayDataset:
     """Samples held in arrays, by input name; the first axis of each is the sample.
 
@@ -64,6 +104,11 @@ class ArrayDataset:
         preprocessing: what was done to the arrays that are pixels; None where none are.
         table: the columns that the arrays were made of, where some hold categories.
         shared: the names of arrays that are the same for all samples: each batch has them whole.
+        groups: the group of each sample, [samples]; None where there are none.
+
+    Attributes:
+        by: what says the classes of the samples, in words.
+        remade: makes the data set of some samples, as ``part`` does, where more is to be done than to take them from the arrays.
 
     Raises:
         DataError: no array, an array without a sample axis, no sample, numbers of samples that differ, Python objects.
@@ -77,6 +122,7 @@ class ArrayDataset:
         preprocessing: Preprocessing | None = None,
         table: TableDescription | None = None,
         shared: Collection[str] = (),
+        groups: np.ndarray | None = None,
     ):
         self.arrays = {name: _of_text(np.asarray(array)) for name, array in arrays.items()}
         self.classes = classes
@@ -84,6 +130,9 @@ class ArrayDataset:
         self.preprocessing = preprocessing
         self.table = table
         self.shared = frozenset(shared)
+        self.groups = groups
+        self.by = "class"
+        self.remade: Callable[[np.ndarray, DataDescription | None], ArrayDataset] | None = None
         if not self.arrays:
             raise DataError("the data set has no array; give one per input, such as {'x': x, 'labels': labels}")
         for name, array in self.arrays.items():
@@ -101,6 +150,8 @@ class ArrayDataset:
                 "axis 0"
             )
         self._length = next(iter(lengths.values()))
+        if groups is not None and len(groups) != self._length:
+            raise DataError(f"the groups are those of {len(groups)} samples, and there are {self._length}; each needs one")
         if self._length == 0:
             raise DataError("the data set is empty: its arrays have 0 samples")
         mapped = {name: file_rows(array) for name, array in self.arrays.items() if name not in self.shared}
@@ -118,6 +169,53 @@ class ArrayDataset:
         return {
             name: array if name in self.shared else self._files.get(name, array)[indices] for name, array in self.arrays.items()
         }
+
+    @property
+    def divisible(self) -> int:
+        """How many samples there are."""
+        return len(self)
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each sample, and what says so, in words; None where the labels are no class indices."""
+        labels = None if label is None else self.arrays.get(label.name)
+        if labels is None or label is None or label.dtype.is_floating_point() or labels.dtype.kind not in "biu":
+            return None
+        return (labels.reshape(-1), self.by) if labels.size == len(self) and label.name not in self.shared else None
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
+        """Return some samples, copied; those of a mapped file are read from it when they are asked for."""
+        if self.remade is not None:
+            return self.remade(indices, like)
+        if self._files:
+            return Part(self, indices, like)
+        arrays = {name: array if name in self.shared else array[indices] for name, array in self.arrays.items()}
+        note = self.note if like is None else None
+        return ArrayDataset(arrays, self.classes, note, self.preprocessing, self.table, self.shared)
+
+
+def group_values(column: np.ndarray | None, name: str, source: str, available: str) -> np.ndarray:
+    """Return the values of a column that say which samples belong together, [samples].
+
+    Args:
+        column: the column; None where there is none of this name.
+        name: of the column.
+        source: what to call the data in an error.
+        available: the columns that there are, in words.
+
+    Raises:
+        DataError: there is no such column, or it does not hold one value for each sample.
+    """
+    if column is None:
+        raise DataError(f"{source}: no column '{name}' to take groups from (eval_split); there are {available}")
+    column = _of_text(np.asarray(column))
+    if column.ndim == 2 and column.shape[1] == 1:
+        column = column[:, 0]
+    if column.ndim != 1 or column.dtype.kind not in "biufUS" or (column.dtype.kind == "f" and not np.isfinite(column).all()):
+        raise DataError(
+            f"{source}: the column '{name}' holds {column.dtype}{list(column.shape[1:]) or ''}, and a group (eval_split) is one "
+            "number or text for each sample, none of them missing"
+        )
+    return column
 
 
 def _of_text(array: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burnish.data.dataset import Dataset
     from burnish.data.missing_values import Columns, Missing
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.splitting import EvalSplit
     from burnish.data.text.settings import Text
 
 DIGITS = ("digits", "digits:train", "digits:test")
@@ -36,6 +37,12 @@ class Opening:
     pixels: PixelsLike | None
     text: Text | None
     missing: Missing
+    split: EvalSplit | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The column that says which samples belong together."""
+        return None if self.split is None else self.split.group
 
     @property
     def path(self) -> Path:
@@ -86,13 +93,13 @@ def _open_digits(asked: Opening) -> Dataset:
 def _open_npz(asked: Opening) -> Dataset:
     from burnish.data.numpy_files import open_npz
 
-    return open_npz(asked.path, asked.spec, asked.classes, asked.pixels)
+    return open_npz(asked.path, asked.spec, asked.classes, asked.pixels, asked.group)
 
 
 def _open_npy(asked: Opening) -> Dataset:
     from burnish.data.numpy_files import MappedArrays
 
-    return MappedArrays(asked.path, asked.spec, asked.classes, asked.pixels)
+    return MappedArrays(asked.path, asked.spec, asked.classes, asked.pixels, asked.group)
 
 
 def _open_voc(asked: Opening) -> Dataset:
@@ -152,14 +159,14 @@ def _open_table(asked: Opening) -> Dataset:
     if asked.text is not None:
         return _open_texts(asked)
     columns, notes = read_table(asked.path, asked.missing)
-    return table_dataset(columns, asked.spec, asked.label, str(asked.path), asked.classes, notes)
+    return table_dataset(columns, asked.spec, asked.label, str(asked.path), asked.classes, notes, split=asked.split)
 
 
 def _open_texts(asked: Opening) -> Dataset:
     from burnish.data.text.dataset import TextDataset
 
     assert asked.text is not None
-    return TextDataset(asked.path, asked.text, asked.spec, asked.label, asked.classes)
+    return TextDataset(asked.path, asked.text, asked.spec, asked.label, asked.classes, group=asked.group)
 
 
 FORMATS = (
@@ -273,6 +280,15 @@ def check_text(source: str | Path, form: Format, text: Text | None) -> None:
         raise DataError(f"{source}: texts become tokens by a tokenizer: name one (text=..., --tokenizer tokenizer.json)")
     if text is not None and form.holds not in ("table", "texts"):
         raise DataError(f"{source}: a tokenizer makes tokens of texts, and these data hold none: leave it out")
+
+
+def check_group(source: str | Path, form: Format, group: str | None) -> None:
+    """Raise DataError where groups are asked of data that have no columns."""
+    if group is not None and (form.holds not in ("arrays", "table", "texts") or form.name == "txt"):
+        raise DataError(
+            f"{source}: {form.short} has no columns, and a group is the value of one (eval_split='group:{group}'): give a share, "
+            "such as 0.2, or the part to evaluate on as eval_data (--eval-data)"
+        )
 
 
 def check_pixels(source: str | Path, form: Format, pixels: PixelsLike | None) -> None:

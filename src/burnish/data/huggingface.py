@@ -10,10 +10,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from burnish.data.data_spec import DataSpec
-from burnish.data.dataset import ArrayDataset
+from burnish.data.dataset import ArrayDataset, group_values
 from burnish.data.image.labelled import LabelledImages, check_class_count, label_of_images
 from burnish.data.image.reader import reader_for
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.splitting import EvalSplit
 from burnish.data.table import LABEL_COLUMNS, label_column, table_dataset
 from burnish.errors import DataError
 
@@ -107,7 +108,11 @@ def column_values(source: Any, column: str) -> np.ndarray:
 
 
 def columns_dataset(
-    source: Any, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None
+    source: Any,
+    spec: DataSpec,
+    classes: Sequence[str] | None = None,
+    pixels: PixelsLike | None = None,
+    split: EvalSplit | None = None,
 ) -> ArrayDataset:
     """Make a data set of columns of numbers, text or arrays.
 
@@ -116,24 +121,27 @@ def columns_dataset(
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
         pixels: what is done to arrays of bytes.
+        split: what is to be held out; its column of groups is no feature.
 
     Raises:
         DataError: a missing value, a column of something else, or what does not fit the program.
     """
-    label = class_column(source, source.column_names)
+    group = None if split is None else split.group
+    label = class_column(source, [name for name in source.column_names if name != group])
     columns = {name: column_values(source, name) for name in source.column_names if name != label}
     if label is not None:
         values, names = named_labels(source, label)
         columns = {name: columns[name] if name != label else values for name in source.column_names}
         classes = classes or (spec.class_order(names) if names else None)
-    features = [name for name in columns if name != label_column([*columns], label, "data")]
+    rest = [name for name in columns if name != group]
+    features = [name for name in rest if name != label_column(rest, label, "data")]
     arrays = [name for name in features if columns[name].ndim > 1]
     if arrays and len(spec.data) == 1 and len(features) > 1:
         raise DataError(
             f"data: the columns {', '.join(map(repr, features))} are to fill the model's one input, and '{arrays[0]}' holds "
             f"arrays: leave the others out, data.select_columns(['{arrays[0]}', ...])"
         )
-    return table_dataset(columns, spec, label, "data", classes, pixels=pixels)
+    return table_dataset(columns, spec, label, "data", classes, pixels=pixels, split=split)
 
 
 def _element_type(feature: Any) -> str | None:
@@ -191,6 +199,7 @@ class ColumnImages(LabelledImages):
         source: the data set; ``source[row]`` is a mapping by column.
         column: the column with the images.
         spec, classes, size, pixels: as ``ImageFolder`` takes them.
+        group: the column with the group of each image.
 
     Raises:
         DataError: no column of classes, or what does not fit the program.
@@ -204,10 +213,11 @@ class ColumnImages(LabelledImages):
         classes: Sequence[str] | None = None,
         size: tuple[int, int] | None = None,
         pixels: PixelsLike | None = None,
+        group: str | None = None,
     ):
         label_of_images(spec, "data")
         reader = reader_for(spec, "data", size, pixels)
-        others = [name for name in source.column_names if name != column]
+        others = [name for name in source.column_names if name not in (column, group)]
         told = class_column(source, others)
         label = told or label_column([column, *others], None, "data")
         labels, names = named_labels(source, label)
@@ -229,6 +239,11 @@ class ColumnImages(LabelledImages):
         undecoded = _undecoded(source, column, (getattr(source, "features", None) or {}).get(column))
         pictures = [ColumnPicture(undecoded, column, row) for row in range(len(source))]
         super().__init__(pictures, labels.tolist(), names, spec, reader, "data", [] if told else [guess])
+        self.by = f"'{label}'"
+        if group is not None:
+            available = ", ".join(map(repr, source.column_names))
+            values = column_values(source, group) if group in source.column_names else None
+            self.groups = group_values(values, group, "data", available)
 
 
 def _undecoded(source: Any, column: str, feature: Any) -> Any:

@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from burnish.data.data_spec import DataSpec, fit_data, fit_label, turned_inputs
-from burnish.data.dataset import ArrayDataset
+from burnish.data.dataset import ArrayDataset, Dataset, group_values
 from burnish.data.file_rows import FileRows, file_rows
+from burnish.data.model_metadata import DataDescription
+from burnish.data.part import Part
 from burnish.data.preprocessing import PixelsLike, Preprocessing, takes_bytes
 from burnish.data.table import LABEL_COLUMNS
 from burnish.errors import DataError
+from burnish.program import Entry
 from burnish.untrusted_files import UNREADABLE, memory_excess
 
 ENCRYPTED = 0x1
@@ -31,7 +34,13 @@ DAMAGE = (
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None) -> ArrayDataset:
+def open_npz(
+    path: Path,
+    spec: DataSpec,
+    classes: Sequence[str] | None = None,
+    pixels: PixelsLike | None = None,
+    group: str | None = None,
+) -> ArrayDataset:
     """Read an ``.npz`` file. Nothing in it is unpickled.
 
     The archive holds one array per input under the input's own name; a single data input may be called ``x`` and the
@@ -41,7 +50,9 @@ def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, p
         DataError: not an archive of arrays, a missing array, Python objects, or samples that do not fit the model.
     """
     arrays = read_npz(path)
-    available = _available(arrays)
+    available, groups = _available(arrays), None
+    if group is not None:
+        groups = group_values(arrays.pop(group, None), group, str(path), available)
     chosen, described = _inputs(arrays, path, spec, pixels)
     names: tuple[str, ...] | None = None
     if spec.label is not None:
@@ -56,9 +67,12 @@ def open_npz(path: Path, spec: DataSpec, classes: Sequence[str] | None = None, p
             raise DataError(f"{path}: no array '{label.name}' for the loss; the file has {available}")
         chosen[label.name], _ = fit_label(arrays[label.name], label, str(path))
     try:
-        return ArrayDataset(chosen, names, _note(arrays, spec, path), described, shared=spec.shared(chosen))
+        dataset = ArrayDataset(chosen, names, _note(arrays, spec, path), described, shared=spec.shared(chosen), groups=groups)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    if spec.label is not None:
+        dataset.by = f"'{name}'"
+    return dataset
 
 
 def npz_inputs(
@@ -194,17 +208,26 @@ class MappedArrays:
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
         pixels: what is done to arrays of bytes, as ``open_dataset`` takes it.
+        group: the array with the group of each sample.
 
     Attributes:
         classes: names of the classes, where the labels are names.
         preprocessing: what is done to arrays of bytes; None where there are none.
         note: what a person should know of the arrays.
+        groups: the group of each sample, of the array that ``group`` names; None without.
 
     Raises:
         DataError: an array is missing, damaged, of Python objects or of another length than the others, or does not fit.
     """
 
-    def __init__(self, path: Path, spec: DataSpec, classes: Sequence[str] | None = None, pixels: PixelsLike | None = None):
+    def __init__(
+        self,
+        path: Path,
+        spec: DataSpec,
+        classes: Sequence[str] | None = None,
+        pixels: PixelsLike | None = None,
+        group: str | None = None,
+    ):
         self._source = str(path)
         self._entries = spec.data
         self._paths = {entry.name: _file(path, entry.name, "x", len(spec.data) == 1) for entry in spec.data}
@@ -215,10 +238,12 @@ class MappedArrays:
         if pixels is not None and not bytes_of:
             raise DataError(f"{path}: its numbers are taken as they are; pixels says what is done to bytes (uint8): leave it out")
         self._labels: dict[str, np.ndarray] = {}
+        self._paths_of_labels: dict[str, Path] = {}
         self.classes: tuple[str, ...] | None = None
         for label in (spec.label, *spec.further_labels):
             if label is not None:
-                read = np.array(_open(_file(path, label.name, "y", not spec.further_labels)))
+                file = _file(path, label.name, "y", not spec.further_labels)
+                self._paths_of_labels[label.name], read = file, np.array(_open(file))
                 self._labels[label.name], names = fit_label(read, label, self._source, classes, spec)
                 self.classes = self.classes or names
         self._shared = spec.shared(forms)
@@ -228,6 +253,7 @@ class MappedArrays:
             counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"{path}: its arrays hold {counts} samples; each sample needs one entry in every array")
         self._length = next(iter(lengths.values()))
+        self.groups = None if group is None else _groups(path, group, self._length)
         turned = turned_inputs(forms, spec.data)
         self.note = None if turned is None else f"{path}: {turned}"
         self.batch(np.arange(1))
@@ -250,6 +276,33 @@ class MappedArrays:
             samples = None if entry.name in self._shared else indices
             batch[entry.name] = fit_data(array, entry, str(self._paths[entry.name]), self.preprocessing, samples)
         return {**batch, **{name: labels[indices] for name, labels in self._labels.items()}}
+
+    @property
+    def divisible(self) -> int:
+        """How many samples there are."""
+        return len(self)
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each sample, and what says so, in words; None where the labels are no class indices."""
+        labels = None if label is None else self._labels.get(label.name)
+        if labels is None or label is None or label.dtype.is_floating_point() or labels.size != len(self):
+            return None
+        return labels.reshape(-1), f"'{self._paths_of_labels[label.name].stem}'"
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Dataset:
+        """Return some samples, which are read from the files when they are asked for."""
+        return Part(self, indices, like)
+
+
+def _groups(path: Path, group: str, length: int) -> np.ndarray:
+    """Return the group of each sample of a folder of arrays."""
+    there = ", ".join(f"'{each.stem}'" for each in sorted(path.glob(f"*{SUFFIX}")))
+    file = path / f"{group}{SUFFIX}"
+    known = file.name in {each.name for each in path.glob(f"*{SUFFIX}")}  # nothing outside of the folder is read
+    groups = group_values(np.array(_open(file)) if known else None, group, str(path), there)
+    if len(groups) != length:
+        raise DataError(f"{path}: '{group}' has {len(groups)} entries, and there are {length} samples; each needs one")
+    return groups
 
 
 def _file(path: Path, name: str, short: str, alone: bool) -> Path:

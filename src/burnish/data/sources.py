@@ -10,11 +10,12 @@ import numpy as np
 
 from burnish.data.batches import Batches
 from burnish.data.data_spec import DataSpec, check_held
-from burnish.data.dataset import ArrayDataset, Dataset
-from burnish.data.formats import Opening, check_pixels, check_text, format_of, help_text
+from burnish.data.dataset import ArrayDataset, Dataset, group_values
+from burnish.data.formats import Opening, check_group, check_pixels, check_text, format_of, help_text
 from burnish.data.huggingface import ColumnImages, columns_dataset, image_column, is_columnar, refuse_splits
 from burnish.data.missing_values import Missing, check_missing
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.splitting import EvalSplit
 from burnish.data.text.columns import TOKENS
 from burnish.data.text.dataset import TextDataset
 from burnish.data.text.settings import Text, TextLike, as_text
@@ -36,6 +37,7 @@ def open_dataset(
     pixels: PixelsLike | None = None,
     text: TextLike | None = None,
     missing: Missing = "error",
+    split: EvalSplit | None = None,
 ) -> Dataset:
     """Open data for a program.
 
@@ -52,6 +54,7 @@ def open_dataset(
         text: how texts become tokens: ``Text``, its settings by name, or the path of a ``tokenizer.json``; None for data that
             are no texts.
         missing: what becomes of a row of a table in which a value is missing: ``error``, or ``drop`` leaves it out and counts it.
+        split: what is to be held out of the data (``burnish.data.splitting``); a column or an array of groups is no feature.
 
     Raises:
         DataError: nothing there, an unknown format, damaged data, or data that do not fit the program; or pixels are asked for,
@@ -59,7 +62,7 @@ def open_dataset(
         ConfigurationError: no such pixels, settings of texts, or ``missing``.
     """
     check_missing(missing)
-    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing)
+    asked = Opening(source, spec, label, classes, image_size, pixels, as_text(text), missing, split)
     return read_data(source, _opened, asked)
 
 
@@ -95,6 +98,7 @@ def _opened(asked: Opening) -> Dataset:
     form = format_of(asked.source)
     check_text(asked.source, form, asked.text)
     check_pixels(asked.source, form, asked.pixels)
+    check_group(asked.source, form, asked.group)
     return form.open(asked)
 
 
@@ -104,6 +108,7 @@ def as_dataset(
     classes: Sequence[str] | None = None,
     pixels: PixelsLike | None = None,
     text: Text | None = None,
+    split: EvalSplit | None = None,
 ) -> Dataset:
     """Return a data set as it is, or make one.
 
@@ -112,24 +117,33 @@ def as_dataset(
             as they are; or one of Hugging Face ``datasets``, whose columns are texts (with ``text``), tokens (``input_ids``), or
             features. With ``text`` also ``(texts, labels)``, columns by name, or texts.
         spec: what the program takes.
-        classes, pixels, text: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever ``pixels``.
+        classes, pixels, text, split: as in ``open_dataset``; data sets and arrays by input name are as they are, whatever
+            ``pixels``.
 
     Raises:
         DataError: something else, or what cannot be read or does not fit.
     """
     if isinstance(source, str | Path):
-        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text)
+        return open_dataset(source, spec, classes=classes, pixels=pixels, text=text, split=split)
+    group = None if split is None else split.group
     refuse_splits(source)
     if is_columnar(source):
-        return _of_columns(source, spec, classes, text, pixels)
+        return _of_columns(source, spec, classes, text, pixels, split)
     if text is not None and not isinstance(source, Dataset):
-        return TextDataset(source, text, spec, classes=classes)
+        return TextDataset(source, text, spec, classes=classes, group=group)
     if isinstance(source, Mapping):
         for entry in (*spec.data, spec.label, *spec.further_labels):
             array = None if entry is None else source.get(entry.name)
             if entry is not None and isinstance(array, np.ndarray) and _is_cast(array, entry):
                 check_held(array, entry, "data")
-        return ArrayDataset(source, shared=spec.shared(source))
+        groups = None if group is None else group_values(source.get(group), group, "data", ", ".join(map(repr, source)))
+        arrays = {name: array for name, array in source.items() if name != group}
+        return ArrayDataset(arrays, shared=spec.shared(arrays), groups=groups)
+    if group is not None and isinstance(source, tuple | Dataset) and getattr(source, "groups", None) is None:
+        raise DataError(
+            f"eval_split='group:{group}': data of type {type(source).__name__} have no columns by name: give arrays by input "
+            f"name, with '{group}' among them, or a share, such as 0.2"
+        )
     if isinstance(source, tuple) and len(source) == 2:
         return spec.dataset(np.asarray(source[0]), np.asarray(source[1]), "data", classes, pixels=pixels)
     if isinstance(source, Dataset):
@@ -158,11 +172,17 @@ def _remedy(source: object) -> str:
 
 
 def _of_columns(
-    source: Any, spec: DataSpec, classes: Sequence[str] | None, text: Text | None, pixels: PixelsLike | None
+    source: Any,
+    spec: DataSpec,
+    classes: Sequence[str] | None,
+    text: Text | None,
+    pixels: PixelsLike | None,
+    split: EvalSplit | None,
 ) -> Dataset:
     """Make a data set of one of Hugging Face."""
+    group = None if split is None else split.group
     if text is not None or TOKENS in source.column_names:
-        return TextDataset(source, text or Text(), spec, classes=classes)
+        return TextDataset(source, text or Text(), spec, classes=classes, group=group)
     if (images := image_column(source)) is not None:
-        return ColumnImages(source, images, spec, classes, pixels=pixels)
-    return columns_dataset(source, spec, classes, pixels)
+        return ColumnImages(source, images, spec, classes, pixels=pixels, group=group)
+    return columns_dataset(source, spec, classes, pixels, split)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from burnish.data.data_spec import DataSpec, cast, remedy_of_cast
-from burnish.data.dataset import ArrayDataset
+from burnish.data.dataset import ArrayDataset, group_values
 from burnish.data.missing_values import Columns, alike_but_for_case, marks_among
+from burnish.data.model_metadata import DataDescription
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.splitting import EvalSplit
 from burnish.data.table_coding import TableDescription
 from burnish.errors import DataError
 from burnish.program import Entry
@@ -41,6 +43,7 @@ def table_dataset(
     classes: Sequence[str] | None,
     notes: Sequence[str] = (),
     pixels: PixelsLike | None = None,
+    split: EvalSplit | None = None,
 ) -> ArrayDataset:
     """Make a data set of a table's columns (each [rows]): every column but the label's is a feature.
 
@@ -49,16 +52,36 @@ def table_dataset(
     each takes the column of its name, of text too, and columns that are left over are named in the data set's note; so is a label
     column that was only guessed, as the last.
 
+    What is computed of the columns beside the names of categories and classes is computed again for a part of the data set, of
+    the rows of that part, or is taken over from another part (``ArrayDataset.part``).
+
+    Args:
+        columns: by name, [rows].
+        spec: what the program takes.
+        label: the column with the labels; None for one with a usual name, or the last.
+        source: what to call the data in an error.
+        classes: names of the classes in the order of their indices.
+        notes: what a person should know of the columns.
+        pixels: what is done to arrays of bytes.
+        split: what is to be held out; its column of groups is no feature.
+
     Raises:
         DataError: a feature that is neither a number nor text, no rows, or what does not fit the model.
     """
+    groups, said, named = None, list(notes), source
+    rows = columns.rows if isinstance(columns, Columns) else None
+    group = None if split is None else split.group
+    if group is not None:
+        groups = group_values(columns.get(group), group, source, ", ".join(map(repr, columns)))
+        columns = {name: column for name, column in columns.items() if name != group}
+    if group is not None and group == label:
+        raise DataError(f"{source}: '{group}' is the column with the labels, and cannot say which rows belong together too")
     chosen = label_column(list(columns), label, source)
-    said, named = list(notes), source
     if label is None and chosen.lower() not in LABEL_COLUMNS:
         _check_guessed(columns[chosen], chosen, spec, source)
         said.append(f"no column is called label, y or target; '{chosen}', the last, is taken for the label (--label: another)")
         source = f"{source} (with the last column, '{chosen}', as label)"
-    rows = columns.rows if isinstance(columns, Columns) else [f"row {row}" for row in range(len(columns[chosen]))]
+    rows = [f"row {row}" for row in range(len(columns[chosen]))] if rows is None else rows
     features = Columns({name: column for name, column in columns.items() if name != chosen}, rows)
     if spec.label is not None:
         _check_held(Columns({chosen: columns[chosen]}, rows), {chosen: spec.label}, named)
@@ -73,7 +96,21 @@ def table_dataset(
         names = np.unique(columns[chosen].astype(str)).tolist()
         said += [*alike_but_for_case(names), *marks_among(names)]
     note = f"{named}: {'; '.join(said)}" if said else None
-    return spec.dataset(filled, columns[chosen], source, classes, note, pixels, table)
+    dataset = spec.dataset(filled, columns[chosen], source, classes, note, pixels, table)
+    dataset.by, dataset.groups = f"'{chosen}'", groups
+    if split is None:
+        return dataset
+    trained = dataset.classes if classes is None else classes
+
+    def part(indices: np.ndarray, like: DataDescription | None) -> ArrayDataset:
+        own = Columns({name: column[indices] for name, column in columns.items()}, [rows[index] for index in indices])
+        known = DataDescription(table=None if table is None else table.refitted(own)) if like is None else like
+        made = table_dataset(own, spec.like(known), chosen, named, trained, (), pixels)
+        made.note = note if like is None else None
+        return made
+
+    dataset.remade = part
+    return dataset
 
 
 def _check_guessed(labels: np.ndarray, name: str, spec: DataSpec, source: str) -> None:

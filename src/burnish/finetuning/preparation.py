@@ -16,6 +16,7 @@ from burnish import losses, optim
 from burnish.adapters.graph import read_adapters
 from burnish.compiler.compile import compile
 from burnish.data import DataDescription, Dataset, DataSource, DataSpec, ImageAugmentation, Text, TextDataset
+from burnish.data.splitting import EvalSplit, held_out, parts
 from burnish.data.text.settings import as_text
 from burnish.errors import ConfigurationError, DataError, ObjectiveWarning, UntrainedWeightsWarning
 from burnish.finetuning.normalization import settle_outputs, takes_one_sample, with_normalization
@@ -54,6 +55,7 @@ class Transfer:
         task: what is learned: what the loss reads, the loss, the metrics.
         notes: what was decided, and why, a line each.
         idle: biases that a batch normalization put in after them takes out again; they stay as they are.
+        evaluation: the part of the data that is held out; None where nothing is.
     """
 
     model: ir.Model
@@ -64,6 +66,7 @@ class Transfer:
     notes: tuple[str, ...]
     task: Task
     idle: tuple[str, ...] = ()
+    evaluation: Dataset | None = None
 
     def groups(self, frozen: Collection[str] | None = None) -> dict[str, Any]:
         """Return what the parameters are set to, as ``burnish.optim.groups`` takes it.
@@ -125,7 +128,7 @@ class Transfer:
 
 @garbage_kept()
 def transfer(source: Source, data: DataSource, options: FinetuneOptions = FinetuneOptions()) -> tuple[Transfer, Dataset]:
-    """Return a model made ready for the classes in data, and the data.
+    """Return a model made ready for the classes in data, and the data to train on.
 
     Args:
         source: path, bytes, ``onnx.ModelProto`` or ``onnx_ir.Model``; left as it is.
@@ -152,16 +155,22 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     old, before = task.head, task.classes
     if task.scores not in (None, before):
         model, task = task.replaced(model, task.scores, seed)
-    dataset, spec, cut = _opened(_probe(model, task, batch), data, options.reading)
+    asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
+    dataset, spec, cut = _opened(_probe(model, task, batch), data, {**options.reading, "split": asked})
     names = _class_names(task, dataset, name_of(data))
     occurring = range(len(names)) if names else task.occurring(dataset, spec)
     _check_occurring(task, spec, occurring, name_of(data))
     count, absent = max(occurring, default=-1) + 1, absent_classes(occurring)
+    evaluation, split = None, None
+    if asked is not None:
+        split = held_out(dataset, asked, seed, spec.label)
+        dataset, evaluation = parts(dataset, split)
     if _is_drawn(options.head, task, count, names, spec, name_of(data)):
         model, task = task.replaced(model, count, seed)
     is_new = task.head is not old
     notes = [*_said(task), _said_of_head(task, is_new, before, count, is_of_classes(spec), options.head)]
     notes += [] if absent is None else [absent]
+    notes += [] if split is None else [split.line, *split.notes]
     layer = task.head
     if cut is not None:
         notes.append(cut)
@@ -184,7 +193,7 @@ def transfer(source: Source, data: DataSource, options: FinetuneOptions = Finetu
     layer = task.head_in(model)
     if frozen:
         notes.append(f"frozen: {len(frozen)} weights before {options.freeze_until!r} stay as they are, bit for bit")
-    made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle)
+    made = Transfer(model, layer, is_new, frozen, batch, tuple(notes), task, idle, evaluation)
     if made.largest_scale() > 1:
         rates = f"rates: the new head learns {HEAD_SCALE:g} times as fast as the layers that were trained already"
         made = replace(made, notes=(*notes, rates))

@@ -316,7 +316,7 @@ def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | Non
         source: what ``Trainer`` takes, but for batches as they come.
         spec: what the program takes.
         classes: names of the classes in the order of their indices.
-        options: as ``open_dataset`` takes them; of data in memory ``pixels`` and ``text``.
+        options: as ``open_dataset`` takes them; of data in memory ``pixels``, ``text`` and ``split``.
 
     Raises:
         DataError: what cannot be read or does not fit, or comes as batches.
@@ -333,7 +333,7 @@ def open_source(source: DataSource, spec: DataSpec, classes: Sequence[str] | Non
     named = next((name for name in OF_FILES if options.get(name) not in (None, "error")), None)
     if named is not None:
         raise ConfigurationError(f"{named}: that is for data that are read from files, and these lie in memory: leave it out")
-    return as_dataset(source, spec, classes, options.get("pixels"), options.get("text"))
+    return as_dataset(source, spec, classes, *map(options.get, ("pixels", "text", "split")))
 
 
 def name_of(source: DataSource) -> str:

@@ -296,7 +296,7 @@ class OneFile(Run):
         path = Path(options.output) if number + 1 == len(choices.stages) else self.folder / "float32.onnx"
         if is_whole:
             earlier = self._earlier if quantized is None else ()
-            trainer.session.metadata |= metrics_entry(take_best(trainer, result, options.eval_data is not None, earlier))
+            trainer.session.metadata |= metrics_entry(take_best(trainer, result, options.is_evaluated, earlier))
             trainer.session.export(path, fold_norm=number + 1 == len(choices.stages))
             for form, place in (options.save_adapters or {}).items():
                 trainer.session.export(place, adapters=form)
@@ -309,7 +309,7 @@ class OneFile(Run):
     def _opened(self, program: Program) -> Dataset | None:
         """Data to evaluate on, read as those that are trained on; None where there are none."""
         if self.options.eval_data is None:
-            return None
+            return self.plan.transfer.evaluation
         described = DataDescription.of(self.dataset)
         spec = DataSpec.by(program).like(described)
         return open_source(self.options.eval_data, spec, classes=described.classes, **{**self.options.reading, "pixels": None})

@@ -17,6 +17,7 @@ from burnish.data.image.augmentation import ImageAugmentation, mixing, read_augm
 from burnish.data.image.labelled import DecodedImages
 from burnish.data.loader import Augmentation
 from burnish.data.preprocessing import PixelsLike
+from burnish.data.splitting import EvalSplit, Split, held_out, parts, split_of
 from burnish.data.text.settings import LONGEST, TextDescription
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import ConfigurationError, EngineError, InputError, ObjectiveWarning
@@ -53,6 +54,7 @@ class RunData:
         remarks: what was said of the data since they are read.
         spec: what the program takes.
         cut: a line that says so where texts are longer than the model takes; else None.
+        split: what of the training data is held out for evaluation; None where nothing is.
     """
 
     train: Dataset | Batches
@@ -63,6 +65,7 @@ class RunData:
     remarks: tuple[str, ...] = ()
     spec: DataSpec | None = None
     cut: str | None = None
+    split: Split | None = None
 
     @classmethod
     def open(
@@ -73,8 +76,16 @@ class RunData:
         pixels: PixelsLike | None,
         text: Text | None = None,
         augment: Augmentation | str | ImageAugmentation | None = None,
+        asked: EvalSplit | None = None,
+        seed: int = 0,
+        kept: dict[str, Any] | None = None,
     ) -> RunData:
         """Open both sources, as ``Trainer`` takes them.
+
+        Args:
+            program: what trains.
+            train, evaluation, pixels, text, augment: as ``Trainer`` takes them.
+            asked, seed, kept: what is held out of the training data, as ``burnish.data.splitting.held_out`` takes it.
 
         Raises:
             ConfigurationError: ``augment`` does not fit the data or the loss.
@@ -82,27 +93,38 @@ class RunData:
             InputError: data for evaluation that the program does not take: refused now, and not after an epoch of training.
         """
         spec = DataSpec.by(program)
+        if asked is not None and is_batches(train):
+            raise ConfigurationError(
+                f"eval_split={asked.text()} holds out samples by number, and a stream of batches has none: give batches to "
+                "evaluate on as eval_data, or train on a data set, such as arrays or a folder"
+            )
         if text is None and (is_batches(train) or is_batches(evaluation)):
             return cls._of_batches(program, train, evaluation, spec, pixels=pixels, text=text, augment=augment)
-        train_set, cut = as_dataset(train, spec, pixels=pixels, text=text), None
+        train_set, cut = as_dataset(train, spec, pixels=pixels, text=text, split=asked), None
         if text is not None and not isinstance(train, Dataset):
-            train_set, cut = within_the_model(program, train_set, text, partial(as_dataset, train, spec, None, pixels))
+            opened = partial(as_dataset, train, spec, None, pixels, split=asked)
+            train_set, cut = within_the_model(program, train_set, text, opened)
+        eval_set = None
+        if asked is not None:
+            train_set, eval_set = parts(train_set, held_out(train_set, asked, seed, spec.label, kept))
+        split = split_of(train_set)
         described = DataDescription.of(train_set)
         if program.features is not None and augment is not None:
             raise ConfigurationError(f"augment changes the samples in each epoch{COMPUTED_ONCE}")
         train_set, of_batches, changes = cls.augmented(train_set, augment, spec)
-        if evaluation is None:
-            return cls(_begun(program, train_set, "train"), None, described, of_batches, changes, cut=cut)
-        text = train_set.text if text is not None and isinstance(train_set, TextDataset) else text
-        eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
+        if evaluation is not None:
+            text = train_set.text if text is not None and isinstance(train_set, TextDataset) else text
+            eval_set = as_dataset(evaluation, spec.like(described), classes=described.classes, text=text)
+        if eval_set is None:
+            return cls(_begun(program, train_set, "train"), None, described, of_batches, changes, cut=cut, split=split)
         if program.features is None:
             try:
                 some = np.arange(fixed_batch(program) or 1) % max(1, len(eval_set))
                 check_batch(program.signature["evaluate"], spec.to_model(eval_set.batch(some)), part=True)
             except InputError as error:
-                raise InputError(f"eval_data: {error}") from error
+                raise InputError(f"{'eval_data' if asked is None else 'eval_split'}: {error}") from error
         sets = _begun(program, train_set, "train"), _begun(program, eval_set, "evaluation")
-        return cls(*sets, described, of_batches, changes, cut=cut)
+        return cls(*sets, described, of_batches, changes, cut=cut, split=split)
 
     @classmethod
     def _of_batches(
@@ -203,7 +225,7 @@ class RunData:
         try:
             return samples_left_out(program, len(self.evaluation), batch_size)
         except ConfigurationError as error:
-            raise ConfigurationError(f"eval_data: {error}") from error
+            raise ConfigurationError(f"{'eval_data' if self.split is None else 'eval_split'}: {error}") from error
 
     def fill(self, features: Features, batch_size: int, folder: Path) -> Iterator[str]:
         """Compute the features of data sets that begin at them, where they are not there; give a line for each.
@@ -228,6 +250,7 @@ class RunData:
         """
         notes = [note for data in (self.train, self.evaluation) if (note := getattr(data, "note", None)) is not None]
         notes = notes if self.cut is None else [self.cut, *notes]
+        notes = notes if self.split is None else [self.split.line, *self.split.notes, *notes]
         if isinstance(self.train, Batches):
             return notes
         batch_size = loader.batch_size
@@ -275,7 +298,12 @@ class RunData:
     def course(self) -> dict[str, Any]:
         """Return what of the data a run must find again when it is resumed."""
         preprocessing, text = self.described.preprocessing, self.described.text
-        course = {"samples": len(self.train), "pixels": None if preprocessing is None else preprocessing.text()}
+        asked = None if self.split is None else self.split.asked.text()
+        course = {
+            "eval_split": asked,
+            "samples": len(self.train),
+            "pixels": None if preprocessing is None else preprocessing.text(),
+        }
         if self.changes is not None:
             course["augment"] = self.changes
         return course if text is None else {**course, "text": text.options()}

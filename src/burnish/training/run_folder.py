@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import Dataset
+from burnish.data.splitting import SPLIT, Split
 from burnish.errors import CheckpointError, ConfigurationError, DataError
 from burnish.training.callbacks.base import Callbacks
 from burnish.training.feature_dataset import FeatureDataset
@@ -43,6 +44,7 @@ class RunFolder:
         keep, journal: as ``CheckpointFolder`` takes them.
         callbacks: whose states checkpoints keep.
         data: what the run trains on, which a resumed run has to find unchanged; None where that cannot be asked.
+        split: what of the data is held out, which the folder of a new run keeps; None where nothing is.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RunFolder:
         journal: bool = False,
         callbacks: Callbacks = NO_CALLBACKS,
         data: Dataset | None = None,
+        split: Split | None = None,
     ):
         self.path = path
         self.checkpoints = CheckpointFolder(path / "checkpoints", keep, journal)
@@ -62,6 +65,7 @@ class RunFolder:
         self._drawn = time.monotonic()
         self._callbacks = callbacks
         self._data = data
+        self._split = split
         self._lock: RunLock | None = None
 
     @property
@@ -158,6 +162,10 @@ class RunFolder:
         self._names = [*names, *evaluation_only]
         self._table = MetricsTable(self.path / "metrics.csv", names, last_step, training_only, evaluation_only)
         if last_step is None:
+            if self._split is None:
+                (self.path / SPLIT).unlink(missing_ok=True)
+            else:
+                self._split.write(self.path)
             self.checkpoints.clear()
             with contextlib.suppress(OSError):  # no picture may stop a run
                 (self.path / CURVES).unlink(missing_ok=True)

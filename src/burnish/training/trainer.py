@@ -14,6 +14,7 @@ from typing import Any
 
 from burnish.data import DataSource
 from burnish.data.batches import Batches
+from burnish.data.splitting import EvalSplit, read_split
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import BurnishError, CallbackError, CheckpointError, ConfigurationError, NonFiniteLossError, WorkerError
@@ -53,6 +54,10 @@ class Trainer:
         train_data: a data set, a source of one (``digits``, a path), ``(x, y)``, or arrays by input name; or batches as they
             come: a PyTorch ``DataLoader``, or ``burnish.data.Batches``.
         eval_data: the same, to evaluate on after every epoch.
+        eval_split: hold out a part of ``train_data`` for that instead. A share, such as 0.2, is taken of each class, if the
+            samples have classes. ``"group:COLUMN"`` holds out whole groups of rows with the same value in a column, about a fifth
+            of all rows (``"group:COLUMN:0.3"``: another share). The choice follows from the data, the seed and this option. The
+            folder of the run keeps it as ``split.json``, and a resumed run uses that. Batches as they come cannot be split.
         epochs: how often to go through the training data, in all.
         batch_size: samples in a batch; the last one of an epoch may be smaller, and is left out where the program does not
             take it (``norm="ghost:<size>"``).
@@ -106,7 +111,10 @@ class Trainer:
     def __init__(self, program: Program, train_data: DataSource, options: TrainerOptions):
         step_timeout, parallel, engine = options.step_timeout, options.parallel, options.engine
         self._limit = None if step_timeout is None else TimeLimit(step_timeout)
-        data = RunData.open(program, train_data, options.eval_data, options.pixels, options.text, options.augment)
+        asked: EvalSplit | None = options.eval_split  # type: ignore[assignment]  # as it was checked
+        kept = read_split(Path(options.run_directory)) if asked is not None and options.resume else None
+        told = options.pixels, options.text, options.augment
+        data = RunData.open(program, train_data, options.eval_data, *told, asked, options.seed, kept)
         self.epochs, self.checkpoint_every = options.epochs, options.checkpoint_every
         self.run_directory = Path(options.run_directory)
         if parallel is not None:
@@ -145,7 +153,7 @@ class Trainer:
     def _open_folder(self, course: Mapping[str, Any], keep: int, journal: bool) -> RunFolder:
         kind = RunFolder if self._group.rank == 0 else FollowedFolder
         data = None if isinstance(self._data.train, Batches) else self._data.train
-        return kind(self.run_directory, course, keep, journal, self._callbacks, data)
+        return kind(self.run_directory, course, keep, journal, self._callbacks, data, self._data.split)
 
     def _check_folder(self, may_hold_run: bool) -> None:
         workers.on_first(self._group, self.run_folder.take, "the folder of the run")
@@ -394,6 +402,7 @@ class Trainer:
             "epochs": self.epochs,
             "checkpoint_every": self.checkpoint_every,
             "best_metric": self._watched,
+            "what is held out": None if self._data.split is None else self._data.split.digest,
             "the training data": workers.described(self.loader.dataset),
             "the evaluation data": None if evaluation is None else workers.described(evaluation),
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import ConfigurationError
-from burnish.options import Options, declarations, option
+from burnish.options import Options, declarations, option, same_option
 from burnish.validation import is_number, is_whole
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from burnish.data.image.augmentation import ImageAugmentation
     from burnish.data.loader import Augmentation
     from burnish.data.preprocessing import PixelsLike
+    from burnish.data.splitting import EvalSplit
     from burnish.distributed import DataParallel
     from burnish.engines import Engine
     from burnish.training.callbacks.base import Callback
@@ -56,6 +57,34 @@ def _check_parallel(parallel: Any) -> Any:
 
     DataParallel.check(parallel)
     return parallel
+
+
+def _check_eval_split(asked: Any) -> EvalSplit:
+    from burnish.data.splitting import EvalSplit
+
+    return EvalSplit.read(asked)
+
+
+def check_one_evaluation(eval_data: object, eval_split: object) -> None:
+    """Raise ConfigurationError for data to evaluate on beside a part of the training data."""
+    if eval_data is not None and eval_split is not None:
+        raise ConfigurationError(
+            "eval_data (--eval-data) names data to evaluate on, and eval_split (--eval-split) holds out a part of the training "
+            "data for that: give one of them"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(Options):
+    """What is evaluated on, where there are no data for it alone; ``Trainer`` says what each option is."""
+
+    eval_split: EvalSplit | str | float | None = option(
+        None,
+        check=_check_eval_split,
+        help="Hold out a part of --data to evaluate on after every epoch: a share of each class, such as 0.2, or whole groups of "
+        "rows, such as group:patient or group:patient:0.3; by default nothing.",
+        metavar="SHARE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +146,7 @@ class TrainerOptions(RunOptions):
 
     eval_data: DataSource | None = option(None)
     _: KW_ONLY
+    eval_split: EvalSplit | str | float | None = same_option(EvaluationOptions, "eval_split", help=None)
     run_directory: str | Path = option("runs/latest")
     parameters: str | None = option(None)
     resume: bool = option(False)
@@ -137,3 +167,4 @@ class TrainerOptions(RunOptions):
         super().__post_init__()
         if self.resume and self.overwrite:
             raise ConfigurationError("resume goes on with a run, and overwrite drops it: give one of them")
+        check_one_evaluation(self.eval_data, self.eval_split)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -92,6 +92,9 @@ class MaskImages(AnnotatedImages):
         sides = zip(label.extents[-2:], self.preprocessing.size, strict=True)
         height, width = (extent if isinstance(extent, int) else side for extent, side in sides)
         self._size = height, width
+
+    def _select(self, whole: Self, places: Sequence[int]) -> None:
+        self._masks = [whole._masks[place] for place in places]
 
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
         """Return the labels of each position."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from burnish.data.annotated.images import AnnotatedImages, LeftOut
 from burnish.data.data_spec import DataSpec
 from burnish.data.image.decoding import UnreadableImage, resized_sides, upright_size
 from burnish.data.image.reader import ImageReader
+from burnish.data.model_metadata import DataDescription
 from burnish.errors import DataError
 from burnish.losses.detection import AREAS, BOXES, CROWD, LABELS, PADDING, SIZES
 from burnish.program import Entry
@@ -95,6 +97,30 @@ class ObjectImages(AnnotatedImages):
         self._scenes = usable
         self._places = max((len(scene.labels) for scene in usable), default=0) or 1
         super().__init__([scene.file for scene in usable], reader, source, notes)
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the rarest class in each picture, so that every class stays in the training part; one below all: no object."""
+        counts = self._pictures_with()
+        rarest = [min(scene.labels.tolist(), key=lambda label: (counts[label], label), default=-1) for scene in self._scenes]
+        return np.asarray(rarest, np.int64), "the rarest class in a picture"
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Self:
+        part = super().part(indices, like)
+        gone = np.flatnonzero((part._pictures_with() == 0) & (self._pictures_with() > 0))
+        if like is None and gone.size:
+            raise DataError(
+                f"{self._source}: eval_split would hold out all pictures of the class '{self.classes[gone[0]]}': hold "
+                "out less, take another seed, or give other pictures as eval_data (--eval-data)"
+            )
+        return part
+
+    def _pictures_with(self) -> np.ndarray:
+        """Return in how many pictures each class is, int64 [classes]."""
+        held = [np.unique(scene.labels) for scene in self._scenes]
+        return np.bincount(np.concatenate([*held, np.zeros(0, np.int64)]), minlength=len(self.classes))
+
+    def _select(self, whole: Self, places: Sequence[int]) -> None:
+        self._scenes = [whole._scenes[place] for place in places]
 
     def annotations(self, places: Sequence[int], flipped: np.ndarray) -> dict[str, np.ndarray]:
         """Return labels, boxes, and what else the loss takes."""

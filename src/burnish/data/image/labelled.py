@@ -13,6 +13,7 @@ from burnish.data.data_spec import DataSpec
 from burnish.data.image.augmentation import ImageAugmentation, is_probabilities
 from burnish.data.image.decoding import Picture, UnreadableImage
 from burnish.data.image.reader import ImageReader, some_of
+from burnish.data.model_metadata import DataDescription
 from burnish.errors import DataError
 from burnish.program import Entry
 
@@ -33,6 +34,7 @@ class DecodedImages:
 
     Attributes:
         preprocessing: what is done to an image, with nothing left open.
+        groups: the group of each image; None where there are none.
     """
 
     others = "others"
@@ -43,6 +45,7 @@ class DecodedImages:
         self.preprocessing = reader.preprocessing
         self._unreadable: dict[int, str] = {}
         self._reported: set[int] = set()
+        self.groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -69,6 +72,29 @@ class DecodedImages:
     def read_once(self) -> bool:
         """Return whether images are decoded once and kept: reading ahead is then of no use after the first epoch."""
         return len(self) <= self._reader.cached_images
+
+    @property
+    def divisible(self) -> int:
+        """How many images there are."""
+        return len(self)
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each image, and what says so, in words; None where images have none."""
+        return None
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> Self:
+        """Return some of the images, with what belongs to them."""
+        part = copy.copy(self)
+        places = np.asarray(indices, np.int64).tolist()
+        part._pictures = [self._pictures[place] for place in places]
+        part._unreadable, part._reported, part.groups = {}, set(), None
+        if like is not None:  # the first part says what is known of the whole
+            part._notes, part._source = (), f"{self._source} (held out)"
+        part._select(self, places)
+        return part
+
+    def _select(self, whole: Self, places: Sequence[int]) -> None:
+        """Take over what belongs to the images at these places of another data set of this kind."""
 
     @abstractmethod
     def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
@@ -136,6 +162,8 @@ class LabelledImages(DecodedImages):
     """
 
     others = "others of their classes"
+    by = "class"
+    """What says the classes, in words."""
 
     def __init__(
         self,
@@ -169,6 +197,12 @@ class LabelledImages(DecodedImages):
     def read_once(self) -> bool:
         crops = self.augmentation is not None and self.augmentation.crop is not None
         return not crops and super().read_once
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        return self._classes_of, self.by
+
+    def _select(self, whole: Self, places: Sequence[int]) -> None:
+        self._classes_of = whole._classes_of[places]
 
     def augmented_by(self, augmentation: ImageAugmentation | None) -> Self:
         changed = copy.copy(self)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data import csv, parquet
+from burnish.data.dataset import group_values
 from burnish.data.huggingface import class_column, is_columnar
 from burnish.data.missing_values import column_of_text, refuse_other_digits
 from burnish.data.table import LABEL_COLUMNS
@@ -35,6 +36,8 @@ class Texts:
         source: what to call the data in an error.
         left_out: how many empty texts were left out.
         is_written: whether labels are as a file of texts writes them: numbers are texts too.
+        groups: of each sample; None where no column of them was asked for.
+        label: what the column of the labels is called; None where they are in no column.
     """
 
     texts: Sequence[str] | None
@@ -44,6 +47,8 @@ class Texts:
     source: str
     left_out: int = 0
     is_written: bool = False
+    groups: np.ndarray | None = None
+    label: str | None = None
 
     def read_labels(self, known: Sequence[str] | None) -> np.ndarray | None:
         """Return the labels, as numbers where all of them are: they are class indices then, or values, as those of a table are.
@@ -64,7 +69,9 @@ class Texts:
         return len(rows)
 
 
-def read_texts(source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data") -> Texts:
+def read_texts(
+    source: Any, column: str | None, label: str | None, labelled: bool, name: str = "data", group: str | None = None
+) -> Texts:
     """Read texts.
 
     Args:
@@ -73,18 +80,23 @@ def read_texts(source: Any, column: str | None, label: str | None, labelled: boo
         label: the column with the labels; None for one with a usual name, or the only other one.
         labelled: whether labels are wanted.
         name: what to call data that are no file.
+        group: the column with the group of each text.
 
     Raises:
         DataError: nothing there, an unknown format, no such column, or a value that is no text.
     """
     if isinstance(source, Path) or (isinstance(source, str) and Path(source).suffix.lower() in FILES):
-        return _of_file(Path(source), column, label, labelled)
+        return _of_file(Path(source), column, label, labelled, group)
     if is_columnar(source):
         features = getattr(source, "features", {})
-        label = label or (class_column(source, source.column_names) if labelled else None)
-        return _of_columns({each: source[each] for each in source.column_names}, column, label, labelled, name, features)
+        columns = [each for each in source.column_names if each != group]
+        label = label or (class_column(source, columns) if labelled else None)
+        read = {each: source[each] for each in source.column_names}
+        return _of_columns(read, column, label, labelled, name, features, group=group)
     if isinstance(source, Mapping):
-        return _of_columns(source, column, label, labelled, name)
+        return _of_columns(source, column, label, labelled, name, group=group)
+    if group is not None:
+        group_values(None, group, name, "none: these are texts without columns")
     if isinstance(source, tuple) and len(source) == 2:
         return _made(source[0], np.asarray(source[1]), None, name, labelled)
     if isinstance(source, Iterable) and not isinstance(source, str | bytes):
@@ -96,7 +108,7 @@ def read_texts(source: Any, column: str | None, label: str | None, labelled: boo
     )
 
 
-def _of_file(path: Path, column: str | None, label: str | None, labelled: bool) -> Texts:
+def _of_file(path: Path, column: str | None, label: str | None, labelled: bool, group: str | None) -> Texts:
     kind = FILES.get(path.suffix.lower())
     if not path.is_file() or kind is None:
         raise DataError(f"{path}: {'no such file' if kind else 'no file of texts'}; text is {FORMATS}")
@@ -110,7 +122,7 @@ def _of_file(path: Path, column: str | None, label: str | None, labelled: bool) 
         columns, lines = csv.read_columns(path)
     else:
         columns = parquet.read_columns(path)
-    texts = _of_columns(columns, column, label, labelled, str(path), lines=lines)
+    texts = _of_columns(columns, column, label, labelled, str(path), lines=lines, group=group)
     return replace(texts, is_written=kind == "csv")
 
 
@@ -169,7 +181,14 @@ def _of_columns(
     source: str,
     features: Mapping[str, Any] | None = None,
     lines: Sequence[int] | None = None,
+    group: str | None = None,
 ) -> Texts:
+    if group is not None:
+        values = np.asarray(_whole(columns[group], group, source, lines)) if group in columns else None
+        groups = group_values(values, group, source, ", ".join(map(repr, columns)))
+        rest = {each: held for each, held in columns.items() if each != group}
+        made = _of_columns(rest, column, label, labelled, source, features, lines)
+        return replace(made, groups=groups)
     names = list(columns)
     chosen = label or next((name for name in names if name.lower() in LABEL_COLUMNS), None)
     tokens: list[Tokens] | None = None
@@ -201,7 +220,7 @@ def _of_columns(
             wrong = values[(values < 0) | (values >= len(classes))][0]
             raise DataError(f"{source}: the label {wrong} is none of the {len(classes)} classes; leave these samples out")
         values = np.asarray(classes)[values]
-    return _made(texts, values, tokens, source, labelled, classes=classes)
+    return replace(_made(texts, values, tokens, source, labelled, classes=classes), label=chosen)
 
 
 def _whole(values: Iterable[Any], name: str, source: str, lines: Sequence[int] | None) -> list[Any]:

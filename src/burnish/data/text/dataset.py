@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from burnish.data.data_spec import DataSpec, fit_label
 from burnish.data.missing_values import alike_but_for_case, marks_among
+from burnish.data.model_metadata import DataDescription
 from burnish.data.text.columns import MASK, TOKENS, Texts, read_texts
 from burnish.data.text.settings import Text, TextDescription
 from burnish.data.text.tokenizer import TextTokenizer
@@ -40,6 +42,7 @@ class TextDataset:
         label: the column with the labels.
         classes: names of the classes in the order of their indices.
         name: what to call data that are no file.
+        group: the column with the group of each text.
 
     Attributes:
         text: the settings, with nothing left open.
@@ -48,6 +51,7 @@ class TextDataset:
         cut: how many texts were longer than the model takes, and cut off.
         is_length_known: whether the model says that it takes texts of this length.
         note: what a person should know of the data.
+        groups: the group of each text; None without.
 
     Raises:
         DataError: texts that cannot be read or are too long, a tokenizer that is missing or another than the model was trained
@@ -65,6 +69,7 @@ class TextDataset:
         label: str | None = None,
         classes: Sequence[str] | None = None,
         name: str = "data",
+        group: str | None = None,
     ):
         self._inputs = _inputs_of(spec, name)
         extent = self._inputs[TOKENS].extents[1]
@@ -75,8 +80,10 @@ class TextDataset:
             known is not None and known.length is not None and (text.length or 0) <= known.length
         )
         is_labelled = text.task == "label" and spec.label is not None
-        texts = read_texts(source, text.column, label, is_labelled, name)
-        self._source, self.cut = texts.source, 0
+        texts = read_texts(source, text.column, label, is_labelled, name, group)
+        self._source, self.cut, self.groups = texts.source, 0, texts.groups
+        self._by = "class" if texts.label is None else f"'{texts.label}'"
+        self._texts: np.ndarray | None = None
         tokenizer = None if text.tokenizer is None else TextTokenizer(text.tokenizer, text.length or 0)
         self._tokenizer = tokenizer
         self._check_tokenizer(tokenizer, spec, texts)
@@ -114,6 +121,30 @@ class TextDataset:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def divisible(self) -> int:
+        """How many texts there are: of those that are joined, more or fewer than pieces."""
+        return len(self) if self._texts is None else len(self._texts) - 1
+
+    def sample_classes(self, label: Entry | None) -> tuple[np.ndarray, str] | None:
+        """Return the class of each text, and what says so, in words; None where texts have none."""
+        labels = self._labels
+        return None if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1 else (labels, self._by)
+
+    def part(self, indices: np.ndarray, like: DataDescription | None = None) -> TextDataset:
+        """Return some of the texts; of those that are joined, joined again."""
+        part, places = copy.copy(self), np.asarray(indices, np.int64)
+        part.groups, part._texts = None, None
+        if self._texts is not None:
+            pieces = (self._table.tokens[self._texts[place] : self._texts[place + 1]] for place in places)
+            part._table = part._without_empty(TokenTable(pieces).joined(self.text.length or 0))
+        else:
+            part._table = TokenTable(self._table.text(place) for place in places)
+            part._labels = None if self._labels is None else self._labels[places]
+        part._bucket_of = np.searchsorted(self._buckets, part._table.lengths)
+        part.note = self.note if like is None else None
+        return part
 
     def words(self, index: int) -> str | None:
         """Return a text as the model reads it: what its tokens stand for. None where they come without a tokenizer."""
@@ -180,9 +211,10 @@ class TextDataset:
             self._notes.append(
                 f"of {len(texts):,} texts, {self.cut:,} had more than {self.text.length} tokens, and lost the rest"
             )
-        if self.text.joined:
-            table = table.joined(self.text.length or 0)
-        return self._without_empty(table)
+        if not self.text.joined:
+            return self._without_empty(table)
+        self._texts = table.starts
+        return self._without_empty(table.joined(self.text.length or 0))
 
     def _encoded(self, texts: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Tokens]:
         end = tokenizer.end if self.text.task == "causal" else None
@@ -219,6 +251,8 @@ class TextDataset:
         if not kept:
             raise DataError(f"{self._source}: no text has {least} tokens or more")
         self._notes.append(f"{int(short.sum())} texts with fewer than {least} tokens are left out")
+        if self.groups is not None and not self.text.joined:
+            self.groups = self.groups[~short]
         return TokenTable(kept)
 
     def _check_tokenizer(self, tokenizer: TextTokenizer | None, spec: DataSpec, texts: Texts) -> None:
