@@ -135,7 +135,7 @@ class TextDataset:
     def part(self, indices: np.ndarray, like: DataDescription | None = None) -> TextDataset:
         """Return some of the texts; of those that are joined, joined again."""
         part, places = copy.copy(self), np.asarray(indices, np.int64)
-        part.groups, part._texts = None, None
+        part._tokenizer, part.groups, part._texts = self._tokenizer, None, None  # of a copy the tokenizer is left out
         if self._texts is not None:
             pieces = (self._table.tokens[self._texts[place] : self._texts[place + 1]] for place in places)
             part._table = part._without_empty(TokenTable(pieces).joined(self.text.length or 0))
