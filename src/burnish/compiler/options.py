@@ -317,7 +317,6 @@ class CompileOptions(Options):
         None,
         help="Train only weights of this name or pattern, such as 'classifier.*'; repeatable.",
         shown_default="every weight",
-        is_common=True,
         metavar="PATTERN",
         several=True,
         read=split,

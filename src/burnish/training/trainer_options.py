@@ -81,8 +81,10 @@ class EvaluationOptions(Options):
     eval_split: EvalSplit | str | float | None = option(
         None,
         check=_check_eval_split,
-        help="Hold out a part of --data to evaluate on after every epoch: a share of each class, such as 0.2, or whole groups of "
-        "rows, such as group:patient or group:patient:0.3; by default nothing.",
+        help="Part of --data held out to evaluate on: a share such as 0.2, or whole groups by group:COLUMN.\n\nA share is "
+        "taken of each class. group:patient holds out all rows of some patients, about a fifth of the rows; group:patient:0.3 "
+        "another share.",
+        is_common=True,
         metavar="SHARE",
     )
 
