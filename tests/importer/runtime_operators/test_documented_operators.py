@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "runtime-operators.md"
 
 
 def test_the_table_names_every_operator() -> None:
-    table = PAGE.read_text().partition("## What becomes of the operators")[2].partition("\n\nThese stay")[0]
+    table = PAGE.read_text().partition("## Supported operators")[2].partition("\n\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == rewritten_operators().keys()
