@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from burnish.importer import load
     from burnish.program import Program
     from burnish.rewriting.precision import MixedPrecision
-    from burnish.training import Session, Trainer
+    from burnish.training import Prediction, Predictor, Session, Trainer
 
 __all__ = [
     "DataParallel",
     "MixedPrecision",
+    "Prediction",
+    "Predictor",
     "Program",
     "Session",
     "Trainer",
@@ -73,7 +75,7 @@ if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
             "importer": "load",
             "rewriting.precision": "MixedPrecision",
             "program": "Program",
-            "training": "Session Trainer",
+            "training": "Prediction Predictor Session Trainer",
             "finetuning": "finetune",
         },
     )

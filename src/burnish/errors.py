@@ -145,6 +145,10 @@ class DenseGradientWarning(_Escaped, UserWarning):
     """A table whose gradient was to be that of the rows that a batch reads has one of all rows; the message says why."""
 
 
+class DataWarning(_Escaped, UserWarning):
+    """Samples are read otherwise than one would expect, or some are left out; the message says which."""
+
+
 class KernelWarning(_Escaped, UserWarning):
     """Kernels cannot be used, and an engine's usual operators run instead: there is no compiler, a library cannot be loaded, or
     another user could have written it. The message says why."""

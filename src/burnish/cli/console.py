@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from burnish.program import Program
 
 
+MOST_ROWS = 1_000
+"""Of a table that is laid out for a terminal: rich takes a second for so many."""
 LONGEST_LINE = 1_000_000
 """Characters of a line where nobody sees a terminal: in a pipe or a file a row of a table is a line."""
 
@@ -136,7 +138,7 @@ def counted(number: int, noun: str) -> str:
 def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; numbers have four digits after the point. On a terminal it fits in, else a row is a line of any length."""
     texts = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
-    if not console.is_terminal:  # plain lines: a table of rich's takes a second for a thousand rows
+    if not console.is_terminal or len(texts) > MOST_ROWS:
         lines = [[escaped(text) for text in line] for line in (header, *texts)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines)
@@ -156,10 +158,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     Raises:
         DataError, CheckpointError: the file cannot be written; an earlier one is untouched.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    make_folder_of(path)
     # Names of files that are no UTF-8 are written out, as on the screen.
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
@@ -167,9 +166,16 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
         writer.writerows(rows)
 
 
-def cannot_write(path: Path, error: OSError) -> DataError:
-    """Return the error for a result that cannot be written."""
-    return DataError(f"'{path}' cannot be written: {error}; choose a file you can write to")
+def make_folder_of(path: Path) -> None:
+    """Make the folder of a file.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be written: {error}; choose a file you can write to") from error
 
 
 LAYERS_SHOWN = 3

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from burnish.cli.option_groups import OptionGroup
-from burnish.data.text.settings import Text
+from burnish.data.text.settings import Text, text_of_model
 from burnish.settings import is_natural_text, read_number, split
 
 if TYPE_CHECKING:
@@ -200,10 +200,6 @@ def _number(option: str, text: str) -> float:
         raise typer.BadParameter(f"{option} {text}: give a number, such as 0.5 or 1/255") from None
 
 
-TOKENIZER = "tokenizer.json"
-"""What a run calls its copy of the tokenizer."""
-
-
 @dataclass(frozen=True)
 class TextOptions(OptionGroup, Text):
     """How texts become tokens."""
@@ -224,11 +220,4 @@ class TextOptions(OptionGroup, Text):
             data: what the model reads.
             described: what it says of the data that it was trained on.
         """
-        from burnish.data.formats import format_of
-
-        asked, known = self.settings(), described.text
-        if asked is None and (known is None or known.task is None or format_of(data).holds not in ("table", "texts")):
-            return None
-        text = asked or Text(joined=known.joined, task=known.task) if known else asked
-        beside = next((each / TOKENIZER for each in (model, *model.parents[:2]) if (each / TOKENIZER).is_file()), None)
-        return text if text is None or text.tokenizer is not None or beside is None else replace(text, tokenizer=beside)
+        return text_of_model(self.settings(), described.text, model, data)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
 
-from burnish.cli.compilation_options import SampleAxisOption
-from burnish.cli.console import cannot_write, counted, output, print_table, write_csv
+from burnish.cli.console import counted, errors, make_folder_of, output, print_table, write_csv
 from burnish.cli.data_options import Pixels, TextOptions, check_data_options
 from burnish.cli.option_groups import COMMON, OptionGroup, takes_options, values_of
 from burnish.cli.train_options import KernelsOption, chosen_engine
 from burnish.compiler.options import CompileOptions
 from burnish.files.file_writing import check_output, replacing
+from burnish.options import declarations
+from burnish.training.predictor_options import AnswerOptions, SavedModelOptions
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from burnish.data import Dataset, Text
-    from burnish.data.unlabelled import Samples
+    from burnish.data.given_samples import Given
+    from burnish.training.predictions import Answer
+    from burnish.training.predictor import Prediction, Predictor
     from burnish.training.trained_model import TrainedModel
 
 
@@ -57,31 +57,22 @@ BatchSizeOption = Annotated[int, typer.Option("--batch-size", "-b", min=1, help=
 
 
 @dataclass(frozen=True)
-class SavedModel(OptionGroup):
+class SavedModel(OptionGroup, SavedModelOptions):
     """The weights to read from a saved model, and the engine."""
 
     panel: ClassVar = MODEL
-    program: Annotated[
-        Path | None, typer.Option("--program", help="Saved program of a checkpoint that is not in the folder of its run.")
-    ] = None
-    best: Annotated[
-        bool | None,
-        typer.Option(
-            "--best/--latest", help="Weights of a run: the best epoch, or the latest state.", show_default="the one it exported"
-        ),
-        COMMON,
-    ] = None
-    average: Annotated[
-        bool | None,
-        typer.Option(
-            "--average/--no-average",
-            help="Use the average of the weights that the optimizer keeps, or not.",
-            show_default="as the run exported",
-        ),
-    ] = None
-    sample_axis: SampleAxisOption = None
-    engine: Annotated[str, typer.Option("--engine", help="Engine that computes: onnxruntime, torch or reference.")] = "auto"
     kernels: KernelsOption = None
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """The options, as ``open_model`` and ``Predictor`` take them.
+
+        Raises:
+            BurnishError: see ``chosen_engine``.
+        """
+        chosen = {name: getattr(self, name) for name in declarations(SavedModelOptions)}
+        assert isinstance(self.engine, str)
+        return chosen | {"engine": chosen_engine(self.engine, self.kernels)}
 
     def open(self, model: Path, **objective: Any) -> TrainedModel:
         """Open a model for predictions and evaluation.
@@ -95,10 +86,7 @@ class SavedModel(OptionGroup):
         """
         from burnish.training.trained_model import open_model
 
-        chosen: dict[str, Any] = {"best": self.best, "average": self.average}
-        chosen["engine"] = chosen_engine(self.engine, self.kernels)
-        chosen |= values_of(CompileOptions, sample_axis=self.sample_axis)
-        return open_model(model, program=self.program, **chosen, **objective)
+        return open_model(model, **self.opening, **objective)
 
 
 def describe(console: Console, model: TrainedModel, data: str, samples: int, preprocessing: Any, asked: bool) -> None:
@@ -125,46 +113,66 @@ def describe(console: Console, model: TrainedModel, data: str, samples: int, pre
         console.print(f"pixels: none, the numbers are taken as they are; those of images are {recorded.formula()}")
 
 
-SHOWN = 20
-"""The number of rows on a terminal. Other outputs get all rows."""
-
-
 @dataclass(frozen=True)
-class Shown(OptionGroup):
+class Shown(OptionGroup, AnswerOptions):
     """Options for printing and writing predictions."""
 
     panel: ClassVar = RESULT
-    outputs: Annotated[
-        str | None,
-        typer.Option("--outputs", metavar="NAME", help="Output to show, if there are several.", show_default="the first"),
-    ] = None
-    activation: Annotated[
-        str | None,
+    top: Annotated[
+        int | None,
         typer.Option(
-            "--activation",
-            help="Function that makes probabilities of the output: softmax, sigmoid or none.",
-            show_default="as the model says",
+            "--top",
+            min=1,
+            help="How many classes are shown, the most probable first; by default 1, and all of them in JSON.",
+            show_default=False,
         ),
     ] = None
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of classes to show, the most probable first."), COMMON] = 1
-    score: Annotated[float, typer.Option("--score", min=0, max=1, help="Lowest score of a detector's boxes to show."), COMMON] = (
-        0.25
-    )
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="How predictions are printed: table, csv, or jsonl, a JSON object for each sample; by default table.",
+            show_default=False,
+        ),
+    ] = None
     path: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write all predictions: a table (.csv), or all outputs as they are (.npz)."),
-        COMMON,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write all predictions: a table (.csv), a JSON object for each (.jsonl), or all outputs as they are (.npz).",
+        ),
     ] = None
+
+    def check(self, data: Sequence[str]) -> None:
+        """Refuse a format that there is not, and a file that cannot be written, or that is one of the data."""
+        from burnish.cli.prediction_lines import FORMATS
+
+        if self.form is not None and self.form not in FORMATS:
+            raise typer.BadParameter(
+                f"--format {self.form}: predictions are printed as {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            )
+        if self.path is not None and self.path.suffix not in WRITTEN:
+            raise typer.BadParameter(
+                f"--output {self.path}: predictions are written as {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}"
+            )
+        if self.path is not None:
+            check_output(self.path, "--output", read=list(data))
+
+
+WRITTEN = (".csv", ".jsonl", ".npz")
 
 
 @takes_options()
 def predict(
     model: ModelArgument,
     data: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="DATA",
-            help="An image, a folder of images, an .npz, .csv or .parquet file, or digits:test.",
+            metavar="DATA...",
+            help="Photos, folders of photos, .npz, .csv or .parquet files, files of texts, digits:test, or a text in quotation "
+            "marks.",
             show_default=False,
         ),
     ],
@@ -190,86 +198,81 @@ def predict(
 
     They are classes with probabilities, values, boxes of objects, or the classes of pixels.
     """
-    path = shown.path
-    if path is not None and path.suffix not in (".csv", ".npz"):
-        raise typer.BadParameter(f"--output {path}: predictions are written as .csv or .npz")
+    shown.check(data)
+    from burnish.training.predictor import Predictor
+
+    reading: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": pixels.settings(), "text": texts.settings()}
+    answers = {name: getattr(shown, name) for name in declarations(AnswerOptions)}
+    console = output() if shown.form in (None, "table") else errors()
+    with Predictor(model, **saved.opening, **reading, **answers) as predictor:
+        given = predictor.read([_as_given(text, predictor) for text in data])
+        named = data[0] if len(data) == 1 else f"{data[0]} and {len(data) - 1:,} more"
+        describe(console, predictor.model, named, len(given), given.parts[0].preprocessing, pixels.first_named is not None)
+        for note in given.notes:
+            console.print(note)
+        if shown.path is not None and shown.path.suffix == ".npz":
+            _write_outputs(console, shown.path, predictor.predictions(given, batch_size))
+        else:
+            _write_lines(console, predictor, given, batch_size, shown)
+
+
+def _as_given(text: str, predictor: Predictor) -> str | Path:
+    """Return a path, or a text of several words for a model that reads texts."""
+    is_text = any(map(str.isspace, text)) and predictor.text_of() is not None and not Path(text).exists()
+    return text if is_text else Path(text)
+
+
+def _write_lines(console: Console, predictor: Predictor, given: Given, batch_size: int, shown: Shown) -> None:
+    """Print predictions, write them into a file, or both, sample by sample."""
+    from burnish.cli.prediction_lines import Rows, shown_lines, until_nobody_reads, written_lines
+
+    path, form = shown.path, shown.form or ("table" if shown.path is None else None)
+    answer = predictor.answer_or_none()
+    if not predictor.gives_boxes and answer is None and (form in ("table", "csv") or (path and path.suffix == ".csv")):
+        answer = predictor.answer()
+    kinds = {part.kind for part in given.parts}
+    rows = Rows(kinds.pop() if len(kinds) == 1 else "sample", answer, shown.top)
+    count, without, kind = 0, 0, ""
+    with ExitStack() as opened:
+        sinks = [] if form is None else [shown_lines(form, rows, shown.top)]
+        if path is not None:
+            sinks.append(opened.enter_context(written_lines(path, rows, shown.top)))
+        opened.enter_context(until_nobody_reads())
+        for prediction in predictor.predictions(given, batch_size, with_outputs=not predictor.gives_boxes):
+            count, kind = count + 1, prediction.kind
+            without += kind == "boxes" and not prediction.found()
+            for sink in sinks:
+                sink.write(prediction)
+        console.print(_explained(answer, kind, given, shown.score, count, without))
+        for sink in sinks:
+            sink.end()
     if path is not None:
-        check_output(path, "--output", read=[data])
-    from burnish.data.unlabelled import open_samples
-    from burnish.training.predictions import is_detector
-    from burnish.training.run_data import within_the_opened
-
-    opened = saved.open(model, to_evaluate=False)
-    text = texts.settings_for(model, data, opened.described)
-    read = partial(open_samples, data, opened.to_predict, label=label, image_size=image_size, pixels=pixels.settings())
-    samples = read(text=text)
-    dataset, cut = within_the_opened(opened, samples.dataset, text, lambda text: read(text=text).dataset)
-    console = output()
-    describe(console, opened, data, len(dataset), samples.preprocessing, pixels.first_named is not None)
-    if (note := cut or samples.note) is not None:
-        console.print(note)
-    outputs = opened.predict(dataset, batch_size)
-    if path is not None and path.suffix == ".npz":
-        _write_outputs(console, path, outputs)
-        return
-    if is_detector(opened) and shown.outputs is None:
-        line, header, rows = _boxes(saved.open(model), samples, shown.score, batch_size)
-    else:
-        line, header, rows = _answers(opened, samples, outputs, shown)
-    if path is not None:
-        write_csv(path, header, rows)
-    console.print(line)
-    shown_rows = rows[:SHOWN] if console.is_terminal else rows
-    print_table(console, header, shown_rows)
-    if left := len(rows) - len(shown_rows):
-        unit = "sample" if len(rows) == len(samples.names) else "row"
-        console.print(f"and {counted(left, unit)} more" + ("" if path else " (-o or a pipe writes all)"))
-    if path is not None:
-        console.print(f"{path}: {counted(len(rows), 'prediction')}")
+        console.print(f"{path}: {counted(count, 'prediction')}")
 
 
-def _answers(
-    opened: TrainedModel, samples: Samples, outputs: Mapping[str, np.ndarray], shown: Shown
-) -> tuple[str, list[str], list[list[Any]]]:
-    """Return a line that explains the output, and the header and rows of a table."""
-    from burnish.training.predictions import pixel_table, read_answer, table
-
-    answer, classes = read_answer(opened, shown.outputs, shown.activation), opened.described.classes
-    array = outputs[answer.output]
-    if answer.is_of_pixels(array):
-        columns, shares = pixel_table(answer, array, classes)
-        rows = [[samples.names[place], *row] for place, row in shares]
-        return f"{answer.text()}; the shares of pixels whose class is most probable", [samples.kind, *columns], rows
-    columns, answers = table(answer, answer.numbers(array), classes, shown.top)
-    return answer.text(), [samples.kind, *columns], [[name, *row] for name, row in zip(samples.names, answers, strict=True)]
+def _explained(answer: Answer | None, kind: str, given: Given, least: float, count: int, without: int) -> str:
+    """Return a line that says what the numbers are."""
+    if kind == "boxes":
+        measure = "fractions of the model's picture" if given.parts[0].sizes is None else "pixels of the picture"
+        line = f"boxes of a score of {least:g} or more (--score), in {measure}"
+        return f"{line}; none in {counted(without, 'picture')} of {count:,}" if without else line
+    if answer is None:
+        return "outputs: as they are, as nothing says which one is the prediction (--outputs)"
+    return f"{answer.text()}; the shares of pixels whose class is most probable" if kind == "mask" else answer.text()
 
 
-def _boxes(opened: TrainedModel, samples: Samples, least: float, batch_size: int) -> tuple[str, list[str], list[list[Any]]]:
-    """Return a line that explains the boxes, and the header and rows of a table."""
-    from burnish.data.image_folder import ImageFiles
-    from burnish.training.predictions import box_rows, found_in
-
-    sizes = samples.dataset.sizes if isinstance(samples.dataset, ImageFiles) else None
-    pictures = list(found_in(opened, samples.dataset, batch_size))
-    rows = box_rows(samples.names, pictures, opened.described.classes, least, sizes, samples.preprocessing)
-    without = len(pictures) - len({row[0] for row in rows})
-    measure = "fractions of the model's picture" if sizes is None else "pixels of the picture"
-    line = f"boxes of a score of {least:g} or more (--score), in {measure}"
-    if without:
-        line += f"; none in {counted(without, 'picture')} of {len(pictures):,}"
-    return line, [samples.kind, "class", "score", "left", "top", "right", "bottom"], rows
-
-
-def _write_outputs(console: Console, path: Path, outputs: Mapping[str, np.ndarray]) -> None:
+def _write_outputs(console: Console, path: Path, predictions: Iterable[Prediction]) -> None:
     import numpy as np
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    outputs: dict[str, list[np.ndarray]] = {}
+    for prediction in predictions:
+        for name, array in prediction.outputs.items():
+            outputs.setdefault(name, []).append(array)
+    arrays = {name: np.stack(each) for name, each in outputs.items()}
+    make_folder_of(path)
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez(file, **outputs)  # type: ignore[arg-type]  # the names of outputs are no options
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # the names of outputs are no options
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
     console.print(f"{path}: the outputs as they are, {shapes}")
 
 
@@ -339,29 +342,22 @@ def evaluate(
     if path is not None:
         check_output(path, "--output", read=[data])
     check_data_options(data, label=label, image_size=image_size, pixels=pixels.first_named, missing=missing)
-    opened = saved.open(model, **values_of(CompileOptions, loss=loss, metrics=metrics, outputs=outputs))
-    names, settings = opened.described.classes, pixels.settings()
-    text = texts.settings_for(model, data, opened.described)
-    options: dict[str, Any] = {"label": label, "classes": names, "image_size": image_size, "missing": missing or "error"}
-    dataset, cut = _read(opened, data, text, {**options, "pixels": settings})
+    from burnish.training.predictor import Predictor
+
+    objective = values_of(CompileOptions, loss=loss, metrics=metrics, outputs=outputs)
+    settings = pixels.settings()
+    reading: dict[str, Any] = {"label": label, "image_size": image_size, "pixels": settings, "text": texts.settings()}
     console = output()
-    describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
-    if names is None and (classes := getattr(dataset, "classes", None)):
-        console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
-    for note in (cut, getattr(dataset, "note", None)):
-        if note is not None:
+    with Predictor(model, **saved.opening, **objective, **reading, missing=missing or "error") as predictor:
+        dataset, notes = predictor.read_labelled(data)
+        opened = predictor.evaluated
+        describe(console, opened, data, len(dataset), getattr(dataset, "preprocessing", None), settings is not None)
+        if opened.described.classes is None and (classes := getattr(dataset, "classes", None)):
+            console.print(f"classes: {', '.join(classes)}; the model does not say how its own are called")
+        for note in notes:
             console.print(note)
-    figures = opened.evaluate(dataset, batch_size)
+        figures = opened.evaluate(dataset, batch_size)
     print_table(console, ["figure", "value"], figures.items())
     if path is not None:
         write_csv(path, ["figure", "value"], figures.items())
         console.print(f"{path}: {counted(len(figures), 'figure')}")
-
-
-def _read(opened: TrainedModel, data: str, text: Text | None, options: Mapping[str, Any]) -> tuple[Dataset, str | None]:
-    """Open the data for a model; the second result is a note if texts are truncated."""
-    from burnish.data import open_dataset
-    from burnish.training.run_data import within_the_opened
-
-    read = partial(open_dataset, data, opened.to_evaluate, **options)
-    return within_the_opened(opened, read(text=text), text, lambda text: read(text=text))

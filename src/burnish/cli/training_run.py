@@ -18,13 +18,14 @@ from burnish.adapters.peft_format import check_names
 from burnish.cli import launch
 from burnish.cli.compilation_options import FORMS, Compilation, is_program, untrained_weights_named
 from burnish.cli.console import counted, export_line, output, planned_line, waiting_line, what_trains
-from burnish.cli.data_options import TOKENIZER, Pixels, TextOptions, pixels_line
+from burnish.cli.data_options import Pixels, TextOptions, pixels_line
 from burnish.cli.optimizer_options import CONSTANT, kept_average, rate_of, take_over_checkpoints, updates_of, with_schedule
 from burnish.cli.repetition import CONFIGURATION
 from burnish.cli.train_options import Course, Data, Results, Watching, check_overwritten, run_folder
 from burnish.compiler.options import STEPS_PER_EPOCH
 from burnish.data import DataDescription, Dataset, DataSpec, Text, TextDataset, open_dataset
 from burnish.data.splitting import held_out, parts, read_split
+from burnish.data.text.settings import TOKENIZER
 from burnish.distributed import DataParallel
 from burnish.distributed.connection.process_group import ProcessGroup
 from burnish.errors import CarryOverWarning, CheckpointError, NonFiniteLossError

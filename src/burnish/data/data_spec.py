@@ -258,6 +258,15 @@ def fit_data(
     return fitted
 
 
+def fits(shape: Sequence[int], entry: Entry) -> bool:
+    """Return True if ``fit_data`` takes samples of a shape ``[samples, ...]`` for an input."""
+    try:
+        _reshape(np.broadcast_to(np.empty((), np.bool_), shape), entry, "")
+    except DataError:
+        return False
+    return True
+
+
 def fit_label(
     labels: np.ndarray,
     entry: Entry,

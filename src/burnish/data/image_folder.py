@@ -144,6 +144,7 @@ class ImageFiles:
     Args:
         path, spec, size, pixels: as ``ImageFolder`` takes them.
         pictures: the images, where they are no files of their own.
+        all_read: raise an error for an image that cannot be read: each was named.
 
     Attributes:
         names: of the files, as ``path`` leads to them.
@@ -161,6 +162,7 @@ class ImageFiles:
         size: tuple[int, int] | None = None,
         pixels: PixelsLike | None = None,
         pictures: Sequence[Picture] | None = None,
+        all_read: bool = False,
     ):
         self._reader = reader_for(spec, str(path), size, pixels)
         self.preprocessing = self._reader.preprocessing
@@ -176,7 +178,7 @@ class ImageFiles:
                 unreadable.append(error)
             else:
                 self._files.append(file)
-        if not self._files:
+        if unreadable and (all_read or not self._files):
             raise unreadable[0]
         self.names = [str(file) for file in self._files]
         self.note: str | None = None

@@ -43,6 +43,7 @@ class Samples:
         names: of the samples, in their order.
         preprocessing: what is done to their pixels; None where they hold none.
         note: what a person should know about how they were read.
+        sides: width and height of each picture, of those that are no files.
     """
 
     dataset: Dataset
@@ -50,6 +51,14 @@ class Samples:
     names: Sequence[str]
     preprocessing: Preprocessing | None
     note: str | None = None
+    sides: tuple[int, int] | None = None
+
+    @property
+    def sizes(self) -> list[tuple[int, int]] | None:
+        """Width and height of each picture; None if they are not known, or there are none."""
+        if isinstance(self.dataset, ImageFiles):
+            return self.dataset.sizes
+        return None if self.sides is None else [self.sides] * len(self.names)
 
 
 def open_samples(
@@ -78,7 +87,7 @@ def open_samples(
     if isinstance(source, Mapping):
         given = {entry.name: _input(source, entry.name) for entry in spec.data}
         inputs = ArrayDataset(given, shared=spec.shared(given))
-        return Samples(inputs, "row", _rows(len(inputs)), None)
+        return Samples(inputs, "row", row_names(len(inputs)), None)
     return read_data(source, _opened, source, spec, label, image_size, pixels, text)
 
 
@@ -100,14 +109,14 @@ def _opened(
         raise DataError(f"{source}: {ANNOTATED[kind]}, and predictions are of pictures alone: name the folder that holds them")
     if text is not None:
         texts = TextDataset(path, text, replace(spec, label=None, predicts=True), label)
-        return Samples(texts, "row", _rows(len(texts)), None, texts.note)
+        return Samples(texts, "row", row_names(len(texts)), None, texts.note)
     if kind == "tar":
         pictures = [image for image, _ in read_samples(source)]
         members = ImageFiles(path, spec, image_size, pixels, pictures)
         return Samples(members, "file", members.names, members.preprocessing, members.note)
     if kind == "npy":
         mapped = MappedArrays(path, replace(spec, label=None, further_labels=()), pixels=pixels)
-        return Samples(mapped, "row", _rows(len(mapped)), mapped.preprocessing)
+        return Samples(mapped, "row", row_names(len(mapped)), mapped.preprocessing)
     if kind == "images":
         files = ImageFiles(path, spec, image_size, pixels)
         return Samples(files, "file", files.names, files.preprocessing, files.note)
@@ -123,7 +132,7 @@ def _opened(
         dataset = ArrayDataset(arrays, shared=spec.shared(arrays))
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
-    return Samples(dataset, "row", _rows(len(dataset)), described, note)
+    return Samples(dataset, "row", row_names(len(dataset)), described, note)
 
 
 def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -131,28 +140,57 @@ def _features(source: str | Path, kind: str, spec: DataSpec, label: str | None) 
     if kind == "digits":
         return {spec.only_data(str(source)).name: digits_arrays("test" if str(source) == "digits:test" else "train")[0]}, []
 
-    def left_out(names: Sequence[str]) -> Collection[str]:
-        if label is not None and label not in names:
-            raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
-        if len(spec.data) > 1:
-            return set(names) - {entry.name for entry in spec.data}
-        if table is not None:
-            return set(names) - dict(table.columns).keys()
-        chosen = label or _guessed_label(names, spec, str(source))
-        return () if chosen is None else {chosen}
-
     table = spec.described.table
-    columns, notes = read_table(Path(source), PREDICTED, left_out)
+    columns, notes = read_table(Path(source), PREDICTED, lambda names: unread_columns(names, spec, label, str(source)))
     doubt = [note for note in notes if note.startswith(HEADER)]
     filled, unseen = filled_inputs(columns, spec, str(source), table)
     return filled, doubt + unseen
 
 
+def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, source: str) -> Collection[str]:
+    """Return the columns of a table that are no features.
+
+    Args:
+        names: of all columns.
+        spec: what the model takes.
+        label: a column to leave out.
+        source: what to call the table in an error.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    takes = _columns_taken(spec)
+    if label is not None and label not in names and not _is_all_read(names, takes, spec, source):
+        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
+    if takes is not None:
+        return set(names) - takes
+    chosen = label if label in names else _guessed_label(names, spec, source)
+    return () if chosen is None else {chosen}
+
+
+def _columns_taken(spec: DataSpec) -> set[str] | None:
+    """Return the names of the columns that a model reads; None if they are told by their number alone."""
+    if len(spec.data) > 1:
+        return {entry.name for entry in spec.data}
+    return None if spec.described.table is None else {name for name, _ in spec.described.table.columns}
+
+
+def _is_all_read(names: Sequence[str], takes: set[str] | None, spec: DataSpec, source: str) -> bool:
+    """True if a model reads all columns there are, or finds its own among them: none of labels has to be left out."""
+    return takes <= {*names} if takes is not None else (len(names), True) == _features_taken(spec, source)
+
+
+def _features_taken(spec: DataSpec, source: str) -> tuple[int, bool]:
+    """Return how many numbers the only input of a model takes of a sample, and True if none of its extents is open."""
+    extents = spec.only_data(source).extents[1:]
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(known), len(known) == len(extents)
+
+
 def _guessed_label(columns: Sequence[str], spec: DataSpec, source: str) -> str | None:
     """Return the column that is no feature: one named as a label, or the last where there is one more than the model takes."""
-    extents = spec.only_data(source).extents[1:]
-    takes = math.prod(extent for extent in extents if isinstance(extent, int))
-    if all(isinstance(extent, int) for extent in extents) and len(columns) == takes:
+    takes, is_known = _features_taken(spec, source)
+    if is_known and len(columns) == takes:
         return None
     named = next((name for name in columns if name.lower() in LABEL_COLUMNS), None)
     return named or (columns[-1] if len(columns) == takes + 1 else None)
@@ -164,5 +202,6 @@ def _input(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return np.asarray(arrays[name])
 
 
-def _rows(count: int) -> list[str]:
+def row_names(count: int) -> list[str]:
+    """Return the names of rows, which are counted from 0."""
     return [str(index) for index in range(count)]

@@ -210,8 +210,12 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, model: ir.Model) -> LoadedModel:
+    def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
         """Load a model, to be run any number of times; it has no state, and is not to be changed while it is in use.
+
+        Args:
+            model: the model.
+            threads: as ``open`` takes it.
 
         Raises:
             EngineError: the model cannot be loaded; and from what is returned: it cannot be run on these inputs.

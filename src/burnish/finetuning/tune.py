@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from burnish.program import Program
 from burnish.quantization.quantize import check_unquantized, remaining_line
 from burnish.training.callbacks import EarlyStopping
 from burnish.training.checkpoint import open_checkpoint
+from burnish.training.predictor import Prediction, Predictor
 from burnish.training.run_position import is_better
 from burnish.training.run_results import TrainingResult
 from burnish.training.trainer import Trainer
@@ -53,12 +55,43 @@ class Finetuned:
         notes: what was decided, and why, a line each.
         accuracies: with ``quantize``, those of ``float32``, ``quantized_after_training`` and ``quantized_in_training``; else
             empty.
+        opening: options of ``burnish.Predictor`` by which ``predict`` and ``evaluate`` open the tuned model, once: the engine, and
+            how the data were read.
     """
 
     path: Path
     result: TrainingResult
     notes: tuple[str, ...]
     accuracies: Mapping[str, float] = field(default_factory=dict)
+    opening: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The tuned model, opened to predict; it stays open until its ``close``."""
+        return Predictor(self.path, **self.opening)
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Prediction | list[Prediction]:
+        """Return the tuned model's prediction of one sample, or those of several; see ``burnish.Predictor.predict``.
+
+        Args:
+            x: a path of a photo, a folder or a table, an array, arrays by input name, a text, or a list of these.
+            batch_size: samples at once; None: 32.
+
+        Raises:
+            DataError: no samples, or samples that do not fit the model.
+        """
+        return self.predictor.predict(x, batch_size=batch_size)
+
+    def evaluate(self, data: DataSource) -> dict[str, float]:
+        """Return loss and metrics of the tuned model over labelled data; see ``burnish.Predictor.evaluate``.
+
+        Args:
+            data: as ``finetune`` takes it.
+
+        Raises:
+            DataError: data that cannot be read or do not fit the model.
+        """
+        return self.predictor.evaluate(data)
 
 
 @takes(FinetuneOptions, otherwise="burnish.Trainer")
@@ -86,7 +119,9 @@ def finetune(source: Source, data: DataSource, options: FinetuneOptions) -> Fine
     with tempfile.TemporaryDirectory(prefix="burnish-finetune-") as folder:
         run = OneFile(Path(folder), options)
         path, result, accuracies = tune(source, data, options, run)
-    return Finetuned(path, result, tuple(run.notes), accuracies)
+    names = ("engine", "threads", "label", "image_size", "text", "missing")
+    opening = {name: getattr(options, name) for name in names}
+    return Finetuned(path, result, tuple(run.notes), accuracies, opening)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from burnish.lazy_imports import exports
 if TYPE_CHECKING:
     from burnish.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
     from burnish.training.predictions import Answer, read_answer
+    from burnish.training.predictor import Prediction, Predictor
     from burnish.training.profiling import Profile, profile
     from burnish.training.run_results import TrainingInterrupted, TrainingResult
     from burnish.training.session import Session
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Checkpoint",
+    "Prediction",
+    "Predictor",
     "Profile",
     "Session",
     "TrainedModel",
@@ -38,6 +41,7 @@ if not TYPE_CHECKING:  # to a type checker a module's __getattr__ has every name
         {
             "predictions": "Answer read_answer",
             "checkpoint": "Checkpoint read_checkpoint write_checkpoint",
+            "predictor": "Prediction Predictor",
             "profiling": "Profile profile",
             "run_results": "TrainingInterrupted TrainingResult",
             "session": "Session",

@@ -67,6 +67,22 @@ def check_batch(
     return arrays
 
 
+def by_only_input(signature: GraphSignature, array: Any) -> dict[str, Any]:
+    """Return a batch that is given as one array by the name of the graph's only input.
+
+    Raises:
+        InputError: the graph has several inputs, or none.
+    """
+    entries = signature.inputs_of(Role.DATA)
+    if len(entries) != 1:
+        said = ", ".join(f"'{entry.name}' ({_described(entry)})" for entry in entries) or "none"
+        raise InputError(
+            f"The program has {len(entries)} inputs, {said}, and was given a {type(array).__name__}: give a dict of arrays by "
+            f"input name, {{{', '.join(repr(entry.name) + ': ...' for entry in entries)}}}"
+        )
+    return {entries[0].name: array}
+
+
 class BatchCheck:
     """``check_batch`` for one graph, batch after batch. Where a batch has the form of the last, only its values are checked.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from burnish.losses.base import SIGMOID, SOFTMAX
 from burnish.losses.detection import BOXES, LABELS, PADDING, SIZES, DetectionLoss
 from burnish.metrics.average_precision import FOUND, PICTURE, THERE, AveragePrecision, Picture, pictures_of
 from burnish.metrics.base import rows_name
+from burnish.training.predictor_options import check_activation
 from burnish.training.trained_model import TrainedModel
 
 Kind = Literal["classes", "questions", "scores", "values"]
-ACTIVATIONS = ("softmax", "sigmoid", "none")
 CLASS_AXIS = 1
 
 
@@ -61,6 +61,10 @@ class Answer:
         is_map = array.ndim == 4 and array.shape[2] * array.shape[3] > 1
         return is_map and (self.kind in ("classes", "scores") or (self.kind == "questions" and array.shape[CLASS_AXIS] == 1))
 
+    def is_of_rows(self, array: np.ndarray) -> bool:
+        """Return True if an output holds one row for each sample: [samples], or [samples, classes or values], and ones."""
+        return all(extent == 1 for extent in array.shape[2:])
+
     def numbers(self, array: np.ndarray) -> np.ndarray:
         """Return probabilities, scores or values: [samples, classes] or [samples, values], float64.
 
@@ -68,8 +72,7 @@ class Answer:
             ConfigurationError: the output has more than one row for each sample.
         """
         values = array.astype(np.float64)
-        extents = [extent for extent in values.shape[2:] if extent != 1]
-        if extents:
+        if not self.is_of_rows(array):
             raise ConfigurationError(
                 f"the output '{self.output}' has shape {list(array.shape[1:])} for each sample, which no table has a row for: "
                 "write the outputs as they are (-o FILE.npz)"
@@ -94,8 +97,7 @@ def read_answer(model: TrainedModel, output: str | None = None, activation: str 
     Raises:
         ConfigurationError: no such output, several to choose from, or no such activation.
     """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ConfigurationError(f"activation: there is no '{activation}'; choose among {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     name = _output(model, output)
     if activation == "none":
         return Answer(name, "values", None, "as it is")
@@ -178,41 +180,6 @@ def _width(model: TrainedModel, name: str) -> int | None:
     return extent if isinstance(extent, int) else None
 
 
-def table(answer: Answer, numbers: np.ndarray, classes: Sequence[str] | None, top: int = 1) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns, and a row for each sample: text and floats.
-
-    Args:
-        answer: how the numbers were read.
-        numbers: as ``answer.numbers`` returns them.
-        classes: the names of the classes; a class without a name is called by its number.
-        top: how many classes are shown, the most probable first.
-
-    Raises:
-        ConfigurationError: ``top`` is above the number of classes.
-    """
-    width = numbers.shape[1]
-    if answer.kind == "values":
-        columns = [answer.output] if width == 1 else [f"{answer.output}[{index}]" for index in range(width)]
-        return columns, numbers.tolist()
-    number = "score" if answer.kind == "scores" else "probability"
-    if width == 1:
-        if classes is not None and len(classes) == 2:
-            no, yes = classes
-            return ["class", number], [[yes, p] if p >= 0.5 else [no, 1 - p] for (p,) in numbers.tolist()]
-        return [number], numbers.tolist()
-    if top > width:
-        raise ConfigurationError(
-            f"top: the model has {width} classes, and {top} of them are to be shown: ask for {width} or fewer"
-        )
-    names = class_names(classes, width)
-    columns = [name + (f"_{rank}" if rank > 1 else "") for rank in range(1, top + 1) for name in ("class", number)]
-    rows: list[list[Any]] = []
-    for values in numbers:
-        order = np.argsort(-values, kind="stable")[:top]
-        rows.append([part for index in order for part in (names[int(index)], float(values[index]))])
-    return columns, rows
-
-
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
     """Return what so many classes are called: the first by their names, as far as there are some, and the others by number.
 
@@ -222,10 +189,8 @@ def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
     return [*named, *map(str, range(len(named), count))]
 
 
-def pixel_table(
-    answer: Answer, array: np.ndarray, classes: Sequence[str] | None
-) -> tuple[list[str], list[tuple[int, list[Any]]]]:
-    """Return the columns, and for each sample, by its place, a row for each class that some of its pixels are taken for.
+def masks_of(answer: Answer, array: np.ndarray, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class of each pixel, int64 [samples, height, width], and what the classes are called.
 
     Args:
         answer: how the output is read.
@@ -233,17 +198,8 @@ def pixel_table(
         classes: their names; a class without a name is called by its number.
     """
     if array.shape[CLASS_AXIS] == 1:
-        said = (array[:, 0] > answer.least_yes).astype(np.int64)
-        count, names = 2, ["no", "yes"]
-    else:
-        said, count = array.argmax(axis=CLASS_AXIS), array.shape[CLASS_AXIS]
-        names = class_names(classes, count)
-    rows: list[tuple[int, list[Any]]] = []
-    for place, mask in enumerate(said):
-        shares = np.bincount(mask.reshape(-1), minlength=count) / mask.size
-        order = np.argsort(-shares, kind="stable")
-        rows += [(place, [names[int(index)], float(shares[index])]) for index in order if shares[index]]
-    return ["class", "share of pixels"], rows
+        return (array[:, 0] > answer.least_yes).astype(np.int64), ("no", "yes")
+    return array.argmax(axis=CLASS_AXIS), tuple(class_names(classes, array.shape[CLASS_AXIS]))
 
 
 def is_detector(model: TrainedModel) -> bool:
@@ -313,50 +269,19 @@ def _nothing_there(model: TrainedModel, count: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def in_pixels(boxes: np.ndarray, size: tuple[int, int], preprocessing: Preprocessing) -> np.ndarray:
+def in_pixels(boxes: np.ndarray, size: tuple[int, int], preprocessing: Preprocessing | None) -> np.ndarray:
     """Return boxes in pixels of the picture's file, cut off at its rim.
 
     Args:
         boxes: left, top, right, bottom as fractions of what the model sees, ``[boxes, 4]``.
         size: width and height of the picture.
-        preprocessing: what was done to it.
+        preprocessing: what was done to it; None: nothing.
     """
     width, height = size
-    sides, corner = resized_sides(width, height, preprocessing)
+    sides, corner = (size, None) if preprocessing is None else resized_sides(width, height, preprocessing)
     fractions = boxes
     if corner is not None:
+        assert preprocessing is not None
         assert preprocessing.size is not None
         fractions = (boxes * [*preprocessing.size[::-1], *preprocessing.size[::-1]] + [*corner, *corner]) / [*sides, *sides]
     return np.clip(fractions, 0.0, 1.0) * [width, height, width, height]
-
-
-def box_rows(
-    names: Sequence[str],
-    pictures: Sequence[Picture],
-    classes: Sequence[str] | None,
-    least: float,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    preprocessing: Preprocessing | None = None,
-) -> list[list[Any]]:
-    """Return a row for each box of a score of at least ``least``: name, class, score, left, top, right, bottom.
-
-    Args:
-        names: of the pictures.
-        pictures: what was found in each.
-        classes: their names; numbers where there are none, or fewer.
-        least: a score.
-        sizes: width and height of each picture's file; None gives fractions of what the model sees.
-        preprocessing: what was done to the pictures, with ``sizes``.
-    """
-    rows: list[list[Any]] = []
-    for place, (name, picture) in enumerate(zip(names, pictures, strict=True)):
-        boxes = picture.boxes
-        if sizes is not None and preprocessing is not None:
-            boxes = in_pixels(boxes, sizes[place], preprocessing)
-        for index in np.argsort(-picture.scores, kind="stable"):
-            if picture.scores[index] < least:
-                break
-            label = int(picture.classes[index])
-            called = classes[label] if classes is not None and label < len(classes) else str(label)
-            rows.append([name, called, float(picture.scores[index]), *map(float, boxes[index])])
-    return rows

@@ -34,13 +34,15 @@ from burnish.training.checkpoint import (
     write_checkpoint,
 )
 from burnish.training.features import Features
-from burnish.training.inputs import BatchCheck, HyperparameterCheck, check_given_state
+from burnish.training.inputs import BatchCheck, HyperparameterCheck, by_only_input, check_given_state
 from burnish.training.objective import FirstStep, check_inputs
 from burnish.training.session_calls import TakesPart, one_at_a_time, take_part_in_turns
 from burnish.training.tables import ClosedTables, Journal, SessionTables, check_journal, save_journal
 from burnish.warn import warn
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from burnish.distributed import DataParallel
 
 STEP_REPORT = (Role.LOSS, Role.METRIC, Role.DIAGNOSTIC)
@@ -295,14 +297,21 @@ class Session(TakesPart):
         return self.combine_totals(totals_over(batches, lambda batch: self.evaluate_totals(batch, parameters), progress))
 
     @one_at_a_time
-    def predict(self, batch: Mapping[str, Any], parameters: str | None = None) -> dict[str, np.ndarray]:
-        """Return the model's outputs by name, in inference mode; labels in the batch are not used.
+    def predict(self, batch: Mapping[str, Any] | ArrayLike, parameters: str | None = None) -> dict[str, np.ndarray]:
+        """Return the model's outputs by name, in inference mode.
 
-        ``parameters="average"`` predicts with the average that the optimizer keeps.
+        Args:
+            batch: the model's inputs by name, labels among them are not used; or an array, if the model has one input.
+            parameters: ``average`` predicts with the average that the optimizer keeps.
+
+        Raises:
+            InputError: the batch does not fit the program; or it is one array, and the program has several inputs.
+            ConfigurationError: the optimizer keeps no average.
         """
         if self._departures:
             self._tell_departures("predict")
-        predict, inputs = self._require_runner().predict, self._predicted_batch(batch)
+        given = batch if isinstance(batch, Mapping) else by_only_input(self.program.signature["predict"], batch)
+        predict, inputs = self._require_runner().predict, self._predicted_batch(given)
         with self._limited():
             return dict(predict(inputs, *self._instead(parameters)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from burnish import engines, losses, metrics
 from burnish.compiler.compile import compile_inference
 from burnish.data import DataDescription, Dataset, DataSpec
-from burnish.engines import Engine
+from burnish.engines import Engine, LoadedModel
 from burnish.errors import CheckpointError, ConfigurationError, InputError
 from burnish.files.folder import MANIFEST
 from burnish.files.metadata import TRAINING, read_objective
@@ -51,14 +51,20 @@ class TrainedModel:
         predict_graph: ir.Model,
         predict: Callable[[Batch], dict[str, np.ndarray]],
         evaluate_totals: Callable[[Batch], dict[str, np.ndarray]] | None,
+        close: Callable[[], None] = lambda: None,
     ):
         self.name = name
         self.described = DataDescription.read(metadata, name)
         self.options = options
         self.predict_graph = predict_graph
         self._signature, self._samples = signature, samples
-        self._predict, self._evaluate_totals = predict, evaluate_totals
+        self._predict, self._evaluate_totals, self._close = predict, evaluate_totals, close
         self._moved = moved_axes(signature["predict"].outputs)
+
+    @property
+    def evaluates(self) -> bool:
+        """True if its loss is known, so that it can be evaluated."""
+        return self._evaluate_totals is not None
 
     @property
     def to_predict(self) -> DataSpec:
@@ -83,6 +89,17 @@ class TrainedModel:
             EngineError: the engine cannot run it.
         """
         parts: dict[str, list[np.ndarray]] = {}
+        for outputs in self.predictions(data, batch_size):
+            for name, array in outputs.items():
+                parts.setdefault(name, []).append(array)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def predictions(self, data: Dataset, batch_size: int = 32) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the outputs of one batch after the other, as ``predict`` returns those of all.
+
+        Raises:
+            InputError, EngineError: as ``predict``.
+        """
         fixed, spec = self.fixed_batch("predict"), self.to_predict
         for batch, samples in _batches(data, fixed or batch_size):
             missing = 0 if fixed is None else fixed - samples
@@ -93,6 +110,7 @@ class TrainedModel:
                 for name, array in batch.items()
             }
             predicted = self._predict(spec.to_model(filled))
+            outputs = {}
             for name, whole in to_data_set(predicted, self._moved).items():
                 array = whole[:samples] if whole.ndim and len(whole) == samples + missing else whole
                 if array.ndim == 0 or len(array) != samples:
@@ -101,8 +119,8 @@ class TrainedModel:
                         f"the output '{name}' has shape {list(predicted[name].shape)} for a batch of {samples} samples: {which} "
                         "is not that of the samples, and no prediction can be told from another"
                     )
-                parts.setdefault(name, []).append(array)
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+                outputs[name] = array
+            yield outputs
 
     def evaluate(self, data: Dataset, batch_size: int = 32) -> dict[str, float]:
         """Return loss and metrics over all samples of a data set, from totals over them all.
@@ -148,6 +166,10 @@ class TrainedModel:
         extents = {extent for entry in entries if isinstance(extent := sample_extent(entry), int)}
         return int(min(extents)) if len(extents) == 1 else None
 
+    def close(self) -> None:
+        """Free what the engine holds; the model is not used any more."""
+        self._close()
+
     def _evaluation(self) -> Callable[[Batch], dict[str, np.ndarray]]:
         if self._evaluate_totals is None:
             raise ConfigurationError(
@@ -167,6 +189,7 @@ def open_model(
     outputs: str | Sequence[str] | None = None,
     sample_axis: AskedAxes = None,
     engine: str | Engine = "auto",
+    threads: int | None = None,
     to_evaluate: bool = True,
 ) -> TrainedModel:
     """Open a model to predict and to evaluate with.
@@ -180,7 +203,7 @@ def open_model(
         loss, metrics, outputs: for an ONNX file, as ``burnish.compile`` takes them; None: what a file that burnish exported says
             of them. A program has its own.
         sample_axis: of an ONNX file, as ``burnish.compile`` takes it. A program has its own.
-        engine: as ``Session`` takes it.
+        engine, threads: as ``Session`` takes them.
         to_evaluate: False only predicts: no graph with the loss is made of an ONNX file.
 
     Raises:
@@ -188,25 +211,39 @@ def open_model(
         ConfigurationError: an option that is not for such a source, or does not fit the model.
         DataError: the model's metadata describe its data, and cannot be read.
     """
-    path = Path(source)
+    path, runs_on = Path(source), _RunsOn(engines.get(engine), threads)
     objective = {"loss": loss, "metrics": metrics, "outputs": outputs, "sample_axis": sample_axis}
     if path.is_dir() or path.suffix == ".safetensors" or program is not None:
         _refuse(objective, f"'{path}' is of a program, compiled with its own")
         if (path / MANIFEST).is_file():
             _refuse({"program": program, "best": best or None}, f"'{path}' is a program and no run")
-            return _of_program(f"the program '{path}'", Program.load(path), None, average, engine)
-        return _of_checkpoint(path, program, best, average, engine)
+            return _of_program(f"the program '{path}'", Program.load(path), None, average, runs_on)
+        return _of_checkpoint(path, program, best, average, runs_on)
     _refuse({"best": best or None}, f"'{path}' is one model")
     if holds_program(path):
         _refuse(objective, f"'{path}' is a program, compiled with its own")
         loaded = Program.load(path)
-        return _of_program(f"the program '{path}'", loaded, loaded.saved_state, average, engine)
+        return _of_program(f"the program '{path}'", loaded, loaded.saved_state, average, runs_on)
     _refuse({"average": average or None}, f"'{path}' holds one set of weights, whatever they are")
-    return _of_file(path, objective, engine, to_evaluate)
+    return _of_file(path, objective, runs_on, to_evaluate)
+
+
+class _RunsOn(NamedTuple):
+    """The engine of a model, and its threads inside one operator; None is the engine's choice."""
+
+    engine: Engine
+    threads: int | None
+
+    def session(self, program: Program, state: Mapping[str, np.ndarray] | None = None) -> Session:
+        return Session(program, self.engine, state, threads=self.threads)
+
+    def load(self, model: ir.Model) -> LoadedModel:
+        # An engine of another package may not know the argument.
+        return self.engine.load(model) if self.threads is None else self.engine.load(model, self.threads)
 
 
 def _of_checkpoint(
-    path: Path, program: str | Path | None, best: bool | None, average: bool | None, engine: str | Engine
+    path: Path, program: str | Path | None, best: bool | None, average: bool | None, runs_on: _RunsOn
 ) -> TrainedModel:
     if path.is_file():
         _refuse({"best": best or None}, f"'{path}' is one checkpoint, and best chooses among those of a run")
@@ -218,26 +255,28 @@ def _of_checkpoint(
         )
     if average is None and exported_parameters(folder.parent) == AVERAGE:
         average = True
-    session = Session(Program.load(folder), engine)
+    session = runs_on.session(Program.load(folder))
     session.restore(checkpoint)
     what = f"the run '{path}'" if is_run(path) else f"the checkpoint '{path}'"
     state = f"{what}, {'best' if checkpoint.name == BEST else 'latest'} state" if is_run(path) else what
-    return model_of_session(f"{state} after {session.step_count:,} step{'s' * (session.step_count != 1)}", session, average)
+    steps = f"{session.step_count:,} step{'s' * (session.step_count != 1)}"
+    return model_of_session(f"{state} after {steps}", session, average, closes=True)
 
 
 def _of_program(
-    name: str, program: Program, state: Mapping[str, np.ndarray] | None, average: bool | None, engine: str | Engine
+    name: str, program: Program, state: Mapping[str, np.ndarray] | None, average: bool | None, runs_on: _RunsOn
 ) -> TrainedModel:
-    return model_of_session(name, Session(program, engine, state), average)
+    return model_of_session(name, runs_on.session(program, state), average, closes=True)
 
 
-def model_of_session(name: str, session: Session, average: bool | None = None) -> TrainedModel:
+def model_of_session(name: str, session: Session, average: bool | None = None, closes: bool = False) -> TrainedModel:
     """Return the model that a session trains, in its present state.
 
     Args:
         name: what it is, in words.
         session: it computes.
         average: whether to read the average that the optimizer keeps, in place of the parameters.
+        closes: True if ``close`` of the model closes the session.
 
     Raises:
         ConfigurationError: the optimizer keeps no average.
@@ -258,11 +297,11 @@ def model_of_session(name: str, session: Session, average: bool | None = None) -
         predict_graph=program.predict,
         predict=lambda batch: session.predict(batch, parameters),
         evaluate_totals=lambda batch: session.evaluate_totals(with_features(batch), parameters),
+        close=session.close if closes else lambda: None,
     )
 
 
-def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_evaluate: bool) -> TrainedModel:
-    runner = engines.get(engine)
+def _of_file(path: Path, asked: Mapping[str, Any], runs_on: _RunsOn, to_evaluate: bool) -> TrainedModel:
     metadata = {entry.key: entry.value for entry in read_proto(path)[0].metadata_props}
     recorded = {} if asked["loss"] is not None else read_objective(metadata)
     axes = asked["sample_axis"]
@@ -271,7 +310,7 @@ def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_eval
     if isinstance(settings["outputs"], list) and len(settings["outputs"]) <= 1:
         settings["outputs"] = next(iter(settings["outputs"]), None)
     inference = compile_inference(path, **(settings if to_evaluate else {}), sample_axis=axes)
-    predict = runner.load(inference.predict)
+    predict = runs_on.load(inference.predict)
     checked = BatchCheck(inference.signature["predict"])
     options = inference.options
     if recorded and not to_evaluate:
@@ -284,13 +323,13 @@ def _of_file(path: Path, asked: Mapping[str, Any], engine: str | Engine, to_eval
         metadata=inference.metadata,
         predict_graph=inference.predict,
         predict=lambda batch: predict(checked(batch)),
-        evaluate_totals=None if inference.evaluate is None else _evaluation(inference, runner),
+        evaluate_totals=None if inference.evaluate is None else _evaluation(inference, runs_on),
     )
 
 
-def _evaluation(inference: Inference, runner: Engine) -> Callable[[Batch], dict[str, np.ndarray]]:
+def _evaluation(inference: Inference, runs_on: _RunsOn) -> Callable[[Batch], dict[str, np.ndarray]]:
     assert inference.evaluate is not None
-    evaluate = runner.load(inference.evaluate)
+    evaluate = runs_on.load(inference.evaluate)
     checked = BatchCheck(inference.signature["evaluate"])
     return lambda batch: only_totals(evaluate(checked(batch)))
 

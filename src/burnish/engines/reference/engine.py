@@ -55,8 +55,8 @@ class ReferenceEngine(RunsModels):
             raise EngineError(f"The reference engine runs on device 'cpu' only, not on '{device}': leave device out")
         return ArrayRunner(graphs, state, lambda graph: _loaded(graphs[graph], graph), _loaded)
 
-    def load(self, model: ir.Model) -> LoadedModel:
-        """Load a model, to be run any number of times.
+    def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
+        """Load a model, to be run any number of times; ``threads`` has no effect.
 
         Raises:
             EngineError: the evaluator lacks an operator, or, from what is returned, fails in one.

@@ -183,12 +183,14 @@ class TorchEngine(RunsModels):
         level = level_of(path, kernels.sources()[kernels.EARLY[0]])
         return found | {"kernels": str(path), "kernels_reason": None, "level": level}
 
-    def load(self, model: ir.Model) -> LoadedModel:
-        """Translate a model, to be run any number of times.
+    def load(self, model: ir.Model, threads: int | None = None) -> LoadedModel:
+        """Translate a model, to be run any number of times; ``threads`` as ``open`` takes it.
 
         Raises:
-            EngineError: an operator or a dtype has no translation, or, from what is returned, an operator fails.
+            EngineError: an operator or a dtype has no translation, ``threads`` is no whole number from 1 to 1024, or, from what
+                is returned, an operator fails.
         """
+        check_threads(threads)
         device = device_of(self.device)
         graph_inputs = {value.name or "": value for value in model.graph.inputs}
         for name, value in graph_inputs.items():
@@ -197,6 +199,7 @@ class TorchEngine(RunsModels):
         module = _without_autograd(translate(widened(model, device), device))
 
         def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+            _use_threads(threads)
             tensors = [_placed(np.asarray(inputs[name]), value.dtype, device) for name, value in graph_inputs.items()]
             results = in_python("model", _guarded, "model", module, *tensors)
             outputs = {}
@@ -494,11 +497,15 @@ class TorchRunner(ProgramRunner):
 
     def _settings(self) -> AbstractContextManager[None]:
         """The settings of the process that a graph runs under."""
-        if self._threads is not None and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        _use_threads(self._threads)
         if self._device.type != "cuda":
             return _NULL_CONTEXT
         return cuda_settings(self._engine.tf32, self._engine.kernel_choice == "measured")
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def _kernels_of_layers(graphs: LoweredGraphs) -> tuple[str, ...]:

@@ -1,0 +1,367 @@
+"""Samples to predict, however they are given: paths, pictures, arrays, texts, or rows of a table in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+
+from burnish.data.data_spec import DataSpec, fits
+from burnish.data.dataset import ArrayDataset, Dataset
+from burnish.data.formats import FORMATS, format_of
+from burnish.data.huggingface import ColumnPicture, column_values, image_column, is_columnar, refuse_splits
+from burnish.data.image.decoding import Picture
+from burnish.data.image.reader import SUFFIXES
+from burnish.data.image_folder import ImageFiles
+from burnish.data.missing_values import Columns
+from burnish.data.preprocessing import PixelsLike, Preprocessing
+from burnish.data.sources import read_data
+from burnish.data.table import filled_inputs
+from burnish.data.text.columns import TOKENS
+from burnish.data.text.dataset import TextDataset
+from burnish.data.text.settings import Text
+from burnish.data.unlabelled import Samples, open_samples, row_names, unread_columns
+from burnish.errors import DataError
+from burnish.program import Entry
+
+SOURCE = "data"
+"""What errors call samples in memory."""
+TAKEN = (
+    "give a path, an image, an array, a text, a dict of arrays or columns, a data frame, or a list of paths, images, texts or "
+    "arrays"
+)
+SUFFIXES_READ = frozenset({*SUFFIXES, *(suffix for form in FORMATS for suffix in form.suffixes)})
+IMAGE_RANKS, CHANNELS = (3, 4), (1, 3, 4)
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Samples to predict, in their order.
+
+    Attributes:
+        parts: they are read one after the other: each file of several has its own form.
+        is_one: True if one sample was given by itself: a photo, a text, an array without the axis of the samples.
+    """
+
+    parts: tuple[Samples, ...]
+    is_one: bool
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about how they were read."""
+        return [part.note for part in self.parts if part.note is not None]
+
+    def __len__(self) -> int:
+        return sum(len(part.dataset) for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _PictureInMemory:
+    """An image of Pillow's, which is decoded as its file would be."""
+
+    image: Any
+    name: str
+
+    def open(self) -> BinaryIO:
+        file = io.BytesIO()
+        form, exif = ("TIFF", None) if self.image.mode == "F" else ("PNG", self.image.getexif())
+        image = self.image if form == "TIFF" or self.image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else None
+        (image or self.image.convert("RGB")).save(file, form, **({"exif": exif} if exif else {}))
+        file.seek(0)
+        return file
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class SampleReader:
+    """Reads samples without labels for a model.
+
+    Args:
+        spec: what the model takes.
+        label: a column of a table to leave out.
+        image_size, pixels: as ``open_dataset`` takes them.
+        text_of: returns how texts of a path become tokens, or texts in memory for None; None if the model reads none there.
+        cut: returns a data set of texts that the model can take, and a line that says so, as ``within_the_opened``.
+    """
+
+    spec: DataSpec
+    label: str | None = None
+    image_size: tuple[int, int] | None = None
+    pixels: PixelsLike | None = None
+    text_of: Callable[[str | Path | None], Text | None] = lambda path: None
+    cut: Callable[[Dataset, Text, Callable[[Text], Dataset]], tuple[Dataset, str | None]] = lambda dataset, text, _: (
+        dataset,
+        None,
+    )
+
+    def open(self, source: Any) -> Given:
+        """Open samples.
+
+        Args:
+            source: a path as ``open_samples`` takes it, an image of Pillow, an array with or without the axis of the samples, a
+                text, arrays by input name, columns of a table by name, a data frame, a data set, or a list of these: paths,
+                images, texts, arrays or rows.
+
+        Raises:
+            DataError: nothing there, no samples, or samples that do not fit the model.
+            ConfigurationError: no such pixels.
+        """
+        if isinstance(source, str | os.PathLike):
+            if self._is_text(source, alone=True):
+                return (
+                    self._array(np.asarray([source])) if self._reads_strings else Given((self._texts([source], [source]),), True)
+                )
+            return Given((self._path(Path(source)),), self._is_photo(source))
+        if _is_image(source):
+            return Given((self._pictures([_in_memory(source, 0)]),), True)
+        refuse_splits(source)
+        if is_columnar(source):
+            return Given((self._columnar(source),), False)
+        if isinstance(source, Dataset):
+            return Given((Samples(source, "sample", row_names(len(source)), None),), False)
+        if hasattr(source, "columns") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+            source = {str(name): np.asarray(source[name]) for name in source.columns}
+        if isinstance(source, Mapping):
+            return self._mapping(source)
+        if isinstance(source, list | tuple):
+            return self._several(source)
+        if hasattr(source, "__array__") or isinstance(source, int | float):
+            return self._array(np.asarray(source))
+        raise DataError(f"no samples are made of a value of type {type(source).__name__}: {TAKEN}")
+
+    def _several(self, items: Sequence[Any]) -> Given:
+        if not items:
+            raise DataError(f"the list is empty, and holds no sample to predict: {TAKEN}")
+        if all(isinstance(item, str | os.PathLike) for item in items):
+            if self._reads_strings:
+                return self._array(np.asarray([str(item) for item in items]))
+            return self._paths_and_texts(items)
+        if all(isinstance(item, Mapping) for item in items):
+            return self._rows(items)
+        if all(map(_is_image, items)):
+            return Given((self._pictures([_in_memory(item, index) for index, item in enumerate(items)]),), False)
+        if any(isinstance(item, str | os.PathLike | Mapping) or _is_image(item) for item in items):
+            kinds = ", ".join(sorted({type(item).__name__ for item in items}))
+            raise DataError(f"a list of {kinds}: the samples of a list are of one kind: {TAKEN}")
+        arrays = [np.asarray(item) for item in items]
+        shapes = {array.shape for array in arrays}
+        if len(shapes) == 1:
+            return self._array(np.stack(arrays))
+        if all(map(self._is_pixels, arrays)):
+            return Given((self._pictures([_in_memory(_as_image(array), index) for index, array in enumerate(arrays)]),), False)
+        shown = ", ".join(str(list(shape)) for shape in sorted(shapes))
+        raise DataError(f"the samples of the list have different shapes, {shown}: give arrays of one shape, or photos as uint8")
+
+    @property
+    def _only(self) -> Entry | None:
+        return self.spec.data[0] if len(self.spec.data) == 1 else None
+
+    @property
+    def _reads_strings(self) -> bool:
+        return self._only is not None and self._only.dtype == ir.DataType.STRING
+
+    def _is_photo(self, path: PathLike) -> bool:
+        return Path(path).suffix.lower() in SUFFIXES and Path(path).is_file()
+
+    def _is_text(self, item: PathLike, alone: bool) -> TypeGuard[str]:
+        """True for a text, not a path, of a model that reads texts: no file is there, and it is not called as one."""
+        if not isinstance(item, str) or not (self._reads_strings or self.text_of(None) is not None):
+            return False
+        try:
+            path = Path(item)
+            is_there = path.exists() if alone else path.is_file() and path.suffix.lower() in SUFFIXES_READ
+        except (OSError, ValueError):  # longer than a name may be, or with a NUL in it
+            return True
+        is_name = path.suffix.lower() in SUFFIXES_READ and not any(map(str.isspace, item))
+        return not is_there and not is_name
+
+    def _paths_and_texts(self, items: Sequence[PathLike]) -> Given:
+        for item in items:
+            if not self._is_text(item, alone=False):
+                format_of(Path(item))  # what is not there is said before anything is read
+        parts: list[Samples] = []
+        for kind, group in groupby(items, self._kind):
+            if kind == "text":
+                texts = [str(text) for text in group]
+                parts.append(self._texts(texts, texts))
+            elif kind == "photo":
+                parts.append(self._pictures([Path(path) for path in group]))
+            else:
+                parts += [self._path(Path(path), is_alone=len(items) == 1) for path in group]
+        return Given(tuple(parts), False)
+
+    def _kind(self, item: PathLike) -> str:
+        return "text" if self._is_text(item, alone=False) else "photo" if self._is_photo(item) else "path"
+
+    def _path(self, path: Path, is_alone: bool = True) -> Samples:
+        text = self.text_of(path)
+
+        def opened(text: Text | None) -> Samples:
+            options: dict[str, Any] = {"label": self.label, "image_size": self.image_size, "pixels": self.pixels}
+            return open_samples(path, self.spec, **options, text=text)
+
+        samples = opened(text)
+        if text is not None:
+            samples = self._within(samples, text, lambda other: opened(other).dataset)
+        if is_alone or samples.kind != "row":
+            return samples
+        return replace(samples, kind="sample", names=[f"{path}:{name}" for name in samples.names])
+
+    def _texts(self, texts: Any, names: Sequence[str] | None) -> Samples:
+        """Samples of texts in memory, or of what has columns with texts."""
+        text = self.text_of(None) or Text()
+        spec = replace(self.spec, label=None, predicts=True)
+
+        def opened(text: Text) -> TextDataset:
+            return TextDataset(texts, text, spec, self.label)
+
+        dataset = opened(text)
+        called = names if names is not None and len(names) == len(dataset) else row_names(len(dataset))
+        return self._within(Samples(dataset, "text" if names else "row", called, None, dataset.note), text, opened)
+
+    def _within(self, samples: Samples, text: Text, reopened: Callable[[Text], Dataset]) -> Samples:
+        dataset, cut = self.cut(samples.dataset, text, reopened)
+        return replace(samples, dataset=dataset, note=cut or samples.note)
+
+    def _pictures(self, pictures: Sequence[Picture]) -> Samples:
+        """Samples of images that were named, each of which has to be read."""
+
+        def opened() -> ImageFiles:
+            return ImageFiles(Path(SOURCE), self.spec, self.image_size, self.pixels, pictures, all_read=True)
+
+        files = read_data("images", opened)
+        return Samples(files, "file", files.names, files.preprocessing, files.note)
+
+    def _columnar(self, source: Any) -> Samples:
+        """Samples of a data set of Hugging Face."""
+        if self.text_of(None) is not None or TOKENS in source.column_names:
+            return self._texts(source, None)
+        if (column := image_column(source)) is not None:
+            return self._pictures([ColumnPicture(source, column, row) for row in range(len(source))])
+        return self._columns({name: column_values(source, name) for name in source.column_names})
+
+    def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Given:
+        names = list(rows[0])
+        for number, row in enumerate(rows):
+            if row.keys() != rows[0].keys():
+                raise DataError(
+                    f"row {number} has the columns {', '.join(map(str, row))}, and row 0 {', '.join(map(str, names))}"
+                )
+        return replace(self._mapping({name: np.asarray([row[name] for row in rows]) for name in names}), is_one=False)
+
+    def _mapping(self, source: Mapping[str, Any]) -> Given:
+        arrays = {str(name): _plain_array(value) for name, value in source.items()}
+        is_named = all(entry.name in arrays for entry in self.spec.data)
+        if is_named and all(_is_one(arrays[entry.name], entry) for entry in self._with_samples):
+            return self._arrays(arrays, True)
+        if self.text_of(None) is not None and not is_named:
+            return Given((self._texts(source, None),), False)
+        if arrays and all(array.ndim <= 1 for array in arrays.values()) and not (is_named and self._all_fit(arrays)):
+            is_one = all(array.ndim == 0 for array in arrays.values())
+            return Given((self._columns({name: np.atleast_1d(array) for name, array in arrays.items()}),), is_one)
+        for entry in self.spec.data:
+            if entry.name not in arrays:
+                there = ", ".join(map(repr, arrays)) or "none"
+                raise DataError(f"no array for the model's input '{entry.name}'; there is {there}")
+        return self._arrays(arrays, False)
+
+    @property
+    def _with_samples(self) -> list[Entry]:
+        return [entry for entry in self.spec.data if entry.sample_axis is not None]
+
+    def _all_fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        return all(fits(arrays[entry.name].shape, entry) for entry in self._with_samples if arrays[entry.name].ndim)
+
+    def _array(self, array: np.ndarray) -> Given:
+        entry = self.spec.only_data(SOURCE)
+        array = _plain_array(array)
+        does_fit = array.ndim > 0 and fits(array.shape, entry)
+        if _is_one(array, entry) or (not does_fit and fits((1, *array.shape), entry)):
+            return self._arrays({entry.name: array}, True)
+        if not does_fit and self._is_pixels(array):
+            return Given((self._pictures([_in_memory(_as_image(array), 0)]),), True)
+        if not does_fit and array.ndim == IMAGE_RANKS[-1] and len(array) and self._is_pixels(array[0]):
+            return Given((self._pictures([_in_memory(_as_image(each), at) for at, each in enumerate(array)]),), False)
+        return self._arrays({entry.name: array}, False)
+
+    def _is_pixels(self, array: np.ndarray) -> bool:
+        """True for bytes of a photo [height, width], with 1, 3 or 4 channels last or first, for a model of images."""
+        if self._only is None or len(self._only.extents) not in IMAGE_RANKS or array.dtype != np.uint8 or not array.size:
+            return False
+        return array.ndim == 2 or (array.ndim == 3 and bool({array.shape[0], array.shape[-1]} & {*CHANNELS}))
+
+    def _arrays(self, arrays: Mapping[str, np.ndarray], is_one: bool) -> Given:
+        """Samples of arrays by input name; ``is_one``: without the axis of the samples."""
+        taken = {entry.name: arrays[entry.name] for entry in self.spec.data}
+        if is_one:
+            taken |= {entry.name: taken[entry.name][None] for entry in self._with_samples}
+        fitted, preprocessing = self.spec.samples(taken, SOURCE, self.pixels)
+        dataset = ArrayDataset(fitted, shared=self.spec.shared(fitted))
+        sides = None if self._only is None else _sides(fitted[self._only.name], preprocessing)
+        return Given((Samples(dataset, "row", row_names(len(dataset)), preprocessing, sides=sides),), is_one)
+
+    def _columns(self, columns: Mapping[str, np.ndarray]) -> Samples:
+        """Samples of columns by name, each [rows]."""
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            counts = ", ".join(f"'{name}' {length}" for name, length in lengths.items()) or "none"
+            raise DataError(f"{SOURCE}: the columns differ in their number of rows: {counts}")
+        left_out = unread_columns(list(columns), self.spec, self.label, SOURCE)
+        rows = [f"row {row}" for row in range(next(iter(lengths.values())))]
+        features = Columns({name: column for name, column in columns.items() if name not in left_out}, rows)
+        filled, unseen = filled_inputs(features, self.spec, SOURCE, self.spec.described.table)
+        arrays, _ = self.spec.samples(filled, SOURCE)
+        dataset = ArrayDataset(arrays, shared=self.spec.shared(arrays))
+        return Samples(dataset, "row", row_names(len(dataset)), None, f"{SOURCE}: {'; '.join(unseen)}" if unseen else None)
+
+
+def _is_image(value: object) -> bool:
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "save")
+
+
+def _in_memory(image: Any, index: int) -> _PictureInMemory:
+    return _PictureInMemory(image, str(getattr(image, "filename", "") or index))
+
+
+def _as_image(array: np.ndarray) -> Any:
+    from PIL import Image
+
+    if array.ndim == 3 and array.shape[-1] not in CHANNELS:
+        array = array.transpose(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array))
+
+
+def _plain_array(value: Any) -> np.ndarray:
+    """Return a value as an array, objects that are all texts as texts."""
+    array = np.asarray(value)
+    is_text = array.dtype == object and array.size and all(isinstance(item, str) for item in array.reshape(-1).tolist())
+    return array.astype(str) if is_text else array
+
+
+def _is_one(array: np.ndarray, entry: Entry) -> bool:
+    """True for an array that has the shape of one sample."""
+    extents = entry.extents[1:]
+    return (
+        entry.sample_axis is not None
+        and array.ndim == len(extents)
+        and all(not isinstance(extent, int) or extent == actual for actual, extent in zip(array.shape, extents, strict=True))
+    )
+
+
+def _sides(array: np.ndarray, preprocessing: Preprocessing | None) -> tuple[int, int] | None:
+    """Return width and height of pictures in an array as the model takes it; None if it holds none."""
+    if array.ndim != IMAGE_RANKS[-1]:
+        return None
+    is_last = preprocessing.layout == "NHWC" if preprocessing is not None else array.shape[1] not in CHANNELS
+    height, width = array.shape[1:3] if is_last else array.shape[2:]
+    return int(width), int(height)

@@ -1,0 +1,500 @@
+"""Predictions of a saved model, one object for each sample: ``Predictor`` and ``Prediction``.
+
+``burnish.Predictor``, ``Finetuned.predict`` and the command ``burnish predict`` are this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from burnish.data import Dataset, DataSource, Text, as_dataset, open_dataset
+from burnish.data.given_samples import Given, SampleReader
+from burnish.data.text.settings import text_of_model
+from burnish.data.unlabelled import Samples
+from burnish.errors import ConfigurationError, DataWarning, EngineError
+from burnish.graph import FLOATING
+from burnish.metrics.average_precision import Picture
+from burnish.options import takes
+from burnish.training.predictions import (
+    Answer,
+    class_names,
+    found_in,
+    in_pixels,
+    is_detector,
+    masks_of,
+    read_answer,
+)
+from burnish.training.predictor_options import PredictorOptions
+from burnish.training.run_data import within_the_opened
+from burnish.training.trained_model import TrainedModel, open_model
+from burnish.validation import is_whole
+from burnish.warn import warn
+
+BATCH_SIZE = 32
+YES = 0.5
+"""From this probability on a question is answered with yes."""
+NO_AND_YES = ("no", "yes")
+SHOWN = 6
+"""How many of several values or boxes a text names."""
+Kind = Literal["class", "labels", "values", "boxes", "mask", "outputs"]
+AxisFirst = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """The prediction of a model for one sample.
+
+    Attributes:
+        name: of the sample: its file, its text, or its row, counted from 0.
+        label: the most probable class; if each class is a question of its own, those answered with yes, a tuple; of boxes the
+            class of each, a tuple; of a mask the class of most pixels. None if the model gives values.
+        score: the probability of ``label``, or its score; of several the highest; of a mask the share of pixels. None if there is
+            no label.
+        scores: those of all ``classes``, float64 [classes]; of boxes that of each, float64 [boxes].
+        classes: the names of the classes that the model knows, in the order of their indices.
+        values: of a model that gives values, float64 [values].
+        boxes: left, top, right and bottom of each box, the most certain first, float64 [boxes, 4]: in pixels of the picture; of
+            ``.npz`` files, in fractions of what the model reads.
+        mask: the class of each pixel as the model reads the picture, int64 [height, width].
+        outputs: everything that the model gives, by name, without the axis of the samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from burnish.training.predictor import Prediction
+        >>> found = Prediction("a.png", "cat", 0.8, np.array([0.8, 0.2]), ("cat", "dog"))
+        >>> print(found)
+        cat 0.8000
+        >>> found.as_dict()
+        {'name': 'a.png', 'label': 'cat', 'score': 0.8, 'scores': {'cat': 0.8, 'dog': 0.2}}
+    """
+
+    name: str
+    label: str | tuple[str, ...] | None = None
+    score: float | None = None
+    scores: np.ndarray | None = None
+    classes: tuple[str, ...] = ()
+    values: np.ndarray | None = None
+    boxes: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """What was predicted: ``class``, ``labels``, ``values``, ``boxes``, ``mask``, or ``outputs`` if nothing says what these are."""
+        if self.boxes is not None:
+            return "boxes"
+        if self.mask is not None:
+            return "mask"
+        if self.values is not None:
+            return "values"
+        if self.scores is None:
+            return "outputs"
+        return "labels" if isinstance(self.label, tuple) else "class"
+
+    def top(self, count: int | None = None) -> list[tuple[str, float]]:
+        """Return the classes with the highest scores, and these, the highest first; None: of all. Empty if there are none."""
+        if self.scores is None or self.boxes is not None:
+            return []
+        order = np.argsort(-self.scores, kind="stable")[:count]
+        return [(self.classes[int(index)], float(self.scores[index])) for index in order]
+
+    def as_dict(self, top: int | None = None) -> dict[str, Any]:
+        """Return the prediction as JSON-compatible values, as ``burnish predict --format jsonl`` writes it.
+
+        Args:
+            top: how many of the classes ``scores`` has, the highest first; None: all, in their order.
+
+        Returns:
+            ``name``, with ``label``, ``score`` and ``scores`` by class; or ``boxes``, each with ``label``, ``score`` and ``box``;
+            or ``values``; or, if nothing says what they are, ``outputs`` by name.
+        """
+        said: dict[str, Any] = {"name": self.name}
+        if self.kind == "values":
+            assert self.values is not None
+            return said | {"values": self.values.tolist()}
+        if self.kind == "outputs":
+            return said | {"outputs": {name: array.tolist() for name, array in self.outputs.items()}}
+        if self.boxes is not None:
+            found = [{"label": label, "score": score, "box": box.tolist()} for label, score, box in self.found()]
+            return said | {"boxes": found}
+        assert self.scores is not None
+        scores = dict(self.top(top)) if top is not None else dict(zip(self.classes, self.scores.tolist(), strict=True))
+        label = list(self.label) if isinstance(self.label, tuple) else self.label
+        return said | {"label": label, "score": self.score, "scores": scores}
+
+    def found(self) -> list[tuple[str, float, np.ndarray]]:
+        """Return class, score and box of each box, the most certain first; empty if the model finds none."""
+        if self.boxes is None or self.scores is None or not isinstance(self.label, tuple):
+            return []
+        return list(zip(self.label, self.scores.tolist(), self.boxes, strict=True))
+
+    def __str__(self) -> str:
+        if self.boxes is not None:
+            return _some([f"{label} {score:.4f}" for label, score, _ in self.found()]) or "no boxes"
+        if self.mask is not None:
+            return _some([f"{name} {share:.4f}" for name, share in self.top() if share])
+        if isinstance(self.label, tuple):
+            yes = {*self.label}
+            return _some([f"{name} {score:.4f}" for name, score in self.top() if name in yes]) or "none"
+        if self.label is not None:
+            return f"{self.label} {self.score:.4f}"
+        if self.values is not None:
+            return _numbers(self.values)
+        return ", ".join(f"{name} {list(array.shape)}" for name, array in self.outputs.items())
+
+    def __repr__(self) -> str:
+        said: dict[str, Any] = {"name": _short(self.name)}
+        if self.label is not None and self.boxes is None:
+            said["label"] = self.label
+            said["score"] = None if self.score is None else round(self.score, 4)
+        if self.values is not None:
+            return f"Prediction(name={said['name']!r}, values={_numbers(self.values)})"
+        if self.boxes is not None or self.kind == "outputs":
+            return f"Prediction(name={said['name']!r}, {'boxes' if self.boxes is not None else 'outputs'}: {self})"
+        return f"Prediction({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+
+
+class Predictor:
+    """A saved model that is asked for predictions: an ONNX file, the folder of a run or of a program, or a checkpoint.
+
+    Samples are read as the model says of the data that it was trained on: its pixels, classes, columns and tokens. The model stays
+    open until ``close``; a predictor is a context manager too.
+
+    Args:
+        path: the tuned ONNX file, or any other; the folder of a run; a checkpoint; a saved program.
+        engine: a name (``auto``, ``onnxruntime``, ``torch``, ``reference``, or one that a package registers) or an Engine.
+        threads: threads used inside one operator; None is the engine's choice.
+        program: the saved program of a checkpoint that lies apart from its run.
+        best: of a run, the best epoch or the latest state; None: the one that it exported.
+        average: whether to read the average of the weights that the optimizer keeps; None: as the run exported.
+        sample_axis: of an ONNX file, as ``burnish.compile`` takes it.
+        outputs: the output that is read; None: the one that the loss reads, or the only one.
+        activation: ``softmax``, ``sigmoid`` or ``none``: what makes probabilities of the output; None: what the model tells.
+        score: the lowest score of the boxes of a detector.
+        loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
+        label: the column of a table with the labels, which is left out of what is predicted.
+        image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+
+    Raises:
+        ModelError, CheckpointError: the model cannot be read.
+        ConfigurationError: an option that is out of range, or that does not fit the model.
+        EngineError: the engine is not there.
+
+    Example:
+        >>> import numpy as np
+        >>> import onnx_ir
+        >>> import burnish
+        >>> onnx_ir.save(burnish.models.create("mlp", classes=3, input_shape=(4,)), "flowers.onnx")
+        >>> with burnish.Predictor("flowers.onnx", activation="softmax") as predictor:
+        ...     one = predictor.predict(np.zeros(4, np.float32))
+        ...     several = predictor.predict(np.zeros((2, 4), np.float32))
+        >>> one.label in ("0", "1", "2"), one.scores.shape, len(several)
+        (True, (3,), 2)
+    """
+
+    @takes(PredictorOptions)
+    def __init__(self, path: str | Path, options: PredictorOptions):
+        self.path, self._options = Path(path), options
+        self._asked_text: Text | None = options.text  # type: ignore[assignment]  # the options have checked it
+        self._model: TrainedModel | None = open_model(self.path, **self._opening, to_evaluate=False)
+        self._evaluating: TrainedModel | None = self._model if self._model.evaluates and not self._objective else None
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Prediction | list[Prediction]:
+        """Return the prediction of one sample, or those of several, in their order.
+
+        Args:
+            x: a path: of a photo, a folder of photos, a table, a file of texts, an ``.npz`` file, or what else
+                ``burnish.data.open_dataset`` takes. An array with the axis of the samples, or without it for one sample; an image
+                of Pillow, or its bytes, uint8 [height, width, channels], of any size. Arrays by input name. Columns of a table by
+                name, a data frame, or a list of rows by column. A text, for a model of texts. A list of paths, of texts, of images
+                or of arrays.
+            batch_size: samples at once; None: 32. A model of a fixed batch takes that.
+
+        Returns:
+            One prediction for one sample that was given by itself: a photo, a text, an array without the axis of the samples, a row
+            as a dict of numbers. A list for anything else, even of one sample.
+
+        Raises:
+            DataError: nothing there, no samples, or samples that do not fit the model.
+            InputError: the model gives no prediction for each sample.
+            EngineError: the engine cannot run it, or the predictor is closed.
+        """
+        given = self.read(x)
+        for note in given.notes:
+            warn(DataWarning(note))
+        found = list(self.predictions(given, batch_size))
+        return found[0] if given.is_one else found
+
+    def evaluate(self, data: DataSource, *, batch_size: int | None = None) -> dict[str, float]:
+        """Return loss and metrics over labelled data, by name, in inference mode.
+
+        Args:
+            data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of Hugging
+                Face ``datasets``.
+            batch_size: samples at once; None: 32.
+
+        Raises:
+            ConfigurationError: the file does not say which loss it was trained on, and none was named.
+            DataError: data that cannot be read or do not fit the model.
+            InputError: nothing in the data counts.
+            EngineError: the engine cannot run it, or the predictor is closed.
+        """
+        dataset, notes = self.read_labelled(data)
+        for note in notes:
+            warn(DataWarning(note))
+        return self.evaluated.evaluate(dataset, _batch_size(batch_size))
+
+    def close(self) -> None:
+        """Free what the engine holds. The predictor is not used any more."""
+        for model in {id(each): each for each in (self._model, self._evaluating) if each is not None}.values():
+            model.close()
+        self._model = self._evaluating = None
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Predictor({os.fspath(self.path)!r}{', closed' if self._model is None else ''})"
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of their indices; None if the model does not say."""
+        return self.model.described.classes
+
+    @property
+    def model(self) -> TrainedModel:
+        """The model that predicts.
+
+        Raises:
+            EngineError: the predictor is closed.
+        """
+        if self._model is None:
+            raise EngineError(f"The predictor of '{self.path}' is closed: open another one (burnish.Predictor)")
+        return self._model
+
+    @property
+    def evaluated(self) -> TrainedModel:
+        """The model with its loss.
+
+        Raises:
+            ConfigurationError, EngineError: as ``evaluate``.
+        """
+        assert self.model is not None
+        if self._evaluating is None:
+            self._evaluating = open_model(self.path, **self._opening, **self._objective)
+        return self._evaluating
+
+    def answer(self) -> Answer:
+        """Return how the output is read.
+
+        Raises:
+            ConfigurationError: there are several outputs, and none was named.
+        """
+        return read_answer(self.model, self._options.outputs, self._options.activation)
+
+    def answer_or_none(self) -> Answer | None:
+        """Return how the output is read; None of a detector, and if there are several outputs and nothing says which."""
+        if self.gives_boxes:
+            return None
+        if self._options.outputs is None and not self.model.options.get("predictions"):
+            floating = [value for value in self.model.predict_graph.graph.outputs if value.dtype in FLOATING]
+            if len(floating) != 1:
+                return None
+        return self.answer()
+
+    @property
+    def gives_boxes(self) -> bool:
+        """True if boxes of objects are predicted."""
+        return self._options.outputs is None and is_detector(self.model)
+
+    def text_of(self, data: str | Path | None = None) -> Text | None:
+        """Return how data become tokens, or texts in memory for None; None if the model was not trained on texts."""
+        return text_of_model(self._asked_text, self.model.described.text, self.path, data)
+
+    def read(self, x: Any) -> Given:
+        """Open samples without labels, as ``predict`` takes them.
+
+        Raises:
+            DataError: as ``predict``.
+        """
+        asked = self._options
+        reader = SampleReader(
+            self.model.to_predict,
+            asked.label,
+            asked.image_size,
+            asked.pixels,
+            self.text_of,
+            partial(within_the_opened, self.model),
+        )
+        return reader.open(x)
+
+    def read_labelled(self, data: DataSource) -> tuple[Dataset, list[str]]:
+        """Open data with labels, as ``evaluate`` takes them, and return notes of what a person should know.
+
+        Raises:
+            ConfigurationError, DataError: as ``evaluate``.
+        """
+        model, asked = self.evaluated, self._options
+        classes = model.described.classes
+        if isinstance(data, str | os.PathLike):
+            path = Path(data)
+            options: dict[str, Any] = {"label": asked.label, "image_size": asked.image_size, "missing": asked.missing}
+            text = self.text_of(path)
+            read = partial(open_dataset, path, model.to_evaluate, classes=classes, pixels=asked.pixels, **options)
+        else:
+            text = None if isinstance(data, Dataset) else self._text_in_memory(data)
+            read = partial(as_dataset, data, model.to_evaluate, classes, asked.pixels)
+        dataset, cut = within_the_opened(model, read(text=text), text, lambda text: read(text=text))
+        return dataset, [note for note in (cut, getattr(dataset, "note", None)) if note is not None]
+
+    def predictions(self, given: Given, batch_size: int | None = None, with_outputs: bool = True) -> Iterator[Prediction]:
+        """Yield the prediction of each sample, batch by batch.
+
+        Args:
+            given: as ``read`` opens samples.
+            batch_size: samples at once; None: 32.
+            with_outputs: False leaves out the outputs of a detector, which are computed apart from its boxes.
+
+        Raises:
+            InputError, EngineError: as ``predict``.
+        """
+        size = _batch_size(batch_size)
+        for part in given.parts:
+            if self.gives_boxes:
+                yield from self._boxes(part, size, with_outputs)
+            else:
+                yield from self._answers(part, size)
+
+    @property
+    def _opening(self) -> dict[str, Any]:
+        names = ("program", "best", "average", "sample_axis", "engine", "threads")
+        return {name: getattr(self._options, name) for name in names}
+
+    @property
+    def _objective(self) -> dict[str, Any]:
+        asked = {name: getattr(self._options, name) for name in ("loss", "metrics", "outputs")}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def _text_in_memory(self, data: Any) -> Text | None:
+        """Return how labelled texts in memory become tokens; None for arrays by input name, which are tokens already."""
+        is_of_inputs = isinstance(data, Mapping) and all(entry.name in data for entry in self.model.to_predict.data)
+        return None if is_of_inputs else self.text_of(None)
+
+    def _answers(self, part: Samples, batch_size: int) -> Iterator[Prediction]:
+        answer = self.answer_or_none()
+        names = iter(part.names)
+        for outputs in self.model.predictions(part.dataset, batch_size):
+            yield from self._of_batch(answer, outputs, names)
+
+    def _of_batch(self, answer: Answer | None, outputs: AxisFirst, names: Iterator[str]) -> Iterator[Prediction]:
+        count = len(next(iter(outputs.values())))
+        each = [(next(names), {name: array[row] for name, array in outputs.items()}) for row in range(count)]
+        array = None if answer is None else outputs[answer.output]
+        if answer is None or array is None:
+            yield from (Prediction(name, outputs=given) for name, given in each)
+        elif answer.is_of_pixels(array):
+            masks, known = masks_of(answer, array, self.classes)
+            for (name, given), mask in zip(each, masks, strict=True):
+                yield _of_mask(name, mask, known, given)
+        elif not answer.is_of_rows(array):
+            for name, given in each:
+                values = given[answer.output].astype(np.float64) if answer.kind == "values" else None
+                yield Prediction(name, values=values, outputs=given)
+        else:
+            for (name, given), numbers in zip(each, answer.numbers(array), strict=True):
+                yield _of_numbers(answer, name, numbers, self.classes, given)
+
+    def _boxes(self, part: Samples, batch_size: int, with_outputs: bool) -> Iterator[Prediction]:
+        model, names = self.evaluated, part.names
+        sizes, known = part.sizes, self.classes
+        outputs = _rows_of(self.model.predictions(part.dataset, batch_size)) if with_outputs else None
+        for place, picture in enumerate(found_in(model, part.dataset, batch_size)):
+            boxes = picture.boxes
+            if sizes is not None:
+                whole = part.preprocessing if part.sides is None else None
+                boxes = in_pixels(boxes, sizes[place], whole)
+            given = {} if outputs is None else next(outputs)
+            yield _of_boxes(names[place], picture, boxes, known, self._options.score, given)
+
+
+def _batch_size(asked: int | None) -> int:
+    if asked is not None and (not is_whole(asked) or asked < 1):
+        raise ConfigurationError(f"batch_size={asked!r}: give a whole number of 1 or more")
+    return BATCH_SIZE if asked is None else int(asked)
+
+
+def _rows_of(batches: Iterable[AxisFirst]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the outputs of each sample."""
+    for outputs in batches:
+        for row in range(len(next(iter(outputs.values())))):
+            yield {name: array[row] for name, array in outputs.items()}
+
+
+def _of_numbers(
+    answer: Answer, name: str, numbers: np.ndarray, known: tuple[str, ...] | None, outputs: Mapping[str, np.ndarray]
+) -> Prediction:
+    """Return a prediction of one row of probabilities, scores or values."""
+    if answer.kind == "values" or (len(numbers) == 1 and answer.kind != "questions"):
+        return Prediction(name, values=numbers, outputs=outputs)
+    if answer.kind == "questions" and len(numbers) == 1:
+        yes = float(numbers[0])
+        scores, names = np.array([1 - yes, yes]), known if known is not None and len(known) == 2 else NO_AND_YES
+        chosen = int(yes >= YES)
+        return Prediction(name, names[chosen], float(scores[chosen]), scores, tuple(names), outputs=outputs)
+    names = tuple(class_names(known, len(numbers)))
+    best = int(np.argmax(numbers))
+    label: str | tuple[str, ...] = names[best]
+    if answer.kind == "questions":
+        label = tuple(each for each, number in zip(names, numbers, strict=True) if number >= YES)
+    return Prediction(name, label, float(numbers[best]), numbers, names, outputs=outputs)
+
+
+def _of_mask(name: str, mask: np.ndarray, names: tuple[str, ...], outputs: Mapping[str, np.ndarray]) -> Prediction:
+    shares = np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size
+    most = int(np.argmax(shares))
+    return Prediction(name, names[most], float(shares[most]), shares, names, mask=mask, outputs=outputs)
+
+
+def _of_boxes(
+    name: str,
+    picture: Picture,
+    boxes: np.ndarray,
+    known: tuple[str, ...] | None,
+    least: float,
+    outputs: Mapping[str, np.ndarray],
+) -> Prediction:
+    order = np.argsort(-picture.scores, kind="stable")
+    order = order[picture.scores[order] >= least]
+    indices = [int(picture.classes[index]) for index in order]
+    label = tuple(known[index] if known is not None and index < len(known) else str(index) for index in indices)
+    scores = picture.scores[order].astype(np.float64)
+    score = float(scores[0]) if len(scores) else None
+    return Prediction(name, label, score, scores, known or (), boxes=boxes[order].astype(np.float64), outputs=outputs)
+
+
+def _some(words: list[str]) -> str:
+    rest = len(words) - SHOWN
+    return ", ".join(words[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _numbers(values: np.ndarray) -> str:
+    if values.size == 1:
+        return f"{values.reshape(-1)[0]:.4f}"
+    if values.ndim > 1:
+        return f"[{', '.join(map(str, values.shape))}]"
+    return f"[{_some([f'{value:.4f}' for value in values.tolist()])}]"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 60 else f"{name[:57]}..."

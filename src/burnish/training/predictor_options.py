@@ -1,0 +1,113 @@
+"""What a predictor is asked for: which weights of a saved model it reads, what runs it, and how it reads samples and outputs.
+
+Nothing heavy is imported here: the help of the command line lists these options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.compiler.options import CompileOptions
+from burnish.errors import ConfigurationError
+from burnish.options import Options, option, same_option
+from burnish.training.trainer_options import RunOptions
+from burnish.validation import is_number
+
+if TYPE_CHECKING:
+    from burnish import losses, metrics
+    from burnish.data.preprocessing import PixelsLike
+    from burnish.data.text.settings import Text, TextLike
+    from burnish.engines import Engine
+    from burnish.sample_axes import AskedAxes
+
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+
+
+def check_activation(activation: Any) -> Any:
+    """Raise ConfigurationError for an activation that there is not; None is none that was asked for."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ConfigurationError(f"activation: there is no '{activation}'; choose among {', '.join(ACTIVATIONS)}")
+    return activation
+
+
+def _check_score(score: Any) -> float:
+    if not is_number(score) or not 0 <= score <= 1:
+        raise ConfigurationError(f"score={score!r}: give a number from 0 to 1, such as 0.25")
+    return float(score)
+
+
+def _check_text(text: Any) -> Text | None:
+    from burnish.data.text.settings import as_text
+
+    return as_text(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModelOptions(Options):
+    """The weights to read from a saved model, and what runs it; ``PredictorOptions`` says what each option is."""
+
+    program: str | Path | None = option(
+        None, help="The saved program of a checkpoint that lies apart from its run.", metavar="PATH", kind=Path
+    )
+    best: bool | None = option(
+        None,
+        help="Of a run, the best epoch or the latest state; by default the one it exported.",
+        spelled="--best/--latest",
+        kind=bool,
+    )
+    average: bool | None = option(
+        None,
+        help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
+        spelled="--average/--no-average",
+        kind=bool,
+    )
+    sample_axis: AskedAxes = same_option(CompileOptions, "sample_axis")
+    engine: str | Engine = same_option(RunOptions, "engine")
+    threads: int | None = same_option(RunOptions, "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(Options):
+    """How the outputs of a model are read; ``PredictorOptions`` says what each option is."""
+
+    outputs: str | None = option(
+        None, help="Which output is shown, if there are several; by default the one that the loss reads.", metavar="NAME"
+    )
+    activation: str | None = option(
+        None,
+        check=check_activation,
+        help="What makes probabilities of the output: softmax, sigmoid or none; by default what the model tells.",
+    )
+    score: float = option(
+        0.25, check=_check_score, help="The lowest score of the boxes of a detector that are given.", kind=float
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorOptions(SavedModelOptions, AnswerOptions):
+    """What a predictor is asked for.
+
+    Args:
+        engine, threads: as ``Session`` takes them.
+        program: the saved program of a checkpoint that lies apart from its run.
+        best: of a run, the best epoch or the latest state; None: the one that it exported.
+        average: whether to read the average of the weights that the optimizer keeps; None: as the run exported.
+        sample_axis: of an ONNX file, as ``burnish.compile`` takes it.
+        outputs: the output that is read; None: the one that the loss reads, or the only one.
+        activation: ``softmax``, ``sigmoid`` or ``none``: what makes probabilities of the output; None: what the model tells.
+        score: the lowest score of the boxes of a detector.
+        loss, metrics: to evaluate an ONNX file, as ``burnish.compile`` takes them; None: what the file says.
+        label: the column of a table with the labels, which is left out of what is predicted.
+        image_size, pixels, text, missing: as ``burnish.data.open_dataset`` takes them; None: what the model says.
+    """
+
+    loss: losses.LossLike | None = option(None)
+    metrics: Sequence[str | metrics.Metric] | None = option(None)
+    label: str | None = option(None)
+    image_size: tuple[int, int] | None = option(None)
+    pixels: PixelsLike | None = option(None)
+    text: TextLike | None = option(None, check=_check_text)
+    missing: str = option("error")
