@@ -95,7 +95,7 @@ def test_what_is_printed(run, images, monkeypatch):
     everything = run("predict", "run", "images").stdout.splitlines()
     assert len([line for line in everything if "images" in line.split()[0] and ".png" in line.split()[0]]) == 39
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    assert "and 19 samples more (-o or a pipe writes all)" in run("predict", "run", "images").stdout
+    assert run("predict", "run", "images").stdout.count(".png") == 39
     monkeypatch.delenv("FORCE_COLOR")
     assert "the run 'run', best state" in run("predict", "run", "images/ant", "--best").stdout
 
@@ -296,7 +296,7 @@ def test_averages_as_the_run_exported(run, images):
         (("color.onnx", "images", "--top", "4"), "the model has 3 classes, and 4 of them are to be shown", 1),
         (("color.onnx", "images", "--best"), "best: 'color.onnx' is one model: leave it out", 1),
         (("color.onnx", "images", "--average"), "average: 'color.onnx' holds one set of weights", 1),
-        (("color.onnx", "images", "-o", "p.txt"), "--output p.txt: predictions are written as .csv or .npz", 2),
+        (("color.onnx", "images", "-o", "p.txt"), "--output p.txt: predictions are written as .csv, .jsonl or .npz", 2),
         (("model.onnx", "data.npz", "--pixels", "raw"), "its numbers are taken as they are ('x' float32)", 1),
     ],
     test=5,

@@ -170,7 +170,7 @@ def predict(
     data: Annotated[
         list[str],
         typer.Argument(
-            metavar="DATA...",
+            metavar="DATA",
             help="Photos, folders of photos, .npz, .csv or .parquet files, files of texts, digits:test, or a text in quotation "
             "marks.",
             show_default=False,

@@ -118,9 +118,9 @@ class SampleReader:
         """
         if isinstance(source, str | os.PathLike):
             if self._is_text(source, alone=True):
-                return (
-                    self._array(np.asarray([source])) if self._reads_strings else Given((self._texts([source], [source]),), True)
-                )
+                if self._reads_strings:
+                    return replace(self._array(np.asarray([source])), is_one=True)
+                return Given((self._texts([source], [source]),), True)
             return Given((self._path(Path(source)),), self._is_photo(source))
         if _is_image(source):
             return Given((self._pictures([_in_memory(source, 0)]),), True)
@@ -187,7 +187,7 @@ class SampleReader:
 
     def _paths_and_texts(self, items: Sequence[PathLike]) -> Given:
         for item in items:
-            if not self._is_text(item, alone=False):
+            if self._kind(item) == "path":
                 format_of(Path(item))  # what is not there is said before anything is read
         parts: list[Samples] = []
         for kind, group in groupby(items, self._kind):

@@ -88,7 +88,7 @@ def table_dataset(
     table = spec.described.table or TableDescription.of(features, spec.data, source)
     filled, unseen = filled_inputs(features, spec, source, table)
     said += unseen
-    if table is not None:
+    if table is not None and table is not spec.described.table:
         said.append(table.text())
     if len(spec.data) > 1 and (rest := [name for name in features if name not in filled]):
         said.append(f"no input reads the columns {', '.join(map(repr, rest))}")

@@ -157,13 +157,13 @@ def unread_columns(names: Sequence[str], spec: DataSpec, label: str | None, sour
         source: what to call the table in an error.
 
     Raises:
-        DataError: there is no such column.
+        DataError: there is no such column, and the others are not as many as the model takes.
     """
     takes = _columns_taken(spec)
-    if label is not None and label not in names and not _is_all_read(names, takes, spec, source):
-        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
     if takes is not None:
         return set(names) - takes
+    if label is not None and label not in names and (len(names), True) != _features_taken(spec, source):
+        raise DataError(f"{source}: no column '{label}'; the columns are {', '.join(names)}")
     chosen = label if label in names else _guessed_label(names, spec, source)
     return () if chosen is None else {chosen}
 
@@ -173,11 +173,6 @@ def _columns_taken(spec: DataSpec) -> set[str] | None:
     if len(spec.data) > 1:
         return {entry.name for entry in spec.data}
     return None if spec.described.table is None else {name for name, _ in spec.described.table.columns}
-
-
-def _is_all_read(names: Sequence[str], takes: set[str] | None, spec: DataSpec, source: str) -> bool:
-    """True if a model reads all columns there are, or finds its own among them: none of labels has to be left out."""
-    return takes <= {*names} if takes is not None else (len(names), True) == _features_taken(spec, source)
 
 
 def _features_taken(spec: DataSpec, source: str) -> tuple[int, bool]:

@@ -55,8 +55,8 @@ class Finetuned:
         notes: what was decided, and why, a line each.
         accuracies: with ``quantize``, those of ``float32``, ``quantized_after_training`` and ``quantized_in_training``; else
             empty.
-        opening: options of ``burnish.Predictor`` by which ``predict`` and ``evaluate`` open the tuned model, once: the engine, and
-            how the data were read.
+        opening: options of ``burnish.Predictor`` by which ``predict`` and ``evaluate`` open the tuned model: the engine, and how
+            the data were read.
     """
 
     path: Path

@@ -88,7 +88,7 @@ class Prediction:
 
     @property
     def kind(self) -> Kind:
-        """What was predicted: ``class``, ``labels``, ``values``, ``boxes``, ``mask``, or ``outputs`` if nothing says what these are."""
+        """The kind: ``class``, ``labels``, ``values``, ``boxes``, ``mask``, or ``outputs`` if nothing says what these are."""
         if self.boxes is not None:
             return "boxes"
         if self.mask is not None:
@@ -165,8 +165,8 @@ class Prediction:
 class Predictor:
     """A saved model that is asked for predictions: an ONNX file, the folder of a run or of a program, or a checkpoint.
 
-    Samples are read as the model says of the data that it was trained on: its pixels, classes, columns and tokens. The model stays
-    open until ``close``; a predictor is a context manager too.
+    Samples are read as the model says of the data that it was trained on: its pixels, classes, columns and tokens. The model
+    stays open until ``close``; a predictor is a context manager too.
 
     Args:
         path: the tuned ONNX file, or any other; the folder of a run; a checkpoint; a saved program.
@@ -190,9 +190,9 @@ class Predictor:
 
     Example:
         >>> import numpy as np
-        >>> import onnx_ir
+        >>> import onnx
         >>> import burnish
-        >>> onnx_ir.save(burnish.models.create("mlp", classes=3, input_shape=(4,)), "flowers.onnx")
+        >>> onnx.save(burnish.models.create("mlp", classes=3, input_shape=(4,)), "flowers.onnx")
         >>> with burnish.Predictor("flowers.onnx", activation="softmax") as predictor:
         ...     one = predictor.predict(np.zeros(4, np.float32))
         ...     several = predictor.predict(np.zeros((2, 4), np.float32))
@@ -202,6 +202,10 @@ class Predictor:
 
     @takes(PredictorOptions)
     def __init__(self, path: str | Path, options: PredictorOptions):
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigurationError(
+                f"A predictor opens a file or the folder of a run, not a {type(path).__name__}: give its path"
+            )
         self.path, self._options = Path(path), options
         self._asked_text: Text | None = options.text  # type: ignore[assignment]  # the options have checked it
         self._model: TrainedModel | None = open_model(self.path, **self._opening, to_evaluate=False)
@@ -213,14 +217,14 @@ class Predictor:
         Args:
             x: a path: of a photo, a folder of photos, a table, a file of texts, an ``.npz`` file, or what else
                 ``burnish.data.open_dataset`` takes. An array with the axis of the samples, or without it for one sample; an image
-                of Pillow, or its bytes, uint8 [height, width, channels], of any size. Arrays by input name. Columns of a table by
-                name, a data frame, or a list of rows by column. A text, for a model of texts. A list of paths, of texts, of images
-                or of arrays.
+                of Pillow, or its bytes, uint8 [height, width, channels], of any size. Arrays by input name. Columns of a table
+                by name, a data frame, or a list of rows by column. A text, for a model of texts. A list of paths, of texts, of
+                images or of arrays.
             batch_size: samples at once; None: 32. A model of a fixed batch takes that.
 
         Returns:
-            One prediction for one sample that was given by itself: a photo, a text, an array without the axis of the samples, a row
-            as a dict of numbers. A list for anything else, even of one sample.
+            One prediction for one sample that was given by itself: a photo, a text, an array without the axis of the samples, a
+            row as a dict of numbers. A list for anything else, even of one sample.
 
         Raises:
             DataError: nothing there, no samples, or samples that do not fit the model.
@@ -237,8 +241,8 @@ class Predictor:
         """Return loss and metrics over labelled data, by name, in inference mode.
 
         Args:
-            data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of Hugging
-                Face ``datasets``.
+            data: a path as ``burnish.data.open_dataset`` takes it, ``(x, y)``, arrays by input name, a data set, or one of
+                Hugging Face ``datasets``.
             batch_size: samples at once; None: 32.
 
         Raises:
@@ -449,9 +453,9 @@ def _of_numbers(
         return Prediction(name, values=numbers, outputs=outputs)
     if answer.kind == "questions" and len(numbers) == 1:
         yes = float(numbers[0])
-        scores, names = np.array([1 - yes, yes]), known if known is not None and len(known) == 2 else NO_AND_YES
-        chosen = int(yes >= YES)
-        return Prediction(name, names[chosen], float(scores[chosen]), scores, tuple(names), outputs=outputs)
+        two = known if known is not None and len(known) == 2 else NO_AND_YES
+        scores, chosen = np.array([1 - yes, yes]), int(yes >= YES)
+        return Prediction(name, two[chosen], float(scores[chosen]), scores, two, outputs=outputs)
     names = tuple(class_names(known, len(numbers)))
     best = int(np.argmax(numbers))
     label: str | tuple[str, ...] = names[best]
