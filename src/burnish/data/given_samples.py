@@ -262,7 +262,7 @@ class SampleReader:
     def _mapping(self, source: Mapping[str, Any]) -> Given:
         arrays = {str(name): _plain_array(value) for name, value in source.items()}
         is_named = all(entry.name in arrays for entry in self.spec.data)
-        if is_named and all(_is_one(arrays[entry.name], entry) for entry in self._with_samples):
+        if is_named and all(_is_single(arrays[entry.name], entry) for entry in self._with_samples):
             return self._arrays(arrays, True)
         if self.text_of(None) is not None and not is_named:
             return Given((self._texts(source, None),), False)
@@ -285,9 +285,9 @@ class SampleReader:
     def _array(self, array: np.ndarray) -> Given:
         entry = self.spec.only_data(SOURCE)
         array = _plain_array(array)
-        does_fit = array.ndim > 0 and fits(array.shape, entry)
-        if _is_one(array, entry) or (not does_fit and fits((1, *array.shape), entry)):
+        if _is_single(array, entry) or (not array.ndim and fits((1,), entry)):
             return self._arrays({entry.name: array}, True)
+        does_fit = array.ndim > 0 and fits(array.shape, entry)
         if not does_fit and self._is_pixels(array):
             return Given((self._pictures([_in_memory(_as_image(array), 0)]),), True)
         if not does_fit and array.ndim == IMAGE_RANKS[-1] and len(array) and self._is_pixels(array[0]):
@@ -348,14 +348,13 @@ def _plain_array(value: Any) -> np.ndarray:
     return array.astype(str) if is_text else array
 
 
-def _is_one(array: np.ndarray, entry: Entry) -> bool:
-    """True for an array that has the shape of one sample."""
+def _is_single(array: np.ndarray, entry: Entry) -> bool:
+    """True for an array of one sample: it has the shape of one, or is one in another layout; a number may be one of a table."""
     extents = entry.extents[1:]
-    return (
-        entry.sample_axis is not None
-        and array.ndim == len(extents)
-        and all(not isinstance(extent, int) or extent == actual for actual, extent in zip(array.shape, extents, strict=True))
+    is_exact = array.ndim == len(extents) and all(
+        not isinstance(extent, int) or extent == actual for actual, extent in zip(array.shape, extents, strict=True)
     )
+    return is_exact or (array.ndim > 0 and not fits(array.shape, entry) and fits((1, *array.shape), entry))
 
 
 def _sides(array: np.ndarray, preprocessing: Preprocessing | None) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from burnish import engines, losses, metrics
 from burnish.compiler.compile import compile_inference
 from burnish.data import DataDescription, Dataset, DataSpec
 from burnish.engines import Engine, LoadedModel
+from burnish.engines.base import check_threads
 from burnish.errors import CheckpointError, ConfigurationError, InputError
 from burnish.files.folder import MANIFEST
 from burnish.files.metadata import TRAINING, read_objective
@@ -238,6 +239,7 @@ class _RunsOn(NamedTuple):
         return Session(program, self.engine, state, threads=self.threads)
 
     def load(self, model: ir.Model) -> LoadedModel:
+        check_threads(self.threads)
         # An engine of another package may not know the argument.
         return self.engine.load(model) if self.threads is None else self.engine.load(model, self.threads)
 
