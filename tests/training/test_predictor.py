@@ -76,9 +76,7 @@ def test_a_photo_gives_one_prediction(photos, folder, expected):
     assert (found.kind, found.values, found.boxes, found.mask) == ("class", None, None, None)
     assert str(found) == f"{found.label} {found.score:.4f}"
     assert repr(found).startswith("Prediction(name='")
-    assert repr(found).endswith(
-        f"label={found.label!r}, score={found.score:.4g})"
-    )
+    assert repr(found).endswith(f"label={found.label!r}, score={found.score:.4g})")
     assert found.top(2) == sorted(zip(found.classes, found.scores, strict=True), key=lambda pair: -pair[1])[:2]
     assert found.as_dict(1) == {
         "name": found.name,

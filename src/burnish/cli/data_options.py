@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from burnish.cli.option_groups import OptionGroup
-from burnish.data.text.settings import Text, text_of_model
+from burnish.data.text.settings import Text
 from burnish.settings import is_natural_text, read_number, split
 
 if TYPE_CHECKING:
@@ -220,4 +220,6 @@ class TextOptions(OptionGroup, Text):
             data: what the model reads.
             described: what it says of the data that it was trained on.
         """
+        from burnish.training.trained_model import text_of_model
+
         return text_of_model(self.settings(), described.text, model, data)

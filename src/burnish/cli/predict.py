@@ -121,28 +121,24 @@ class Shown(OptionGroup, AnswerOptions):
     top: Annotated[
         int | None,
         typer.Option(
-            "--top",
-            min=1,
-            help="How many classes are shown, the most probable first; by default 1, and all of them in JSON.",
-            show_default=False,
+            "--top", min=1, help="Number of classes to show, the most probable first.", show_default="1, and all in JSON"
         ),
+        COMMON,
     ] = None
     form: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="How predictions are printed: table, csv, or jsonl, a JSON object for each sample; by default table.",
-            show_default=False,
+            help="Format of predictions on the screen: table, csv, or jsonl for a JSON object a line.",
+            show_default="table, and nothing with --output",
         ),
+        COMMON,
     ] = None
     path: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write all predictions: a table (.csv), a JSON object for each (.jsonl), or all outputs as they are (.npz).",
-        ),
+        typer.Option("--output", "-o", help="Write predictions: a table (.csv), JSON (.jsonl), or outputs as they are (.npz)."),
+        COMMON,
     ] = None
 
     def check(self, data: Sequence[str]) -> None:
@@ -171,8 +167,7 @@ def predict(
         list[str],
         typer.Argument(
             metavar="DATA",
-            help="Photos, folders of photos, .npz, .csv or .parquet files, files of texts, digits:test, or a text in quotation "
-            "marks.",
+            help="Photos, folders of photos, .csv, .parquet or .npz files, files of texts, digits:test, or a text in quotes.",
             show_default=False,
         ),
     ],

@@ -17,7 +17,6 @@ import numpy as np
 
 from burnish.data import Dataset, DataSource, Text, as_dataset, open_dataset
 from burnish.data.given_samples import Given, SampleReader
-from burnish.data.text.settings import text_of_model
 from burnish.data.unlabelled import Samples
 from burnish.errors import ConfigurationError, DataWarning, EngineError
 from burnish.graph import FLOATING
@@ -34,7 +33,7 @@ from burnish.training.predictions import (
 )
 from burnish.training.predictor_options import PredictorOptions
 from burnish.training.run_data import within_the_opened
-from burnish.training.trained_model import TrainedModel, open_model
+from burnish.training.trained_model import TrainedModel, open_model, text_of_model
 from burnish.validation import is_whole
 from burnish.warn import warn
 

@@ -50,17 +50,20 @@ class SavedModelOptions(Options):
     """The weights to read from a saved model, and what runs it; ``PredictorOptions`` says what each option is."""
 
     program: str | Path | None = option(
-        None, help="The saved program of a checkpoint that lies apart from its run.", metavar="PATH", kind=Path
+        None, help="Saved program of a checkpoint that is not in the folder of its run.", metavar="PATH", kind=Path
     )
     best: bool | None = option(
         None,
-        help="Of a run, the best epoch or the latest state; by default the one it exported.",
+        help="Weights of a run: the best epoch, or the latest state.",
+        shown_default="the one it exported",
+        is_common=True,
         spelled="--best/--latest",
         kind=bool,
     )
     average: bool | None = option(
         None,
-        help="Read the average of the weights that the optimizer keeps, or not; by default as the run exported.",
+        help="Use the average of the weights that the optimizer keeps, or not.",
+        shown_default="as the run exported",
         spelled="--average/--no-average",
         kind=bool,
     )
@@ -74,15 +77,16 @@ class AnswerOptions(Options):
     """How the outputs of a model are read; ``PredictorOptions`` says what each option is."""
 
     outputs: str | None = option(
-        None, help="Which output is shown, if there are several; by default the one that the loss reads.", metavar="NAME"
+        None, help="Output to show, if there are several.", shown_default="the one that the loss reads", metavar="NAME"
     )
     activation: str | None = option(
         None,
         check=check_activation,
-        help="What makes probabilities of the output: softmax, sigmoid or none; by default what the model tells.",
+        help="Function that makes probabilities of the output: softmax, sigmoid or none.",
+        shown_default="as the model says",
     )
     score: float = option(
-        0.25, check=_check_score, help="The lowest score of the boxes of a detector that are given.", kind=float
+        0.25, check=_check_score, help="Lowest score of a detector's boxes to show.", is_common=True, kind=float
     )
 
 

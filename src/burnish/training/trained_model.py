@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import onnx_ir as ir
 
 from burnish import engines, losses, metrics
 from burnish.compiler.compile import compile_inference
-from burnish.data import DataDescription, Dataset, DataSpec
+from burnish.data import DataDescription, Dataset, DataSpec, Text
+from burnish.data.formats import format_of
+from burnish.data.text.settings import TOKENIZER, TextDescription
 from burnish.engines import Engine, LoadedModel
 from burnish.engines.base import check_threads
 from burnish.errors import CheckpointError, ConfigurationError, InputError
@@ -334,6 +337,30 @@ def _evaluation(inference: Inference, runs_on: _RunsOn) -> Callable[[Batch], dic
     evaluate = runs_on.load(inference.evaluate)
     checked = BatchCheck(inference.signature["evaluate"])
     return lambda batch: only_totals(evaluate(checked(batch)))
+
+
+def text_of_model(asked: Text | None, known: TextDescription | None, model: Path, data: str | Path | None = None) -> Text | None:
+    """Return how data become tokens for a model that is trained: it says how its texts were read, and its run has the tokenizer.
+
+    Args:
+        asked: what was asked for.
+        known: what the model says of the texts that it was trained on.
+        model: a run, or a file in its folder.
+        data: what the model reads; None for what lies in memory.
+
+    Returns:
+        None if the model was trained on something else than texts and nothing was asked for, or the data hold no texts.
+
+    Raises:
+        DataError: there are no such data.
+    """
+    if asked is None and (known is None or known.task is None):
+        return None
+    if asked is None and data is not None and format_of(data).holds not in ("table", "texts"):
+        return None
+    text = asked or Text(joined=known.joined, task=known.task) if known else asked
+    beside = next((each / TOKENIZER for each in (model, *model.parents[:2]) if (each / TOKENIZER).is_file()), None)
+    return text if text is None or text.tokenizer is not None or beside is None else replace(text, tokenizer=beside)
 
 
 def holds_program(path: Path) -> bool:

@@ -140,32 +140,6 @@ TOKENIZER = "tokenizer.json"
 """What a run calls its copy of the tokenizer."""
 
 
-def text_of_model(asked: Text | None, known: TextDescription | None, model: Path, data: str | Path | None = None) -> Text | None:
-    """Return how data become tokens for a model that is trained: it says how its texts were read, and its run has the tokenizer.
-
-    Args:
-        asked: what was asked for.
-        known: what the model says of the texts that it was trained on.
-        model: a run, or a file in its folder.
-        data: what the model reads; None for what lies in memory.
-
-    Returns:
-        None if the model was trained on something else than texts and nothing was asked for, or the data hold no texts.
-
-    Raises:
-        DataError: there are no such data.
-    """
-    from burnish.data.formats import format_of
-
-    if asked is None and (known is None or known.task is None):
-        return None
-    if asked is None and data is not None and format_of(data).holds not in ("table", "texts"):
-        return None
-    text = asked or Text(joined=known.joined, task=known.task) if known else asked
-    beside = next((each / TOKENIZER for each in (model, *model.parents[:2]) if (each / TOKENIZER).is_file()), None)
-    return text if text is None or text.tokenizer is not None or beside is None else replace(text, tokenizer=beside)
-
-
 TextLike = Text | Mapping[str, Any] | str | Path
 """``Text``, its settings by name, or the path of a ``tokenizer.json``."""
 
